@@ -1,1 +1,1 @@
-"""Which runs to buy next and why: value of information, pilots, budget."""
+"""Choose the runs to buy next: value of information, pilots, budget."""

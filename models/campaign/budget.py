@@ -1,10 +1,10 @@
-"""May a launch be made: its worst case must fit under every cap.
+"""Decide if a launch may be made: its worst-case cost must fit under every cap.
 
-    billed  = 60 ceil(deadline / 60) + late     late: boot, end, and a minute of each earlier try
-    worst   = price billed / 3600               at the dearest price that the launch may come to
+    billed  = 60 ceil(deadline / 60) + late     late: boot, shutdown, a minute of each earlier try
+    worst   = price billed / 3600               at the highest price that the launch may have
     allowed <=> spent + committed + claimed + worst <= cap
 
-A wished deadline is shortened to what the caps can pay, but not below the least that makes sense.
+A deadline that the caps cannot pay for is shortened, but not below the least useful deadline.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from datetime import datetime
 from ..domain.cluster import Cluster, Offer
 
 _MINUTE_S = 60.0  # a machine ends itself after whole minutes, and AWS bills one at least
-# It counts from when it has booted, and then has to shut down: three minutes and one are generous.
+# The timer starts after the boot, and the shutdown follows it: three minutes and one are generous.
 LATE_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """Dollars that must not be exceeded, those spent, and those that held machines may still cost.
+    """A limit in dollars and the amounts that already count against it.
 
-    `claimed_usd` are left to the refreshes in `claimed_by`.
+    `committed_usd` is the worst-case cost of running machines. `claimed_usd` is reserved by the
+    other refreshes in `claimed_by`.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """How long a launch may last and what it costs at worst, or why it may not be made."""
+    """The permitted deadline of a launch and its worst-case cost, or the reason for a refusal."""
 
     deadline_s: float = 0.0
     worst_usd: float = 0.0
@@ -56,12 +57,12 @@ class Allowance:
 
 
 def late_s(tries: int = 1) -> float:
-    """Return billed seconds beyond the deadline of the last of `tries`."""
+    """Return the most billed seconds beyond the deadline, if a launch takes `tries` attempts."""
     return LATE_S + _MINUTE_S * max(0, tries - 1)
 
 
 def billed_s(deadline_s: float, late: float = LATE_S) -> float:
-    """Return the most seconds that a machine with this deadline is billed for."""
+    """Return the most seconds for which a machine with this deadline is billed."""
     return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + late
 
 
@@ -73,17 +74,18 @@ def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> flo
     """Return the longest deadline, in whole minutes, with a worst case of at most `left_usd`."""
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - late) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S, late) > left_usd:
-        minutes -= 1  # the last digit
+        minutes -= 1  # a rounding error
     return minutes * _MINUTE_S
 
 
 def dearest_usd_per_hour(
     cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None
 ) -> float | None:
-    """Return the most that `cluster` may cost an hour; None if a price that bounds it is unknown.
+    """Return the upper bound of the cluster's dollars an hour; None if a bounding price is unknown.
 
-    Spot rises to the on-demand price, in any zone of the region; without that, to the bid,
-    `spot_margin` times the known price. Discounts do not count: a savings plan may be used up.
+    A launch may use any zone of the region, and a spot price may rise to the on-demand price. If
+    the on-demand price is unknown, the bound is the bid: `spot_margin` times the known spot price.
+    Discounts do not count, because a savings plan may be used up.
     """
     known: dict[tuple[str, str, str], float] = {}
     for offer in (*offers, *cluster.members):
@@ -103,7 +105,7 @@ def dearest_usd_per_hour(
 
 
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
-    """Return the highest known price of each instance type, spot times `spot_margin`."""
+    """Return the highest known dollars an hour of each instance type, spot times `spot_margin`."""
     dearest: dict[str, float] = {}
     for offer in offers:
         if offer.worst_usd_per_hour is not None:
@@ -121,9 +123,10 @@ def allow(
     caps: Sequence[Cap],
     late: float = LATE_S,
 ) -> Allowance:
-    """Return the longest deadline up to `wished_s` that every cap pays for.
+    """Return the longest deadline, up to `wished_s`, whose worst case fits under every cap.
 
-    Refuse if that is less than `least_s`, or if `usd_per_hour`, the dearest price, is unknown.
+    Refuses if that is less than `least_s`, or if the highest price `usd_per_hour` is unknown.
+    `late` are seconds that may be billed beyond the deadline.
     """
     if usd_per_hour is None or not usd_per_hour > 0 or not math.isfinite(usd_per_hour):
         why = "its highest price is not known (on demand, which bounds spot; see [ec2] markets)"

@@ -1,8 +1,9 @@
-"""Launches to buy next under caps of dollars and seconds, each of which serves many runs.
+"""Plan the launches to buy next under caps of dollars and seconds.
 
-First every workload is profiled on every instance type, by few launches that hold all types. Then
-the launch follows with the best value (`run_value.py`) per share of the caps, and so on. A launch
-ends where one more run would lower its value per second; the list ends where no run has any value.
+A launch acquires one cluster and measures many runs on it. The first launches profile every
+workload on every instance type, with as few launches as possible. Each further launch has the best
+value (`run_value.py`) per share of the caps. Runs are added to a launch until one more run would
+lower its value per second. Planning stops when no run has any value.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from .candidates import (
 from .run_value import Knowledge, Past
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
-MOST_CLUSTERS = 600  # that one campaign compares
+MOST_CLUSTERS = 600  # clusters of one market and zone above which only one or two types are mixed
 _ELASTIC_WORK_S = 30.0
-_LEARNING_SHARE = 2 / 3  # of the caps, at most, for learning runs
-_PROBE_VALUE = 1.5  # a sweep serves every workload on its cluster
+_LEARNING_SHARE = 2 / 3  # largest share of the caps for learning runs
+_PROBE_VALUE = 1.5  # a sweep informs every workload on its cluster
 STOPS = (
     "the campaign stops: no launch within the caps is expected to change a choice of the table"
     f" (in {LEAST_CHANCE:.0%} of outcomes, saving {LEAST_REGRET:.1%})"
@@ -48,7 +49,11 @@ STOPS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignLimits:
-    """Caps of all launches together, their market, and the clusters that `fits` allows."""
+    """The caps of all launches of a campaign together, and the clusters it may use.
+
+    `fits` returns why a cluster can never be launched, or an empty string. `most_launches` limits
+    the number of launches; None means no limit.
+    """
 
     max_usd: float
     max_seconds: float
@@ -59,7 +64,7 @@ class CampaignLimits:
     most_launches: int | None = None
 
     def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
-        """Return the limits that `launches` leave."""
+        """Return the limits that remain after `launches`; a remainder may be negative."""
         return replace(
             self,
             max_seconds=self.max_seconds - sum(launch.est_s for launch in launches),
@@ -71,13 +76,13 @@ class CampaignLimits:
         return self.max_seconds >= 0 and self.max_usd >= 0
 
     def priced(self, offers: Iterable[Offer]) -> list[Offer]:
-        """Return the offers of the market with a known price."""
+        """Return the offers of the campaign's market that have a known price."""
         return [one for one in offers if one.market == self.market and one.usd_per_hour is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLaunch:
-    """One cluster and its runs, in order; `est_s` includes its start."""
+    """A cluster to acquire and its runs, in order. `est_s` includes the start of the machines."""
 
     cluster: Cluster
     items: tuple[PlannedRun, ...]
@@ -87,7 +92,10 @@ class PlannedLaunch:
 
 
 def launch_of(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
-    """Return one launch for `runs`, those of one machine first, side by side."""
+    """Return a launch of `cluster` that measures `runs`.
+
+    Runs on one machine come first, in parallel on different machines.
+    """
     schedule = Schedule(cluster)
     ordered = sorted(runs, key=lambda run: len(run.members) > 1)
     items = tuple(replace(run, nodes=schedule.add(run)) for run in ordered)
@@ -114,12 +122,18 @@ def shopping_list(
     model: Model | None = None,
     buyable: Mapping[Key, PlannedRun] | None = None,
 ) -> list[PlannedLaunch]:
-    """Return launches in order, whose estimates add up to at most the caps; the same for the same
-    arguments.
+    """Return the launches to buy, in order, within the caps. The result is deterministic.
 
-    Only priced offers of the limits' market are bought. Settled setups are not repeated. With a
-    model, runs that it knows are bought only where they may change a choice. `buyable` replaces
-    `training_runs`.
+    Setups that were measured reliably are not repeated. If the model can predict a run, the run is
+    bought only if it may change a choice.
+
+    Args:
+        limits: the caps and the market; only its priced offers are bought.
+        workloads: each mode of a workload is measured.
+        offers: the newest offers.
+        past: the measurements so far.
+        model: the champion, if there is one.
+        buyable: the training runs to choose from, by setup. Default: `training_runs`.
     """
     priced = limits.priced(offers)
     jobs = [replace(job, modes=(mode,)) for job in workloads for mode in job.modes]
@@ -152,10 +166,10 @@ def shopping_list(
 
 
 def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -> list[PlannedRun]:
-    """Return the profiles of all jobs, ordered so that each brings another workload and another
-    type.
+    """Return a profile of each job on each instance type that can compute it.
 
-    Modes of several devices are profiled as they run on one.
+    Successive profiles differ in workload and in type, so that a few of them already cover many.
+    Modes of several devices are profiled in their single-device form.
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
     rows = list(dict.fromkeys((job.name, job.modes[0].alone) for job in jobs))
@@ -171,10 +185,10 @@ def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -
 def learning_launches(
     limits: CampaignLimits, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
 ) -> list[PlannedLaunch]:
-    """Return a launch a workload with the learning runs of its `wanted` modes.
+    """Return one launch per workload, with the learning runs of its `wanted` modes.
 
-    On the two machines of one type that cost least, with as many modes as two thirds of the caps
-    pay for.
+    A launch uses the cheapest pair of equal machines that can train the modes. It holds as many
+    modes as two thirds of the caps can pay for.
     """
     if limits.max_hosts < 2:
         return []
@@ -205,11 +219,12 @@ def learning_launches(
 def elastic_launch(
     limits: CampaignLimits, recommended: Mapping[str, Any], offers: Sequence[Offer]
 ) -> PlannedLaunch | None:
-    """Return a launch of a recommended row that loses its last machine, to learn what a loss costs.
+    """Return a launch of a recommended row that loses its last machine, to measure what a loss
+    costs.
 
-    About 30 s of steps with ten checkpoints; the first machine is on demand. None for one machine,
-    for a mode whose state is not whole on each device, beyond the caps, and for machines that are
-    not on offer.
+    The run takes about 30 s of steps and writes ten checkpoints. The first machine is on demand.
+    Returns None for a single machine, for a mode that does not keep the whole state on each device,
+    if the machines are not on offer, or if the launch exceeds the limits.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)
@@ -234,7 +249,7 @@ def elastic_launch(
         steps=10 * every,
         checkpoint_every=every,
         lose_after_s=4 * every * step_s,  # after the third checkpoint
-        # with a machine less a step takes longer, at most by two machines' share
+        # with n - 1 of n machines a step takes up to n / (n - 1) times as long
         est_s=10 * every * step_s * len(types) / (len(types) - 1) + max(PRIOR_S.values()),
         reason="the cost of losing a machine",
     )
@@ -249,10 +264,10 @@ def _next_launch(
     profiles: Sequence[PlannedRun],
     known: Knowledge,
 ) -> tuple[Cluster, list[PlannedRun]] | None:
-    """Return the cluster and runs with the best value per share of the caps; None without value.
+    """Return the cluster and runs with the best value per share of the caps.
 
-    While profiles are missing, the cluster that holds most of their types comes first, with half of
-    the time if it does not hold all of them.
+    Returns None if no run has any value. While profiles are missing, the cluster with the most
+    unprofiled types is tried first. It may use only half of the time if it lacks some of them.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
@@ -295,10 +310,12 @@ def _fill(
     costs: Costs,
     most_s: float,
 ) -> tuple[list[PlannedRun], float]:
-    """Return the best runs within `most_s` for one launch, and their value a billed second.
+    """Return the best runs for one launch of at most `most_s` seconds, and their value per billed
+    second.
 
-    Training runs follow the `first` by value per second (lazily re-valued: values only fall) until
-    one more has less than the launch so far. Seconds within the minimum bill cost nothing.
+    The launch starts with the runs of `first`. Training runs follow by value per second, until the
+    next has less than the launch so far. Values only fall, so they are recomputed lazily with a
+    heap. Seconds within the minimum bill are free.
     """
     schedule, trial = Schedule(cluster), known.copy()
     chosen: list[PlannedRun] = []
@@ -308,7 +325,7 @@ def _fill(
             schedule.add(run)
             trial.add(run)
     total = _PROBE_VALUE * sum(run.kind == "probe" for run in chosen)
-    free_s = max(schedule.alone_s)  # profiles are bought anyway: no run is weighed by them
+    free_s = max(schedule.alone_s)  # profiles are bought in any case: their seconds do not count
     parts = sub_clusters(type_names(cluster))
     runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
     heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
@@ -337,5 +354,5 @@ def _fill(
 
 
 def _per_second(value: float, run: PlannedRun) -> float:
-    """Return value per second to six digits, so that rounding orders nothing."""
+    """Return the value per second to six digits, so that rounding errors do not decide an order."""
     return float(f"{value / run.est_s:.6g}")

@@ -1,4 +1,4 @@
-"""Runs that a campaign may buy, and the seconds that each takes."""
+"""Enumerate the runs that a campaign may buy, and estimate the seconds of each."""
 
 from __future__ import annotations
 
@@ -30,24 +30,27 @@ _LEAST_PROFILED = 3  # batches that determine the line of one device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds that a campaign pays for, beside the steps; priors from local hosts."""
+    """Seconds that a campaign pays for in addition to the steps. Defaults are of local hosts."""
 
-    launch_s: float = 12.0  # machines, agents, torchrun, importing torch: once a launch
+    launch_s: float = 12.0  # once per launch: machines, agents, torchrun, importing torch
     build_s: float = 0.5
-    compile_s: float = COMPILE_S  # of one shape, by torch.compile
-    steps: int = 15  # one tried, 2 of warm-up, about 10 timed, 2 without communication
-    train_most_s: float = 11.0  # an item's step cap holds it to about this
+    compile_s: float = COMPILE_S  # torch.compile of one input shape
+    steps: int = 15  # one trial, 2 of warm-up, about 10 timed, 2 without communication
+    train_most_s: float = 11.0  # the node caps the steps of a run at about this
     probe_s: float = 7.0
     core_step_s: float = 0.15  # a step of the least global batch on one core
-    gradient_bytes: float = 6e6  # of a workload of unknown size; built-in ones have 1 to 12 MB
-    minimum_s: float = 0.0  # a launch is billed for at least so long; on EC2 a minute
+    gradient_bytes: float = 6e6  # if a workload's size is unknown; built-in workloads: 1 to 12 MB
+    minimum_s: float = 0.0  # the shortest time billed for a launch; a minute on EC2
 
     def run_s(self, step_s: float) -> float:
-        """Return seconds of a training run on running machines."""
+        """Return seconds of a training run on machines that are already running."""
         return self.build_s + self.steps * step_s
 
     def compiling_s(self, mode: Mode, shapes: int = 1) -> float:
-        """Return seconds to compile a model in `shapes` shapes; a sharded model compiles twice."""
+        """Return seconds to compile a model for `shapes` input shapes; 0 in uncompiled modes.
+
+        Modes that gather sharded weights compile twice.
+        """
         return mode.compiled * shapes * (1 + mode.gathered) * self.compile_s
 
     def billed_s(self, run_s: float) -> float:
@@ -61,13 +64,19 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run to measure. `kind` is one of those of node/record.py.
+    """One run to measure.
 
-    `members` are instance types in rank order; `nodes` are those of the launch that serve the run.
-    `batches` are samples a device by machine (profile: the batches to try), `devices` those used on
-    each machine (empty: one each). Learning runs have a `seed`. Elastic runs train `steps` with a
-    checkpoint every `checkpoint_every`, lose their last machine `lose_after_s` after the first step
-    (None: never) and wait `wait_s` for it.
+    Attributes:
+        kind: a kind of run from node/record.py.
+        members: instance types in rank order.
+        nodes: the nodes of the launch that serve the run.
+        devices: devices used on each machine; empty means one each.
+        batches: samples per device of each machine. A profile lists the batches to try.
+        seed: used by learning runs.
+        steps, checkpoint_every: length of an elastic run and its checkpoint interval, in steps.
+        lose_after_s: an elastic run loses its last machine so long after the first step; None:
+            never.
+        wait_s: seconds that an elastic run waits for the lost machine.
     """
 
     kind: str
@@ -93,12 +102,12 @@ class PlannedRun:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The kind, and the workload and type of a profile or the machines of a sweep."""
+        """The kind with the workload, mode and type of a profile, or the machines of a sweep."""
         return self.kind, (self.trained, *self.members) if self.workload else self.members
 
     @property
     def label(self) -> str:
-        """The workload, with its mode if that is not the usual one."""
+        """The workload, with its mode unless it is the default mode."""
         return self.workload if self.mode == Mode() else f"{self.workload} in {self.mode}"
 
     @property
@@ -111,12 +120,12 @@ class PlannedRun:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a training step."""
+        """Samples of one optimizer step of all devices."""
         samples = sum(n * batch for n, batch in zip(self.layout, self.batches, strict=True))
         return self.accumulation_steps * samples
 
     def row(self) -> dict[str, object]:
-        """Return the columns of `Setup.row`; a profile's batches are listed."""
+        """Return the columns of `Setup.row`. `batch_per_device` of a profile lists its batches."""
         is_profile = self.kind == "profile"
         return {
             "workload": self.workload,
@@ -132,7 +141,7 @@ class PlannedRun:
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return each distinct tuple of instance types, with the first nodes that have them."""
+    """Return each distinct sub-cluster of `names`, with the first nodes that form it."""
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
         for nodes in combinations(range(len(names)), size):
@@ -142,10 +151,15 @@ def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The champion: the open choices of each workload it has met, and joint step times.
+    """What a campaign uses of the champion.
 
-    `workloads` and `types` are those it has met, `fresh` runs (with step_s) are new to it;
-    `predict` returns the column step_s of setups.
+    Attributes:
+        choice_set: the open choices of each workload.
+        joint: returns the joint distribution of log step times of setups.
+        workloads: the workloads and modes that the champion was trained on.
+        types: the instance types that it can predict.
+        fresh: runs, with `step_s`, that the champion was not trained on.
+        predict: returns the column `step_s` for setups.
     """
 
     choice_set: Mapping[str, ChoiceSet]
@@ -160,11 +174,14 @@ class Model:
 
 
 def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) -> PlannedRun:
-    """Return a profile of the first mode on one machine, at 4 batches up to the most."""
+    """Return a profile of the workload's first mode on one machine.
+
+    It times PROFILE_BATCHES batches, from an eighth of the least global batch to the greatest.
+    """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
     step_s = costs.core_step_s * sizes / workload.global_batch_least / instance_type.cores
-    # as node/profiler.py does
+    # the durations of node/profiler.py
     steps_s = np.maximum(1.0, 4 * step_s).sum() + max(1.0, 5 * step_s[len(sizes) // 2])
     mode = workload.modes[0]
     return PlannedRun(
@@ -185,9 +202,10 @@ def probe_of(members: tuple[str, ...], costs: Costs) -> PlannedRun:
 
 
 def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -> list[PlannedRun]:
-    """Return trainings on two machines from each seed, in `mode` and in plain data parallelism.
+    """Return the runs that compare the convergence of `mode` with its dense mode.
 
-    Empty where the machines cannot train so, or have more devices than samples.
+    There is one run for each of the two modes and each seed, on the two machines of `pair`. Empty
+    if the machines cannot train the mode or have more devices than the batch has samples.
     """
     kind = pair.members[0].instance_type
     share = workload.global_batch_least // (2 * kind.devices)
@@ -219,12 +237,12 @@ def training_runs(
     model: Model | None = None,
     costs: Costs,
 ) -> dict[Key, PlannedRun]:
-    """Return training runs of every workload, in its first mode, on every cluster.
+    """Return the training runs of every workload, in its first mode, on every cluster, by setup.
 
-    At the workload's global batches, and for variety at half the least and with two accumulation
-    steps. Unequal machines share the batch so that they finish together, by their profiles or else
-    their cores. A machine with several devices is also measured with one: the difference shows what
-    they cost each other.
+    A cluster is measured at the workload's global batches. For variety it is also measured at half
+    the least batch and with two accumulation steps. Unequal machines share the batch so that they
+    finish together, according to their profiles or, without profiles, their cores. A machine with
+    several devices is also measured with one device, to show how devices slow each other.
     """
     lines = profiled_lines(profiles)
     found: dict[Key, tuple[Setup, Workload]] = {}
@@ -239,7 +257,7 @@ def training_runs(
 
 
 def _expected(setups: Sequence[Setup], model: Model | None) -> dict[Key, float]:
-    """Return step seconds of the setups that the model knows."""
+    """Return predicted step seconds of the setups that the model knows."""
     if model is None or model.predict is None:
         return {}
     known = [
@@ -253,7 +271,7 @@ def _expected(setups: Sequence[Setup], model: Model | None) -> dict[Key, float]:
 
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
-    """Return the run of `setup`, whose steps take `step_s`."""
+    """Return the training run of `setup`; `step_s` is its expected step time."""
     several = any(offer.instance_type.devices > 1 for offer in setup.cluster.members)
     return PlannedRun(
         kind="train",
@@ -272,6 +290,7 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
+    """Return True if the mode supports the cluster's layout and all devices compute in it."""
     layout = [offer.instance_type.devices for offer in cluster.members]
     counts = (len(layout), min(layout), max(layout), sum(layout))
     return bool(mode.runs_on(*(np.array([count]) for count in counts))[0]) and all(
@@ -280,9 +299,9 @@ def _trains(cluster: Cluster, mode: Mode) -> bool:
 
 
 def profiled_lines(profiles: pd.DataFrame) -> Lines:
-    """Return (a, k) of forward and backward seconds by workload, mode and type.
+    """Return lines (a, k) fitted to forward plus backward seconds, by workload, mode and type.
 
-    Only with three profiled batches or more.
+    A line needs at least three profiled batches.
     """
     if not len(profiles):
         return {}
@@ -301,6 +320,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
 
 def _setups(workload: Workload, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
+    """Yield the setups of `training_runs` for one workload and cluster."""
     mode = workload.modes[0]
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
@@ -333,9 +353,10 @@ def _setups(workload: Workload, cluster: Cluster, lines: Lines) -> Iterator[Setu
 
 
 def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
-    """Guess step seconds: work spread over the cores, and a ring over the slowest link.
+    """Return a rough prior of step seconds, for setups that no model can predict.
 
-    Communication hides under the backward pass, two thirds of the computation.
+    The work is spread over the cores, and a ring all-reduce uses the slowest link. It overlaps the
+    backward pass, which is two thirds of the computation.
     """
     types = [offer.instance_type for offer in setup.cluster.members]
     used = zip(types, setup.layout, strict=True)
@@ -348,7 +369,7 @@ def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
 
 
 class Schedule:
-    """Seconds of a launch: of each machine's own runs, and of those on several machines."""
+    """The seconds of a launch: runs on one machine overlap, runs on several machines do not."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.names = type_names(cluster)
@@ -357,17 +378,17 @@ class Schedule:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all runs, without the machines' start."""
+        """Seconds of all runs, without the start of the machines."""
         return max(self.alone_s) + self.together_s
 
     def extra_s(self, run: PlannedRun) -> float:
-        """Return seconds that `run` adds: none where its machine would idle otherwise."""
+        """Return the seconds that `run` would add; 0 if it fits into a machine's idle time."""
         if len(run.members) > 1:
             return run.est_s
         return max(0.0, self.alone_s[self._idlest(run)] + run.est_s - max(self.alone_s))
 
     def add(self, run: PlannedRun) -> tuple[int, ...]:
-        """Add `run` and return the nodes that serve it."""
+        """Add `run` to the schedule and return the nodes that serve it."""
         if len(run.members) > 1:
             self.together_s += run.est_s
             return sub_clusters(self.names)[run.members]

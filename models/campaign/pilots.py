@@ -1,11 +1,11 @@
-"""The few runs that settle an open choice, by the model's own uncertainty.
+"""Choose the few runs (pilots) that would reduce the regret of an open choice most.
+
+The model's covariance S of log step times says how a pilot p changes the beliefs about setup c:
 
     E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
-for log steps of choice set c, one pilot p after the other.
-
-Regret is in logs: the loss of the choice (`planner/choice_rule.py`, overshooting weighed) above the
-least there is.
+Pilots are chosen one after another. Regret is in logs: the loss of the choice minus the least loss
+of all setups (`planner/choice_rule.py`, with overshooting weighed).
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ _ROUNDING = 1e-10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pilots:
-    """`chosen` are positions of candidates, the most valuable first, each given those before it.
+    """The chosen pilots and the expected regret that remains after them.
 
-    `regret` is that of choosing now, `after[n - 1]` with the first n pilots measured. If no setup
-    meets a required probability now, `assured[n - 1]` is the chance that one then does; else empty.
+    Attributes:
+        chosen: positions of candidates, the most valuable first given the pilots before it.
+        regret: expected regret of choosing now.
+        after: `after[n - 1]` is the expected regret after the first n pilots.
+        assured: `assured[n - 1]` is the chance that some setup meets the required probability after
+            n pilots. Empty if a setup meets it now, or none is required.
     """
 
     chosen: tuple[int, ...]
@@ -56,11 +60,20 @@ def choose_pilots(
     count: int,
     seed: int,
 ) -> Pilots:
-    """Return the `count` candidates that better the choice of `goal` most; none if it is settled.
+    """Choose up to `count` candidates that would improve the choice of `goal` most.
 
-    If no single run changes the choice, take the one that moves the choice set most: two may do
-    what one cannot. If no setup meets a required probability, take those that show most of the
-    likeliest.
+    If no single run would change the choice, the run that moves the predictions of the choice set
+    most is taken, because two runs together may change it. If no setup meets a required
+    probability, runs are taken that tell most about the likeliest setup. No candidate is chosen if
+    the goal has no open choice.
+
+    Args:
+        choice_set: setups that may be chosen, with the open choices.
+        candidates: rows of setups that may be measured.
+        joint: returns mean, covariance and noise of log step times of setups.
+        goal: the name of the goal.
+        count: the most pilots.
+        seed: of the simulated outcomes.
     """
     question = next((one for one in choice_set.questions if one.goal.goal == goal), None)
     if question is None or not len(candidates):
@@ -87,7 +100,10 @@ def choose_pilots(
 
 
 def _value(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> Floats:
-    """Return (runs,) regret saved, or how far each moves the choice set if none saves any."""
+    """Return (runs,) the regret that each run saves.
+
+    If no run saves any, returns the mean squared shift of the choice set's predictions instead.
+    """
     value = run_values([question], belief, runs)[runs]
     if value.any():
         return value
@@ -95,7 +111,10 @@ def _value(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> Floats:
 
 
 def _likeliest(question: OpenChoice, belief: Belief) -> int | None:
-    """Return the place of the setup likeliest to meet the constraint, if none meets it surely."""
+    """Return the place of the setup that is likeliest to meet the constraint.
+
+    Returns None if a setup meets the required probability, or no probability is required.
+    """
     _, meeting = judged(question, belief.mean[:, None], belief.variance)
     goal = question.goal
     if meeting is None or goal.p_required is None or not misses(goal, meeting.chance).all():
@@ -106,8 +125,10 @@ def _likeliest(question: OpenChoice, belief: Belief) -> int | None:
 def simulated(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> Iterator[tuple[float, float]]:
-    """Yield the mean regret of choosing now and then after each pilot, over joint draws, and the
-    chance that some setup surely meets the constraint then.
+    """Yield (mean regret, chance that some setup meets the constraint as required).
+
+    The first pair is for choosing now, the following pairs are after each of `pilots`. Both are
+    averages over joint draws of the true step times.
     """
     random, size = np.random.default_rng(seed), len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))

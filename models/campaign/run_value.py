@@ -1,12 +1,14 @@
-"""The value of a training run beside all that is known and planned.
+"""Compute the value of a training run, given all measured and planned runs.
 
     value = 100 x expected fall of regret        the model knows the run
     value = sum_f 1 / (1 + n_f)                  otherwise
 
-n_f counts measured and planned runs that share feature f: cluster, workload on cluster, mixture of
-machines, batch. A model knows a run if it has met its workload, mode and instance types; the fall
-of regret is that of `value_of_information.py`. Within a launch a run loses the share that planned
-runs show of it; between launches the belief is narrowed by the planned runs.
+n_f counts the measured and planned runs that share feature f: cluster, workload on cluster, mixture
+of machines, batch. A model knows a run if it was trained on the run's workload and mode and can
+predict its instance types. `value_of_information.py` computes the fall of regret.
+
+Planned runs lower the value of similar runs. Within a launch, a run's value falls by the share of
+its information that planned runs provide. Between launches, the belief is conditioned on them.
 """
 
 from __future__ import annotations
@@ -28,21 +30,20 @@ Feature = tuple[Any, ...]
 
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run is enough
 _ENOUGH_FAILURES = 2
-_ENOUGH_RUNS = 3  # of an unsteady setup: more would repeat the noise
-_PROBED_SIZES = 4  # message sizes that make a sweep
-# A run that saves 1 % of regret counts as one new feature: pilots of a new workload, of which ten
-# bring its regret of tens of per cent down, then compete with better known choices.
+_ENOUGH_RUNS = 3  # runs of an unsteady setup; more would only repeat the noise
+_PROBED_SIZES = 4  # message sizes that a complete sweep has at least
+# A run that saves 1 % of regret counts as much as one new feature. Ten pilots lower the regret of a
+# new workload by tens of per cent, so they compete with runs of well-known workloads.
 _REGRET_VALUE = 100.0
-_MOST_RUNS = 250  # of one workload that are valued
-_MOST_FRESH = 300  # measured since the model was fitted
+_MOST_RUNS = 250  # runs of one workload whose value is computed
+_MOST_FRESH = 300  # runs measured since the model was fitted that update the belief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """Marts of one provider's launches, or empty frames.
+    """The measurements of one provider so far, as frames of its marts, which may be empty.
 
-    Measurements from before `stale_before`, or on a `drifting` type up to its time, count as
-    unknown.
+    Runs before `stale_before` do not count, nor do runs on a `drifting` type up to the given time.
     """
 
     runs: pd.DataFrame
@@ -55,10 +56,16 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadValues:
-    """Regret that runs of one workload save.
+    """The regret that the runs of one workload save.
 
-    `places` of runs, and `taken` by planned ones, are positions in `belief` and `regret`. `alike`
-    (n, n) is the share of what the column's run shows that the row's run has shown.
+    Attributes:
+        questions: the open choices of the workload.
+        belief: joint normal of the log step times of n setups.
+        places: position of each run in `belief` and `regret`.
+        regret: (n,) regret that a run at each position saves.
+        alike: (n, n) squared correlation of outcomes: the share of one run's information that the
+            other run provides.
+        taken: positions of the runs that are already planned.
     """
 
     questions: Sequence[OpenChoice]
@@ -82,14 +89,17 @@ class WorkloadValues:
         )
 
     def saves(self, run: PlannedRun) -> float:
-        """Return the regret that `run` saves beside the planned ones; 0 for one not valued."""
+        """Return the regret that `run` saves beyond the planned runs; 0 if it was not valued."""
         if run not in self.places:
             return 0.0
         place = self.places[run]
         return float(self.regret[place] * np.prod(1 - self.alike[place, list(self.taken)]))
 
     def revalued(self) -> WorkloadValues:
-        """Narrow the belief by the planned runs, and value again what had any value."""
+        """Return values under a belief that is conditioned on the planned runs.
+
+        Runs without any value before are dropped.
+        """
         if not self.taken:
             return self
         belief = self.belief
@@ -102,10 +112,14 @@ class WorkloadValues:
 
 @dataclass(slots=True, kw_only=True)
 class Knowledge:
-    """What measured and planned runs show.
+    """What the measured and the planned runs show.
 
-    `done` are identities (`_identity`) of runs that are not bought again. The `model` knows no
-    type in `doubted`, which drift or have stale runs only.
+    Attributes:
+        done: identities (`_identity`) of runs that are not bought again.
+        doubted: instance types that drift or have only stale runs; the model is not trusted there.
+        seen: number of measured and planned runs with each feature.
+        model: the champion, if there is one.
+        values: by workload, the values of runs that the model knows.
     """
 
     done: set[Feature] = field(default_factory=set)
@@ -116,9 +130,10 @@ class Knowledge:
 
     @classmethod
     def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
-        """Count the past; `devices` are those of an instance type, for rows without a layout.
+        """Return the knowledge from past measurements.
 
-        Unsteady runs may be repeated; a setup that failed twice may not.
+        `devices` is the number of devices of each instance type, used for rows without a layout.
+        An unsteady setup may be measured up to three times. A setup that failed twice is done.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
@@ -126,7 +141,8 @@ class Knowledge:
         measured_at = pd.to_datetime(column(past.runs, "measured_at", None), utc=True)
         times: Counter[Feature] = Counter()
         stale, fresh = set[str](), set[str]()
-        for row, at in zip(rows_of(past.runs), measured_at, strict=True):  # NaT: unknown, not stale
+        # a run without a time (NaT) is not stale: all comparisons are False
+        for row, at in zip(rows_of(past.runs), measured_at, strict=True):
             names = types_of(str(row["cluster"]))
             if at < before or any(not at > drifted[name] for name in drifted.keys() & {*names}):
                 stale.update(names)
@@ -137,7 +153,7 @@ class Knowledge:
             times[key] += 1
             batch = steps * sum(count * share for _, count, share in machines)
             known.seen.update(_features((workload, mode), names, batch, steps))
-            unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: taken for steady
+            unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN counts as steady
             if not unsteady or times[key] >= _ENOUGH_RUNS:
                 known.done.add(("train", key))
         known.doubted = frozenset(stale - fresh | drifted.keys())
@@ -152,7 +168,10 @@ class Knowledge:
         return known
 
     def learn(self, model: Model, runs: Iterable[PlannedRun], devices: Mapping[str, int]) -> None:
-        """Value `runs` that `model` knows."""
+        """Adopt `model` and compute the values of those `runs` that it knows.
+
+        `devices` is the number of devices of each instance type.
+        """
         self.model = model = replace(model, types=model.types - self.doubted)
         fresh = [
             row
@@ -173,7 +192,7 @@ class Knowledge:
         return known and run.workload in self.values
 
     def needs(self, run: PlannedRun) -> bool:
-        """True for a missing profile, and for a sweep of types that no model knows."""
+        """Return True for a missing profile or sweep; sweeps of types the model knows are not needed."""
         known = self.model is not None and self.model.types.issuperset(run.members)
         return run.identity not in self.done and not (run.kind == "probe" and known)
 
@@ -211,7 +230,7 @@ class Knowledge:
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
-    """Return the kind of a run, and the setup, the profile or the machines of a sweep."""
+    """Return what identifies a run: its kind with the setup, the profile or the probed machines."""
     kind, members = str(row["kind"]), types_of(str(row["cluster"]))
     if kind == "train":
         return kind, row_key(row, devices)
@@ -225,7 +244,7 @@ def _features_of(run: PlannedRun) -> list[Feature]:
 
 def _features(trained: Trained, members: Sequence[str], batch: int, steps: int) -> list[Feature]:
     cluster = tuple(sorted(members))
-    mixture = len(members), len(set(members))  # uniform clusters are few among the mixed
+    mixture = len(members), len(set(members))  # makes the few uniform clusters count
     return [
         ("cluster", cluster),
         ("workload and cluster", trained, cluster),
@@ -241,7 +260,11 @@ def _valued(
     devices: Mapping[str, int],
     fresh: Sequence[Mapping[str, Any]],
 ) -> WorkloadValues:
-    """Value the runs of the choice set, then the shortest on the fewest machines."""
+    """Return the values of at most _MOST_RUNS runs that `model` knows.
+
+    Setups of the choice set come first, then the runs with the fewest machine-seconds. `fresh` runs
+    (with `step_s`) update the model's belief.
+    """
     keys = {setup_key(setup) for setup in choice_set.setups}
 
     def order(run: PlannedRun) -> tuple[bool, float, str]:

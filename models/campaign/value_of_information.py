@@ -1,12 +1,11 @@
-"""The value of a run: how far it is expected to better the choices of the table (knowledge
-gradient).
+"""Compute how much a run is expected to improve the choices of the table (knowledge gradient).
 
     run r, standard normal z:  mean_c -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice made again ] >= 0
 
-The choice and its loss are those of `planner/choice_rule.py`; log step times are normal. Where a
-probability is required, overshooting is weighed. In logs the unknown best setup cancels, so that
-the loss falls by as much as the regret (Frazier, Powell and Dayanik 2009).
+`planner/choice_rule.py` defines the choice and its loss. Log step times are jointly normal. If a
+goal requires a probability, the loss weighs overshooting instead. The loss of the unknown best
+setup cancels in logs, so regret falls by as much as the loss (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -27,22 +26,25 @@ from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
-# setups -> mean, covariance, noise of log step seconds
+# Maps n setups to mean (n,), covariance (n, n) and noise (n,) of log step seconds.
 Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]
 
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
-_LEAST_SHIFT = 1e-5  # in logs: a run that moves no setup by more has no value
-# Of one goal: a run below either is not expected to change its choice. Near twins change places for
-# ever, and nobody gains by it.
+_LEAST_SHIFT = 1e-5  # in logs: a run has no value if it moves no prediction by more
+# A run is ignored for a goal if it saves less regret or changes the choice with a smaller chance.
+# Otherwise runs would be bought for ever to compare nearly equal setups.
 LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02
-_OUTCOMES = 41  # quantiles of a setup's step time at which the remaining spread is computed
-_MOST, _MOST_SAFE = 30, 10  # setups of a goal by objective, and by loss
+_OUTCOMES = 41  # quantiles of a setup's step time at which the other uncertainty is computed
+_MOST, _MOST_SAFE = 30, 10  # setups kept for a goal: by objective, and by loss
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """Joint normal of log step seconds: `mean` (n,), `covariance` (n, n), `noise` (n,) of a run."""
+    """A joint normal distribution of the log step seconds of n setups.
+
+    `noise` (n,) is the variance of one measured run about the setup's true log step time.
+    """
 
     mean: Floats
     covariance: Floats
@@ -53,7 +55,10 @@ class Belief:
         return np.maximum(np.diag(self.covariance), 0.0)
 
     def given(self, place: int, log_step: float | None = None) -> Belief:
-        """Condition on a run at `place`; without its outcome the means stay."""
+        """Return the belief conditioned on a run at `place`.
+
+        `log_step` is the measured log step time. If it is None, only the covariance changes.
+        """
         across = self.covariance[:, place]
         total = max(float(across[place] + self.noise[place]), 1e-12)
         moved = 0.0 if log_step is None else (log_step - float(self.mean[place])) / total
@@ -62,20 +67,23 @@ class Belief:
 
     @property
     def outcome_sd(self) -> Floats:
-        """Standard deviation of the outcome of a run at each place."""
+        """(n,) standard deviation of the outcome of a run at each place."""
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> Floats:
-        """Return (n, places) shifts of the means by an outcome one standard deviation off."""
+        """Return (n, places) shifts of all means if a run's outcome is one deviation above its mean."""
         return np.asarray(self.covariance[:, places] / self.outcome_sd[places])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenChoice:
-    """One goal of a workload, with the setups at `places` of a belief and their costs; (places,).
+    """A goal of a workload with the setups that may be chosen for it, and their costs.
 
-    hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `irreducible_*`
-    are of log hours at a known step time, beside the log of the expected hours.
+        hours = fixed_hours + hours_per_step_s x step_s,    usd = usd_per_hour x hours
+
+    All arrays are (places,). `places` are positions of the setups in a belief. `irreducible_sd` and
+    `irreducible_mean` describe log(hours / expected hours) at a known step time: start-up and
+    interruptions remain uncertain.
     """
 
     goal: Goal
@@ -88,13 +96,13 @@ class OpenChoice:
 
 
 def choice(question: OpenChoice, belief: Belief) -> int:
-    """Return the position of the setup to take now.
+    """Return the position in `question.places` of the setup to choose now.
 
-    It loses least; if none meets a required probability, it is the likeliest to meet the
-    constraint.
+    This is the setup with the least loss. If no setup meets a required probability, it is the setup
+    that is likeliest to meet the constraint.
 
     Raises:
-        ValueError: without setups.
+        ValueError: if the question has no setups.
     """
     if not len(question.places):
         raise ValueError(f"{question.goal.goal}: no setup to choose from")
@@ -103,7 +111,11 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 
 
 def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Floats, Floats]:
-    """Return (runs,) regret that each run saves, and the chance that it changes the choice."""
+    """Return two (runs,) arrays: the regret that each run saves, and its chance to change the
+    choice.
+
+    `runs` are places in `belief`.
+    """
     regret, chance = np.zeros(len(runs)), np.zeros(len(runs))
     if len(question.places) < 2 or not len(runs):
         return regret, chance
@@ -124,7 +136,10 @@ def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Flo
 def aim_and_meeting(
     question: OpenChoice, mean: Floats, variance: Floats
 ) -> tuple[Floats, Meeting | None]:
-    """Return the log objective by setups (axis 0), and how they meet the constraint, if any."""
+    """Return the log objective of the setups (axis 0) and how they meet the constraint, if any.
+
+    `mean` and `variance` are of log step seconds, (setups, runs, outcomes), or broadcast to it.
+    """
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
     hours = question.fixed_hours[tall] + work
@@ -138,13 +153,16 @@ def aim_and_meeting(
 
 
 def judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
-    """Judge the question's setups in each draw of `mean` (n, draws), with `variance` (n,)."""
+    """Return `aim_and_meeting` of the question's setups for each draw.
+
+    `mean` (n, draws) and `variance` (n,) cover all n setups of the belief.
+    """
     places = question.places
     return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
 
 
 def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> Places:
-    """Return the position of the choice for each (run, outcome); ties go to the first."""
+    """Return (runs, outcomes) positions of the chosen setups. The first of several equals wins."""
     loss = losses(question.goal, log_aim, meeting)
     best = np.argmin(loss.round(9), axis=0)
     if meeting is None:
@@ -154,9 +172,10 @@ def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> P
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> Floats:
-    """Return (n,) regret of all `questions` that the runs at these places save; elsewhere it is 0.
+    """Return (n,) the regret, summed over `questions`, that a run at each place saves.
 
-    A goal counts only if the run is expected to change its choice.
+    It is 0 for places outside `runs`. A goal counts only if the run saves at least LEAST_REGRET and
+    changes the choice with at least LEAST_CHANCE.
     """
     saved = np.zeros(len(belief.mean))
     for question in questions:
@@ -167,7 +186,10 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceSet:
-    """Setups of a workload that may be chosen; places of `questions` are positions in `setups`."""
+    """The setups of a workload that may still be chosen.
+
+    Places of `questions` are positions in `setups`.
+    """
 
     workload: str
     setups: tuple[Setup, ...]
@@ -182,13 +204,14 @@ def choice_set_of(
     conditions: JobConditions | None = None,
     seed: int = 0,
 ) -> ChoiceSet:
-    """Return those of `setups` that may be chosen, with `predictions` aligned by position.
+    """Return the setups that may still be chosen for some goal of `workload`.
 
-    Of each cluster and market its best split; of these the 30 with the least expected objective,
-    and the 10 that lose least.
+    For each goal, only the best split of each cluster and market is kept. Of these, the 30 with the
+    least expected objective and the 10 with the least loss remain. `predictions` are aligned with
+    `setups` by position.
 
     Raises:
-        ValueError: for a goal that cannot be judged.
+        ValueError: if a goal cannot be judged.
     """
     goals = workload.goals
     if not setups:
@@ -221,7 +244,7 @@ def choice_set_of(
 
 
 def _contending(goal: Goal, costs: JobCosts) -> Places:
-    """Return positions, the least expected objective first."""
+    """Return the positions of setups that may be chosen for `goal`, by expected objective."""
     usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
     aim = costs.expected(goal.objective)
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)

@@ -1,1 +1,1 @@
-"""Enumerates clusters, splits batches, bounds, ranks and explains."""
+"""Choose setups for a workload: enumerate clusters, split batches, rank, explain."""

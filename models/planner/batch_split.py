@@ -2,7 +2,8 @@
 
     T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
 
-B is the samples of a micro-step and d_i the devices of machine i; shares are whole samples.
+B is the number of samples of a micro-step. Machine i has d_i devices, and each of them computes
+b_i samples in T_i(b_i) seconds. All shares are whole samples.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ Wholes = NDArray[np.int64]
 def finish_together(
     lines: Sequence[Line], total: int, devices: Sequence[int] | None = None
 ) -> tuple[int, ...] | None:
-    """Return samples per device of each machine, so that they finish together.
+    """Return the samples per device of each machine, so that all machines finish together.
 
-    `devices` is the number of devices of each machine, 1 by default. The shares of all devices add
-    up to `total`. None if a machine would get no sample (the cluster without it is no slower) or
-    the device counts cannot add up to `total`.
+    `lines` has one line per machine, `devices` the number of devices of each machine (default 1).
+    The samples of all devices add up to `total`. Returns None if a machine would get no sample, or
+    if no whole shares add up to `total`.
     """
     count = np.ones((1, len(lines)), dtype=np.int64)
     each = count if devices is None else np.array([devices], dtype=np.int64)
@@ -49,10 +50,14 @@ def finish_together(
 def split_groups(
     a: FloatArray, k: FloatArray, *, count: Wholes, devices: Wholes, total: int
 ) -> Wholes:
-    """Split for many clusters at once; arrays are (clusters, types), padded with `count` 0.
+    """Split `total` samples for many clusters at once.
 
-    Returns the samples of one device of each machine, summed over the machines of a type; zeros
-    without a split. Of a type's machines the first (samples mod count) get one more.
+    All arrays are (clusters, types); padding has a `count` of 0. `count` are machines of a type,
+    `devices` the devices of one such machine, `a` and `k` the line of one device.
+
+    Returns (clusters, types) samples of one device, summed over the machines of the type. The first
+    (samples mod count) machines of a type get one sample more than the rest. A row is zero if the
+    cluster has no split.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -66,7 +71,7 @@ def split_groups(
     left = total - (samples * devices).sum(axis=1)
     possible &= left >= 0
     active = np.flatnonzero(possible & (left > 0))
-    while len(active):  # a sample left by rounding goes to the type that then finishes first
+    while len(active):  # rounding left samples: give each to the type that then finishes first
         n, d = count[active], devices[active]
         able = (n > 0) & (d <= left[active, None])
         stuck = ~able.any(axis=1)
@@ -83,10 +88,10 @@ def split_groups(
 
 
 def global_batches(least: int, most: int) -> tuple[int, ...]:
-    """Return the global batches to compare: least, its doublings, and most.
+    """Return the global batches to compare: `least`, its doublings up to `most`, and `most`.
 
     Raises:
-        ValueError: the range is empty or starts below 1.
+        ValueError: if the range is empty or starts below 1.
     """
     if not 1 <= least <= most:
         raise ValueError(f"global batch [{least}, {most}] is no range of at least 1")
@@ -96,11 +101,13 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplits:
-    """Batch splits of clusters as columns, in the order of clusters, modes, batches and steps.
+    """A table of batch splits, sorted by cluster, mode, global batch and accumulation steps.
 
-    `mode` numbers `modes`, `cluster` the enumerated clusters and `kind` (splits, types) the
-    `types` (-1: padded). `count` are machines of each type, `samples` of one device of each
-    machine, summed over the machines of the type; `total` is the global batch.
+    Each array has one row per split. `mode` is a position in `modes`, `cluster` a position among
+    the enumerated clusters. `kind` (splits, types) are positions in `types`, -1 for padding.
+    `count` (splits, types) are machines of each type. `samples` (splits, types) are the samples of
+    one device in a micro-step, summed over the machines of the type. `total` is the global batch,
+    `steps` the number of accumulation steps.
     """
 
     workload: str
@@ -118,7 +125,10 @@ class BatchSplits:
         return len(self.cluster)
 
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
-        """Return the model's input: of each type the machines with an odd sample, then others."""
+        """Return the input of the step-time model for these rows.
+
+        Each type has two columns: first its machines with one extra sample, then the rest.
+        """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)
         batch, odd = samples // count, samples % count
@@ -141,7 +151,7 @@ class BatchSplits:
         )
 
     def setup(self, at: int, offers: Mapping[str, Offer]) -> Setup:
-        """Return a split as a setup of these offers, by the name of their type."""
+        """Return the split in row `at` as a setup. `offers` maps instance types to their offers."""
         members: list[Offer] = []
         batches: list[int] = []
         columns = (self.kind[at], self.count[at], self.samples[at])
@@ -168,11 +178,12 @@ def splits_of(
     totals: Sequence[int],
     model: StepTimeModel,
 ) -> BatchSplits:
-    """Return the splits of clusters of `counts` (clusters, types) machines, in each mode.
+    """Return all splits of the clusters in each mode of the workload.
 
-    The batch is one of `totals`, and all devices hold it. Accumulation steps are those of
-    ACCUMULATION_STEPS that divide the batch; if memory suffices in none of them, the least greater
-    divisor with which it does. A machine without a sample makes no split.
+    `counts` (clusters, types) are machines of each type, `totals` the global batches to split.
+    There is one split for each of ACCUMULATION_STEPS that divides the batch and fits in the memory
+    of all devices. If none of them fits, the least greater divisor that fits is used. Splits in
+    which a machine gets no sample are left out.
     """
     width = max(1, int((counts > 0).sum(axis=1).max(initial=0)))
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
@@ -191,9 +202,10 @@ def splits_of(
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, largest, ranks)
         rows = np.flatnonzero(able)
-        # Memory of a half, a quarter ... if devices share it: between two powers the lower counts.
+        # Sharded state is divided by the number of ranks. Rounding ranks down to a power of two
+        # overestimates memory slightly and keeps the number of memory queries small.
         powers, power = np.unique(shards[rows] if mode.sharded else able[rows], return_inverse=True)
-        whole: dict[int, Wholes] = {}  # splits of all rows by samples of a micro-step
+        whole: dict[int, Wholes] = {}  # splits of all rows, by the samples of a micro-step
         for total in totals:
             largest_batch = np.array(
                 [
@@ -243,7 +255,7 @@ def splits_of(
 
 
 def _step_counts(total: int) -> list[int]:
-    """The usual accumulation steps that divide `total`, then greater divisors."""
+    """Return the ACCUMULATION_STEPS that divide `total`, then its greater divisors."""
     small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
     divisors = sorted({*small, *(total // each for each in small)})
     usual = [each for each in divisors if each in ACCUMULATION_STEPS]
@@ -258,9 +270,11 @@ def _largest_batches(
     ranks: int,
     most: int,
 ) -> Wholes:
-    """(2, types) the largest batch up to `most` that a device holds in one micro-step and several.
+    """Return (2, types + 1) the largest batch, up to `most`, that a device's memory holds.
 
-    Unknown memory suffices; the last entry is for padding.
+    Row 0 is without gradient accumulation, row 1 with it. `ranks` is the number of ranks that share
+    sharded state. Memory that the model does not know counts as sufficient. The last column is for
+    padding.
     """
 
     def largest(kind: InstanceType, accumulates: bool) -> int:

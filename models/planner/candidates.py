@@ -1,6 +1,6 @@
-"""Every candidate: batch splits x markets and zones, as rows of one frame.
+"""Enumerate the candidates of a workload: each batch split in each market and zone.
 
-A zone whose machines another zone sells no dearer and no riskier cannot win.
+A zone is left out if another zone sells the same machines at no higher price and risk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..step_time.model import StepTimeModel
 from .batch_split import BatchSplits, global_batches, splits_of
 from .enumeration import MOST_CLUSTERS, Refusal, compositions, price_or_inf, sold_together
 
-# Zones of one market that are compared whole: each costs as much time as the first.
+# Zones of a market in which all types are compared. Planning time grows with each zone.
 MOST_ZONES = 4
 
 
@@ -31,7 +31,8 @@ MOST_ZONES = 4
 class Supply:
     """The clusters on offer: up to `max_hosts` machines among `offers`.
 
-    `fits` says why a cluster can never be had. `vetoes` say why a mode may not be chosen.
+    `fits` returns why a cluster can never be launched, or an empty string. `vetoes` maps each mode
+    that may not be chosen to the reason.
     """
 
     offers: Sequence[Offer]
@@ -43,12 +44,15 @@ class Supply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """One row a candidate in `frame`.
+    """The candidates of a workload, one row each in `frame`.
 
-    `split` and `zone` are positions. `cluster` numbers the clusters with their markets and zones,
-    `condition` their entries in `conditions`. `usd_per_hour` of the whole bill is NaN if a price is
-    unknown. `zones` are the offers of a market in a zone, by type; `compile_s` the seconds before
-    the first step, by mode. Some clusters may not fit.
+    Columns of `frame`: `split` is a position in `splits`, `zone` in `zones`, `condition` in
+    `conditions`. `cluster` identifies the cluster together with its market and zone. `usd_per_hour`
+    is the whole bill, NaN if a price is unknown.
+
+    `zones` holds the offers of each market and zone by instance type. `compile_s` (modes,) are
+    seconds of compilation before the first step. Clusters that the provider refuses are still
+    included; `setups` leaves them out.
     """
 
     splits: BatchSplits
@@ -69,7 +73,7 @@ class Candidates:
         return self.splits.setup(split, self.zones[zone])
 
     def setups(self, rows: IntArray, fits: Refusal) -> Iterator[Setup]:
-        """Yield these rows as setups, without clusters that do not fit."""
+        """Yield `rows` as setups and skip clusters for which `fits` returns a reason."""
         refused: dict[int, bool] = {}
         for row, cluster in zip(rows.tolist(), self.column("cluster", rows).tolist(), strict=True):
             if cluster not in refused:
@@ -78,11 +82,14 @@ class Candidates:
                 yield self.setup(row)
 
     def by_price(self) -> IntArray:
-        """Return rows by dollars an hour, unknown prices last."""
+        """Return all row positions sorted by dollars an hour, unknown prices last."""
         return np.argsort(self.column("usd_per_hour").round(9), kind="stable")
 
     def with_hours(self, step_s: FloatArray, samples: int) -> Candidates:
-        """Add expected hours and usd at the seconds a step of each split."""
+        """Return the candidates with columns of expected `hours` and `usd`.
+
+        `step_s` (splits,) are predicted seconds of a step, `samples` the samples of the job.
+        """
         split = self.column("split")
         steps = -(-samples // np.maximum(self.splits.total, 1))
         later_s = self.compile_s[self.splits.mode][split]
@@ -93,10 +100,10 @@ class Candidates:
 
 
 def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates:
-    """Return every split in every market and zone that sells all of its types.
+    """Return every batch split in every market and zone that sells all of its types.
 
     Raises:
-        ValueError: the workload's range of batches is empty.
+        ValueError: if the workload's range of global batches is empty.
     """
     groups = sold_together(supply.offers)
     zones = tuple({one.instance_type.name: one for one in group} for group in groups)
@@ -137,15 +144,17 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 
 
 Zone = tuple[str, str, str]  # market, region, zone
-# Instance type -> dollars an hour (infinite: unknown), interruptions an hour.
+# Instance type -> (dollars an hour, infinite if unknown; interruptions an hour).
 Terms = dict[str, tuple[float, float]]
 
 
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
-    """Return `offers` without beaten zones, in order.
+    """Return the offers, in order, without zones that cannot win.
 
-    Of equal zones the first by name stays. If more than `most` of a market are left, those stay
-    that are cheapest for most types, and of the others only types that are nowhere cheaper.
+    A zone cannot win if another zone of its market sells all its types at no higher price and
+    interruption rate. The first by name of several equal zones is kept. If more than `most` zones
+    of a market remain, the zones that are cheapest for most types keep all their types. Each
+    further zone keeps only the types that it sells cheapest.
     """
     sold: dict[Zone, Terms] = {}
     for offer in offers:
@@ -176,7 +185,7 @@ def _zone(offer: Offer) -> Zone:
 
 
 def _beats(ours: Terms, theirs: Terms) -> bool:
-    """True if `ours` has every type of `theirs`, none dearer and none riskier."""
+    """Return True if `ours` sells each type of `theirs` at no higher price and interruption rate."""
     return all(
         name in ours and ours[name][0] <= usd and ours[name][1] <= hazard
         for name, (usd, hazard) in theirs.items()

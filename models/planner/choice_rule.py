@@ -1,12 +1,16 @@
-"""The rule of choice of the table, the campaign, pilots and the regret ledger: the least loss wins.
+"""Compute the loss of each setup; the setup with the least loss is chosen.
+
+The published table, the campaign, pilots and the regret ledger all use this rule.
 
     overshoot = E[max(0, log used - log limit)]
     loss      = log objective + overshoot_price x overshoot      no probability required
     loss      = log objective where P(used <= limit) >= p_required, else infinite
 
-`used` is the limited quantity under joint draws of step times, start-up and interruptions. Time
-falls with machines as n^-e and dollars rise as n^(1 - e): a safety margin costs (1 - e) / e of
-itself under a deadline, but e / (1 - e) under a budget. A price of overshooting weighs both.
+`used` is the limited quantity, hours or dollars, under joint draws of step times, start-up and
+interruptions. `overshoot_price` is the cost of overshooting the limit, in units of the objective.
+
+Hours fall with n machines as n^-e and dollars rise as n^(1 - e). A safety margin of 1 % therefore
+costs (1 - e) / e % under a deadline, but e / (1 - e) % under a budget.
 """
 
 from __future__ import annotations
@@ -20,13 +24,13 @@ from scipy.special import ndtr
 
 from ..domain.numeric import BoolArray, FloatArray
 
-EVEN_ODDS = 0.5  # a choice with a smaller chance is marked, if no probability is required
+EVEN_ODDS = 0.5  # without a required probability, a choice with a smaller chance gets a warning
 _ROUNDING = 1e-12
 _LEAST_SD, _FAR_BELOW = 1e-6, 1e3  # in logs
 
 
 class Rule(Protocol):
-    """The part of a goal, or of a campaign's question, that judges a constraint."""
+    """The settings by which a constraint is judged: a `Goal` has them."""
 
     @property
     def p_required(self) -> float | None: ...
@@ -36,27 +40,30 @@ class Rule(Protocol):
 
 
 class Meeting(NamedTuple):
-    """Probability of staying within a limit, and E[max(0, log(used / limit))]."""
+    """How a setup meets a limit: the probability, and E[max(0, log(used / limit))]."""
 
     chance: FloatArray
     overshoot: FloatArray
 
 
 def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Judge draws `used` (..., draws) of hours or dollars."""
+    """Return how draws `used` (..., draws) of hours or dollars meet `limit`."""
     chance = np.mean(used <= limit, axis=-1)
     return Meeting(chance, np.mean(known_meeting(used, limit).overshoot, axis=-1))
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Judge values that are certain, in their shape."""
+    """Return how values without uncertainty meet `limit`; results have the shape of `used`."""
     with np.errstate(divide="ignore"):
         overshoot = np.maximum(np.log(used) - np.log(limit), 0.0)
     return Meeting(np.asarray(used <= limit, dtype=float), np.asarray(overshoot, dtype=float))
 
 
 def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
-    """Judge normal log values of these means and standard deviations, which broadcast."""
+    """Return how log-normal values meet `limit`.
+
+    `log_used` and `sd` are means and standard deviations of the log. They broadcast.
+    """
     spread = np.maximum(np.asarray(sd, dtype=float), _LEAST_SD)
     beyond = np.maximum(np.asarray(log_used, dtype=float) - np.log(limit), -_FAR_BELOW)
     density = np.exp(-((beyond / spread) ** 2) / 2) / np.sqrt(2 * np.pi)
@@ -65,9 +72,10 @@ def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
 
 
 def losses(rule: Rule, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
-    """Return each setup's loss in logs of the objective; infinite if it may not be chosen.
+    """Return the loss of each setup, in logs of the objective.
 
-    `meeting` is None without a constraint.
+    The loss is infinite if the rule requires a probability and the setup's chance is smaller.
+    `meeting` is None if the goal has no constraint.
     """
     if meeting is None or rule.p_required is None:
         return weighed(rule, log_objective, meeting)
@@ -75,20 +83,25 @@ def losses(rule: Rule, log_objective: FloatArray, meeting: Meeting | None) -> Fl
 
 
 def weighed(rule: Rule, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
-    """Return the loss with overshooting weighed, even if a probability is required."""
+    """Return the log objective plus the price of overshooting, even if the rule requires a
+    probability.
+    """
     if meeting is None:
         return log_objective
     return log_objective + rule.overshoot_price * meeting.overshoot
 
 
 def misses(rule: Rule, chance: FloatArray) -> BoolArray:
-    """True for a smaller chance than required, or than even odds if none is required."""
+    """Return True where `chance` is below the required probability, by default EVEN_ODDS."""
     required = EVEN_ODDS if rule.p_required is None else rule.p_required
     return np.asarray(chance < required - _ROUNDING, dtype=bool)
 
 
 def row_misses(row: Mapping[str, Any]) -> bool:
-    """Apply `misses` to a published row; a row without a constraint or cluster misses none."""
+    """Return True if a published row misses its constraint.
+
+    Returns False for a row without a constraint or without a cluster.
+    """
     chance, required = row.get("p_meets_constraint"), row.get("p_required")
     least = EVEN_ODDS if required is None else required
     return chance is not None and bool(chance < least - _ROUNDING)

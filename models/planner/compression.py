@@ -1,8 +1,8 @@
-"""Choose a strategy with other communication than DDP only if it is predicted to be faster.
+"""Decide if a strategy whose communication differs from DDP is predicted to be faster than DDP.
 
 Compressed gradients, divided layers and parameter servers must beat DDP by more than their
 uncertainty: a survey found that 6 of more than 200 setups gain from compression [Shi et al. 2021].
-Adasum is never chosen beside DDP: no measurement here tells how many steps it needs.
+Adasum is never chosen where DDP is allowed, because its number of steps to converge is unknown.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from ..step_time.setup_arrays import SetupArrays, read_setups
 def unproven(
     model: StepTimeModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[Mode]
 ) -> BoolArray:
-    """(rows,) must the setup be faster than DDP, and is the upper end of its interval no faster?
+    """Return (rows,) True if a setup must be faster than DDP but is not reliably so.
 
-    `predicted` are the model's predictions of `arrays`. A setup whose DDP mode is not `tolerated`
-    has nothing to beat.
+    A setup is reliably faster if the upper end of its interval is below the DDP prediction.
+    `predicted` are the model's predictions of `arrays`. A setup passes if its DDP mode is not in
+    `tolerated`, because DDP is then no alternative.
     """
     codes = arrays.workloads.codes
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
@@ -47,7 +48,11 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
 
 
 def compared(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
-    """Compare the setup's step with strategies that exchange otherwise; empty without any."""
+    """Return sentences that compare the setup's step time with DDP or with its alternatives.
+
+    A DDP setup is compared with the strategies that must beat DDP, and such a strategy with DDP.
+    Empty if the workload allows no such strategy on this cluster.
+    """
     ours = setup.mode
     rivals = [
         mode

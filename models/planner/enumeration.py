@@ -1,8 +1,9 @@
-"""How many machines of each type a cluster may have: every multiset of a few, ladders of many.
+"""Enumerate clusters: how many machines of each instance type.
 
-Up to `most` multisets are all enumerated. Beyond, a cluster has one type in any number, or two or
-three types in numbers of a ladder: a machine more among 48 decides little, among three much. The
-ladders are the first of LADDERS with at most MOST_MIXED clusters.
+All combinations are enumerated if there are at most `most`. Otherwise a cluster has any number of
+machines of one type, or two or three types whose counts are steps of a ladder. Ladders are finer at
+small counts: one more machine changes a cluster of 3 much more than a cluster of 48. The first of
+LADDERS with at most MOST_MIXED clusters is used.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import numpy as np
 from ..domain.cluster import Cluster, Offer
 from .batch_split import Wholes
 
-Refusal = Callable[[Cluster], str]  # why a cluster can never be had; empty if it can
+Refusal = Callable[[Cluster], str]  # returns why a cluster can never be launched, or ""
 
 MOST_CLUSTERS, MOST_MIXED = 20_000, 100_000
 _FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _SPARSE, _DOUBLING = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128), (1, 2, 4, 8, 16, 32, 64, 128)
 _COARSE = (1, 4, 16, 64)
-# Numbers of each of two types, and of each of three.
+# Pairs of ladders: machine counts in clusters of two types, and in clusters of three types.
 LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     *((_FINE, three) for three in (_FINE, _SPARSE, _DOUBLING, _COARSE, ())),
     *((two, ()) for two in (_DOUBLING, _COARSE, ())),
@@ -30,7 +31,10 @@ LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 
 
 def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
-    """Return (clusters, types) machines of each type, 1 to `max_hosts` in all, small first."""
+    """Return (clusters, types) machine counts of clusters of 1 to `max_hosts`, the smallest first.
+
+    `types` is the number of instance types. Up to `most` combinations are all enumerated.
+    """
     sizes = range(1, max_hosts + 1)
     if multisets(types, max_hosts) <= most:
         rows = [
@@ -61,9 +65,9 @@ def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
 def clusters_of(
     offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int
 ) -> Iterator[Cluster]:
-    """Yield every cluster of 1 to `max_hosts` instances of one market and zone that fits.
+    """Yield each cluster of 1 to `max_hosts` instances of one market and zone that fits.
 
-    A market with more than `most` clusters has those of at most two types.
+    If a zone has more than `most` clusters, only clusters of at most two types are yielded.
     """
     for group in sold_together(offers):
         few = multisets(len(group), max_hosts) <= most
@@ -84,12 +88,12 @@ def clusters_of(
 
 
 def multisets(types: int, max_hosts: int) -> int:
-    """Return the number of clusters of 1 to `max_hosts` interchangeable machines of `types`."""
+    """Return the number of clusters of 1 to `max_hosts` machines of `types` instance types."""
     return math.comb(types + max_hosts, max_hosts) - 1
 
 
 def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:
-    """Group offers by market and zone, sorted by type, with the cheapest offer of each type."""
+    """Return the offers of each market and zone: the cheapest of each type, sorted by type."""
     groups: dict[tuple[str, str, str], dict[str, Offer]] = {}
     for offer in sorted(offers, key=lambda one: (one.instance_type.name, price_or_inf(one))):
         group = groups.setdefault((offer.market, offer.region, offer.zone), {})
@@ -98,6 +102,6 @@ def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:
 
 
 def price_or_inf(offer: Offer) -> float:
-    """Dollars an hour of the whole bill; infinite if unknown."""
+    """Return the whole bill in dollars an hour; infinity if it is unknown."""
     total = offer.total_usd_per_hour
     return math.inf if total is None else total

@@ -1,4 +1,4 @@
-"""Why a setup won or lost, and why nothing is feasible, in numbers and plain words."""
+"""Explain in sentences why a setup won or lost, or why no setup is feasible."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from .choice_rule import EVEN_ODDS, drawn_meeting
 
 Row = dict[str, Any]
 
-_SAME = 1e-6  # relative
-_MEASURED = 0.05  # doublings
-_SMALL = 0.005  # of a step, or a chance
+_SAME = 1e-6  # relative difference below which two amounts are equal
+_MEASURED = 0.05  # doublings to the nearest measurement below which a setup counts as measured
+_SMALL = 0.005  # share of a step, or probability, that is too small to mention
 _GIB = 2.0**30
 _UNITS = {"usd": "dollars", "hours": "hours"}
 _LIMITS = {"usd": "budget", "hours": "deadline"}
 
 
 def amount(value: float, what: str, *, up: bool = False) -> str:
-    """Print `1.93 h`, `2.5 min`, `$12.50`, `$0.0123`: a small amount with two digits.
+    """Format hours or dollars: `1.93 h`, `2.5 min`, `$12.50`, `$0.0123`.
 
-    Rounded `up`, `value` meets a constraint of this text.
+    `value` is in hours or dollars, `what` is "hours" or "usd". Small amounts have two significant
+    digits. With `up` the amount is rounded up, so that `value` meets a constraint of that amount.
     """
     if what == "usd":
         scale, shown, usual = 1.0, "${}", 4 if 0 < value < 1 else 2
@@ -48,7 +49,10 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
 
 
 def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
-    """Say why the first of so many clusters is the first, and what limits it."""
+    """Explain why the chosen setup `row` won and what limits its speed.
+
+    `rival` is the second-best row, `clusters` the number of clusters compared.
+    """
     aim, what = goal.objective, goal.constraint
     best = "cheapest" if aim == "usd" else "fastest"
     said = [f"{best} of {clusters} clusters: {amount(row[aim], aim)}"]
@@ -67,7 +71,10 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
 
 
 def _step(row: Row) -> str:
-    """`a step is 0.2 s of computing, 0.06 s of communication (0.02 s more is hidden)`."""
+    """Return `a step is 0.2 s of computing, 0.06 s of communication (0.02 s more is hidden)`.
+
+    Empty if the row has no parts or only computes.
+    """
     if row.get("compute_s") is None:
         return ""
     exposed, waiting = row["exposed_communication_s"], row["input_s"]
@@ -86,7 +93,9 @@ def _seconds(seconds: float) -> str:
 
 
 def nearest(predicted: pd.Series[Any]) -> str:
-    """Say how far the nearest measurement is, and what would help a step that waits for input."""
+    """Return the distance to the nearest measurement, and what would help if input is the
+    bottleneck.
+    """
     said = ""
     if predicted["bottleneck"] == "input" and predicted.get("input_by"):
         said += f"; more {predicted['input_by']} would help"
@@ -99,7 +108,7 @@ def nearest(predicted: pd.Series[Any]) -> str:
 
 
 def loser(row: Row, first: Row, goal: Goal) -> str:
-    """Say how far a cluster is behind the first, or how often it misses the constraint."""
+    """Explain how far `row` is behind the chosen row `first`, or how often it misses its limit."""
     what, other = goal.constraint, "hours" if goal.objective == "usd" else "usd"
     behind = _difference(row, first, goal.objective)
     if row["status"] == "misses_constraint" and what is not None:
@@ -112,9 +121,10 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 
 
 def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
-    """Say which limit the nearest cluster would meet, and which has the best chance as it is.
+    """Explain that no cluster meets the goal, and which limit the nearest cluster would meet.
 
-    `order` are positions in `costs`, those that exceed the limit least first.
+    Also names the cluster with the best chance at the stated limit. `order` are positions in
+    `costs`, sorted by how little they exceed the limit.
     """
     what, limit = goal.constraint or "hours", float(goal.limit or 0.0)
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
@@ -133,7 +143,7 @@ def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
 
 
 def nothing_to_choose(setups: int) -> str:
-    """Say why there is nothing to rank."""
+    """Explain why there is nothing to rank; `setups` is the number of candidates."""
     if setups == 0:
         return "no cluster on offer can be had here; more instance types would help"
     return "no cluster on offer has a known price; a price would help"
@@ -150,7 +160,7 @@ def _named(row: Row) -> str:
 
 
 def _difference(row: Row, against: Row, what: str) -> str:
-    """`+12 % dollars ($0.0123 against $0.0110)`."""
+    """Compare two rows, for example `+12 % dollars ($0.0123 against $0.0110)`."""
     mine, theirs = float(row[what]), float(against[what])
     change = 100 * (mine / theirs - 1) if theirs > 0 else 0.0
     if abs(change) < 0.05:
@@ -160,7 +170,10 @@ def _difference(row: Row, against: Row, what: str) -> str:
 
 
 def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
-    """Say if memory or the global batch keeps every machine on offer from training; else empty."""
+    """Explain why no machine on offer can train: too little memory, or an indivisible global batch.
+
+    Empty if neither is the reason.
+    """
     able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))
     types = list({one.instance_type.name: one.instance_type for one in able}.values())
     needed = [

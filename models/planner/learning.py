@@ -1,10 +1,11 @@
-"""Does a strategy that changes the update learn as DDP does? By the losses of as many steps.
+"""Check that a strategy that changes the update converges like DDP, by their training losses.
 
     allowed = dense + max(0.1 (first - dense), apart)       passes if loss <= allowed
 
-`dense` is DDP's mean loss over seeds in the last AVERAGED windows of steps that all runs have,
-`first` in the first windows, and `apart` the range over seeds in the last. If DDP learned no more
-than `apart`, nothing is shown. All runs share cluster, batch, precision and seeds.
+`dense` is DDP's mean loss over seeds in the last AVERAGED windows that all runs have, and `first`
+its mean loss in the first AVERAGED windows. `apart` is the range of the last losses over seeds. If
+DDP's loss fell by no more than `apart`, the runs decide nothing. All runs share cluster, batch,
+precision and seeds.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import pandas as pd
 from ..domain.workload import Mode, Workload
 
 LEARNING_STEPS, LEARNING_WINDOWS = 200, 40
-LEARNING_MOST_S = 90.0  # of one run: LEAST_WINDOWS of steps of 2 s
+LEARNING_MOST_S = 90.0  # seconds of one run: enough for LEAST_WINDOWS windows of 2 s steps
 LEARNING_SEEDS = (1, 2)
-AVERAGED = 4  # windows at either end
-LEAST_WINDOWS = 8  # that all runs must have
-MOST_TRIES = 3  # of a strategy's runs from each seed
-TOLERANCE = 0.1  # of DDP's progress
+AVERAGED = 4  # windows averaged at each end of a run
+LEAST_WINDOWS = 8  # windows that every compared run must have
+MOST_TRIES = 3  # attempts per seed at the runs of a strategy
+TOLERANCE = 0.1  # share of DDP's fall in loss by which a strategy may end above DDP
 _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 
@@ -42,7 +43,10 @@ class Verdict:
 
 
 def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | None:
-    """Judge `mode` by rows of the mart `learning`; None if they show nothing."""
+    """Compare `mode` with its dense mode, from `runs`, rows of the mart `learning`.
+
+    Returns None if the runs are too few, too short or too noisy to decide.
+    """
     known = _of_mode(runs, workload, mode)
     for _, together in known[known["status"] == "measured"].groupby(_ALIKE):
         dense, own = (
@@ -58,7 +62,7 @@ def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | Non
 
 
 def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame:
-    """Return runs of the workload in the mode, or in its dense mode."""
+    """Return the runs of the workload, as it is defined now, in `mode` or its dense mode."""
     columns = ["workload", "workload_digest", "precision", "switches"]
     wanted = [workload.name, workload.digest, mode.precision, mode.switches]
     strategies = runs["strategy"].isin([mode.strategy, mode.dense.strategy])
@@ -66,7 +70,11 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
 
 
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
-    """Compare frames with one row a seed, in one order."""
+    """Compare runs of the dense mode with runs of the strategy: frames of one row per seed, in the
+    same order.
+
+    Returns None if DDP diverged, if the runs are too short, or if DDP's loss did not fall enough.
+    """
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]
     windows = min(len(losses) for frame in counted for losses in frame["losses"])
@@ -87,7 +95,11 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
 
 
 def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
-    """Say why modes of the workload may not be chosen."""
+    """Return the modes of the workload that may not be chosen, with the reason.
+
+    A compressed mode is vetoed if it was not shown to converge like DDP. `runs` are rows of the
+    mart `learning`.
+    """
     found = {}
     for mode in _doubted(workload):
         known, dense = verdict(runs, workload, mode), mode.dense.strategy
@@ -107,7 +119,10 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
 def unknown_learning(
     runs: pd.DataFrame, workloads: Sequence[Workload]
 ) -> list[tuple[Workload, Mode]]:
-    """Return workloads and modes whose convergence a launch with two machines should show."""
+    """Return the workloads and modes whose convergence is unknown and worth another try.
+
+    `runs` are rows of the mart `learning`.
+    """
     return [
         (workload, mode)
         for workload in workloads
@@ -121,9 +136,10 @@ def _doubted(workload: Workload) -> list[Mode]:
 
 
 def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
-    """True if another run promises nothing: both modes ran from each seed, or MOST_TRIES failed.
+    """Return True if another run is not worthwhile.
 
-    Failures of a machine, data or requirements have a `cause` and do not count.
+    True if both modes were measured from each seed, or if the strategy ran MOST_TRIES times per
+    seed. Failures of a machine, data or requirements have a `cause` and do not count.
     """
     known = _of_mode(runs, workload, mode)
     own = known[known["strategy"] == mode.strategy]

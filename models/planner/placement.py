@@ -1,12 +1,12 @@
-"""The order of machines in which a step's traffic is fastest, from measured links.
+"""Choose the rank order of machines in which a step's communication is fastest.
 
-Traffic is a sequence of rounds, in each of which machines at certain places send at once. A round
-takes
+Communication is a sequence of rounds. In a round, pairs of machines send to each other at the same
+time. Measured links give the seconds of a round:
 
     max t + sharing (sum t - max t),     t = latency + bytes x seconds a byte     of each pair
 
-`sharing` is 0 if every pair has a link of its own, and 1 if all wait for one link. Up to EXACT
-machines all orders are compared; of more, a local search exchanges, reverses and moves machines.
+`sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. Up to EXACT
+machines all orders are compared. For more, a local search exchanges, reverses and moves machines.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ import numpy as np
 from ..domain.numeric import FloatArray, IntArray
 
 EXACT = 8  # machines: 40,320 orders
-LEAST_GAIN = 0.05  # of the seconds: for less, runs in another order are only harder to compare
-SURE = 3.0  # standard errors of a gain: by chance 5 times in 100, of three sweeps
+# Share of the seconds that a new order must save: a smaller gain does not justify runs in different
+# orders, which are harder to compare.
+LEAST_GAIN = 0.05
+SURE = 3.0  # standard errors that a gain must exceed; with three sweeps chance does so in 5 of 100
 _STARTS = 16  # random starts of a local search
-_TIES = 1e-4  # weight of all links beside the slowest
+_TIES = 1e-4  # weight of the tie-breaking cost, in which all pairs share one link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """(n, n) seconds of an empty message and of a byte between machines, and the shared part."""
+    """Measured links between n machines.
+
+    `latency_s` (n, n) are seconds of an empty message, `byte_s` (n, n) seconds a byte. `sharing` is
+    the degree to which pairs share a link, 0 to 1.
+    """
 
     latency_s: FloatArray
     byte_s: FloatArray
@@ -41,7 +47,10 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Machines at these places send `bytes` to each other at once, `times` in a row."""
+    """A round of communication: pairs of places exchange `bytes` at the same time.
+
+    The round is repeated `times` times.
+    """
 
     places: tuple[tuple[int, int], ...]
     bytes: float
@@ -50,7 +59,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The chosen order. `gain` is the share of seconds saved in sweeps that did not choose it."""
+    """The chosen order of machines.
+
+    `gain` is the share of communication seconds that it saves, measured by cross-validation over
+    sweeps.
+    """
 
     order: tuple[int, ...]
     gain: float
@@ -58,16 +71,19 @@ class Order:
 
 
 def ring(machines: int, size: float) -> tuple[Round, ...]:
-    """Return the rounds of an all-reduce of `size` bytes, or of a reduce-scatter and all-gather."""
+    """Return the rounds of a ring all-reduce of `size` bytes.
+
+    A reduce-scatter followed by an all-gather has the same rounds.
+    """
     around = tuple((place, (place + 1) % machines) for place in range(machines))
     return (Round(places=around, bytes=size / machines, times=2 * (machines - 1)),)
 
 
 def halvings(machines: int, size: float) -> tuple[Round, ...]:
-    """Return Adasum's rounds: halves of `size` bytes there and back.
+    """Return the rounds of Adasum's recursive halving and doubling of `size` bytes.
 
     Raises:
-        ValueError: the number of machines is no power of two.
+        ValueError: if the number of machines is not a power of two, or is 1.
     """
     if machines < 2 or machines & (machines - 1):
         raise ValueError(f"{machines} machines: halves are exchanged by a power of two of them")
@@ -79,7 +95,10 @@ def halvings(machines: int, size: float) -> tuple[Round, ...]:
 
 
 def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
-    """Return (m,) seconds of `rounds` in each of `orders` (m, n), the machine at each place."""
+    """Return (m,) seconds of `rounds` in each order.
+
+    `orders` (m, n) holds the machine at each place.
+    """
     total = np.zeros(len(orders))
     for one in rounds:
         senders, receivers = np.array(one.places).T
@@ -91,7 +110,7 @@ def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> Float
 
 
 def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Return the fastest order: of all up to EXACT machines, else by local search."""
+    """Return the fastest order: exact up to EXACT machines, else by local search."""
     if links.machines > EXACT:
         return searched(links, rounds)
     orders = np.array(list(permutations(range(links.machines))))
@@ -99,9 +118,9 @@ def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 
 
 def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Return the best of local searches from several starts.
+    """Return the best order that local searches from several starts find.
 
-    A search moves to the best neighbour until none is better.
+    A search moves to the best neighbour until no neighbour is better.
     """
     random, moves = np.random.default_rng(0), _moves(links.machines)
     starts = [random.permutation(links.machines) for _ in range(_STARTS)]
@@ -119,12 +138,13 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 
 
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
-    """Return the fastest order by all `sweeps`; machines keep their order if the gain is not sure.
+    """Return the fastest order by all `sweeps`, or the present order if the gain is uncertain.
 
-    The gain is measured in a sweep that did not choose: of so many orders, one always looks faster.
+    The gain is cross-validated: each sweep measures an order that the other sweeps chose. Otherwise
+    noise would make one of the many orders look faster.
 
     Raises:
-        ValueError: there are fewer than two sweeps.
+        ValueError: if there are fewer than two sweeps.
     """
     if len(sweeps) < 2:
         raise ValueError(f"{len(sweeps)} sweep: two or more show the noise")
@@ -150,13 +170,19 @@ def _median(sweeps: Sequence[Links]) -> Links:
 
 
 def _costs(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
-    """(m,) seconds, and a little of the seconds on one shared link, which breaks ties."""
+    """Return (m,) seconds of each order, plus a small cost that breaks ties.
+
+    The small cost is proportional to the seconds if all pairs shared one link.
+    """
     shared = Links(latency_s=links.latency_s, byte_s=links.byte_s, sharing=1.0)
     return seconds_of(links, rounds, orders) + _TIES * seconds_of(shared, rounds, orders)
 
 
 def _moves(machines: int) -> IntArray:
-    """(moves, machines) places to take machines from: exchanges, reversals and shifts."""
+    """Return (moves, machines) permutations of places: exchanges, reversals and shifts.
+
+    Column i of a move is the place from which place i takes its machine.
+    """
     found, places = set(), tuple(range(machines))
     for first, last in combinations(places, 2):
         before, inside, after = places[:first], places[first : last + 1], places[last + 1 :]

@@ -1,7 +1,12 @@
-"""Which setups answer a workload's goals: enumerate, predict, cost, choose.
+"""Choose the setups that answer a workload's goals: enumerate, predict, cost, rank.
 
-The formula judges every candidate, the model the best LOOKED of them, and joint draws the best
-DRAWN of those. Up to DRAWN candidates the answer is that of all of them.
+Planning is a funnel of three stages:
+
+1. The step-time formula, which is fast, estimates every candidate.
+2. The model predicts the best LOOKED candidates.
+3. Joint draws of the model judge the best DRAWN candidates.
+
+With at most DRAWN candidates, all of them pass every stage.
 """
 
 from __future__ import annotations
@@ -22,19 +27,20 @@ from .compression import able_modes, compared, unproven
 from .explanations import obstacle
 from .ranking import Row, recommend, summary
 
-DRAWS = 400  # even: draws come in pairs about the prediction
+DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
 LOOKED, DRAWN = 2000, 400
-# Of the log of hours: how far the formula, and then the model, may be off. A required probability
-# asks for a margin that depends on it.
+# Assumed standard deviations of log hours. The shortlist keeps the best candidates for each value,
+# because the margin that a required probability needs depends on the uncertainty.
 _SPREADS = (0.03, 0.1, 0.3)
-_OF_A_GROUP = 2  # candidates of one cluster in one mode
+_OF_A_GROUP = 2  # candidates of one cluster and mode that a shortlist may hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """Rows of each goal, the frontier of expected hours and dollars, and the numbers considered.
+    """The planner's answer: rows for each goal, and the frontier of expected hours and dollars.
 
-    `candidates` setups were enumerated, `looked_at` predicted and `ranked` judged by draws.
+    `candidates` is the number of setups enumerated, `looked_at` the number predicted by the model.
+    `ranked` are the setups that joint draws judged.
     """
 
     rows: list[Row]
@@ -53,12 +59,18 @@ def plan(
     top: int = 5,
     seed: int = 0,
 ) -> Recommendation:
-    """Choose setups of `workload` over every cluster of the supply.
+    """Return the best setups for each goal of `workload` among all clusters of the supply.
 
-    `runs` are measurement rows, to count how often each setup was measured.
+    Args:
+        workload: the training job with its goals and allowed modes.
+        supply: the offers, limits and vetoes.
+        model: predicts step times.
+        runs: measurement rows, used to count how often each setup was measured.
+        top: the most rows per goal.
+        seed: of the joint draws.
 
     Raises:
-        ValueError: the range of batches is empty.
+        ValueError: if the workload's range of global batches is empty.
     """
     asked, workload = workload, choosable(workload, supply.vetoes)
     goals, found = workload.goals, allowed(asked, supply, model)
@@ -74,7 +86,7 @@ def plan(
     arrays = found.splits.arrays(splits)
     predictions = model.predict_arrays(arrays)
     barred = unproven(model, arrays, predictions, workload.modes)
-    step_s = np.full(len(found.splits), np.nan)  # NaN: not looked at, or not to be chosen
+    step_s = np.full(len(found.splits), np.nan)  # NaN: not predicted, or may not be chosen
     step_s[splits] = predictions["step_s"].where(~barred)
     costed = replace(found, frame=found.frame.iloc[looked]).with_hours(step_s, workload.samples)
     hours, usd = (costed.column(name).astype(float) for name in ("hours", "usd"))
@@ -109,9 +121,9 @@ def plan(
 
 
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
-    """Return the workload in the modes that may be chosen.
+    """Return the workload with only the modes that may be chosen.
 
-    Adasum and UNPLANNED strategies are chosen only where nothing else is tolerated.
+    Adasum and UNPLANNED strategies remain only if the workload allows no other mode.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]
@@ -119,17 +131,19 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
 
 
 def nothing(workload: Workload, why: str = "") -> Recommendation:
-    """Return the plan without candidates: each goal is infeasible, with the reason if known."""
+    """Return a plan without candidates: each goal is infeasible. `why` is the reason, if known."""
     costs = job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
     rows = [row | {"reason": why or row["reason"]} for row in recommend(workload, costs)]
     return Recommendation(rows=rows)
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
-    """Return every candidate of modes without a veto; None without an offer or a mode.
+    """Return every candidate in the modes that may be chosen.
+
+    Returns None if there is no offer or no such mode.
 
     Raises:
-        ValueError: the range of batches is empty.
+        ValueError: if the workload's range of global batches is empty.
     """
     workload = choosable(workload, supply.vetoes)
     if not supply.offers or not workload.modes:
@@ -138,7 +152,7 @@ def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candida
 
 
 def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list[Setup]:
-    """Return `allowed` as setups that fit."""
+    """Return the candidates of `allowed` as setups, without clusters that the supply refuses."""
     found = allowed(workload, supply, model)
     return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
 
@@ -146,9 +160,10 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
 def _that_fit(
     found: Candidates, goals: Sequence[Goal], supply: Supply
 ) -> tuple[Candidates, IntArray]:
-    """Return the best LOOKED rows by the formula whose clusters fit.
+    """Return the candidates, and the positions of the best LOOKED by the formula.
 
-    The first result is without the clusters that are known not to fit.
+    `supply.fits` is slow, so only shortlisted clusters are checked. If it refuses a cluster, that
+    cluster's candidates are dropped and the shortlist is made again.
     """
     cluster, able, refused = found.column("cluster"), set[int](), set[int]()
     usd = found.column("usd").astype(float)
@@ -167,7 +182,7 @@ def _that_fit(
 
 
 def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:
-    """(rows,) a number of each cluster in each mode."""
+    """Return (rows,) a number that identifies the cluster and mode of each row."""
     mode = found.splits.mode[found.column("split", rows)]
     return found.column("cluster", rows) * len(found.splits.modes) + mode
 
@@ -175,11 +190,12 @@ def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray
 def shortlist(
     hours: FloatArray, usd: FloatArray, group: IntArray, goals: Sequence[Goal], count: int
 ) -> IntArray:
-    """Return about `count` positions that may decide a goal or lie on the frontier.
+    """Return the positions of about `count` candidates that may decide a goal or the frontier.
 
-    For each goal: the least losses at several uncertainties, and near misses, which are better
-    than the best and exceed its limit least; the explanation needs them. At most _OF_A_GROUP of a
-    `group`. All with finite hours, if these are no more than `count`.
+    Keeps the candidates closest to the frontier of `hours` and `usd`. For each goal, also keeps the
+    least losses under each of _SPREADS and near misses: better than the best candidate, but over
+    the limit. The explanations need near misses. At most _OF_A_GROUP candidates share a `group`.
+    If at most `count` candidates have finite hours, all of them are returned.
     """
     usable = np.flatnonzero(np.isfinite(hours))
     if len(usable) <= count:
@@ -200,7 +216,7 @@ def shortlist(
 
 
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
-    """Return `count` positions of least finite score, at most _OF_A_GROUP of a group."""
+    """Return up to `count` positions of the least finite scores, at most _OF_A_GROUP per group."""
     left: IntArray = np.flatnonzero(np.isfinite(score))
     if len(left) > 8 * count:
         left = left[np.argpartition(score[left], 8 * count)[: 8 * count]]
@@ -210,7 +226,10 @@ def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
 
 
 def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
-    """(rows,) log of dollars over the least dollars of as few hours; 0 on the frontier."""
+    """Return (rows,) the log of a row's dollars over the cheapest row that is at least as fast.
+
+    0 on the frontier.
+    """
     front = undominated(hours, usd)
     if not len(front):
         return np.full(len(hours), np.inf)
@@ -219,7 +238,10 @@ def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
 
 
 def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
-    """Return positions that no other beats in both, by rising hours; infinite values never."""
+    """Return the positions on the Pareto frontier of hours and dollars, sorted by hours.
+
+    Rows with an infinite value are left out.
+    """
     order = np.lexsort((np.arange(len(hours)), usd, hours))
     order = order[np.isfinite(hours[order]) & np.isfinite(usd[order])]
     least = np.minimum.accumulate(usd[order])
@@ -228,7 +250,10 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
 
 
 def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[Row]:
-    """Return entries of the frontier; of a single goal with the chance to meet its limit."""
+    """Return the entries of the frontier at positions `front`.
+
+    If exactly one goal has a limit, each entry has the probability of meeting it.
+    """
     limits = [(goal.constraint, goal.limit or 0.0) for goal in goals if goal.constraint is not None]
     chances: list[float | None] = [None] * len(front)
     if len(limits) == 1 and len(front):

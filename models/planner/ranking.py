@@ -1,7 +1,7 @@
-"""Rank judged setups for each goal: hours, dollars, chances, order.
+"""Rank setups for each goal of a workload and fill the planner's columns of the table.
 
 p_meets = share of joint draws (of step times, start-up and interruptions) that meet the constraint
-p_best  = share of draws of step times in which the rule chooses the setup, knowing them
+p_best  = share of draws of step times in which the setup would be chosen if they were known
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .choice_rule import Meeting, drawn_meeting, known_meeting, losses, misses
 
 Row = dict[str, Any]
 
-CLUSTERS_COMPARED = 50  # for the chance of the best, and for near misses
+CLUSTERS_COMPARED = 50  # clusters among which p_best and near misses are computed
 _PARTS = ("compute_s", "communication_s", "exposed_communication_s", "input_s")
 COLUMNS = (
     *("workload", "samples", "global_batch", "goal", "constraint_hours", "constraint_usd"),
@@ -45,11 +45,20 @@ def recommend(
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
-    Up to `top` clusters a goal, each with its best split, ranked from 1 by loss: "recommended",
-    then "alternative" or "misses_constraint", last a tempting cluster that misses. If nothing may
-    be chosen, one row "infeasible" whose reason says what would be feasible. An unknown price is
-    None. `runs` are measurement rows, `clusters` the number of clusters compared, `notes` more
-    reasons for a shown setup. A row's `offers` are those of its machines.
+    A goal has up to `top` rows, one per cluster with its best split, ranked from 1 by loss. The
+    status of the first is "recommended", of the rest "alternative" or "misses_constraint". The last
+    rows are near misses: better clusters that miss the constraint. A goal for which no setup may be
+    chosen has one row with status "infeasible". Its reason says what would be feasible.
+
+    Unknown prices are None. A row's `offers` are the offers of its machines.
+
+    Args:
+        workload: the training job with its goals.
+        costs: hours and dollars of the setups to rank.
+        runs: measurement rows, used to count how often each setup was measured.
+        top: the most rows per goal.
+        clusters: the number of clusters compared, for the explanation.
+        notes: returns further reasons for a setup.
     """
     count = clusters or len(np.unique(costs.cluster))
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, count)]
@@ -64,7 +73,7 @@ def recommend(
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: int) -> list[Row]:
-    """Return the rows of one goal; `at` is a row's position among the setups."""
+    """Return the rows of one goal. A row's `at` is the position of its setup in `costs`."""
     what, limit = goal.constraint, goal.limit
     objective = costs.expected(goal.objective)
     other = costs.expected("hours" if goal.objective == "usd" else "usd")
@@ -112,13 +121,13 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
 
 
 def _best_splits(order: IntArray, cluster: IntArray) -> IntArray:
-    """Return the first setup of each cluster: readers choose clusters, the planner splits."""
+    """Return the positions in `order` without repeated clusters: the first of each is kept."""
     _, firsts = np.unique(cluster[order], return_index=True)
     return order[np.sort(firsts)]
 
 
 def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
-    """Return the share of draws of step times in which each setup has the least loss."""
+    """Return, for each setup at `best`, the share of step-time draws in which it loses least."""
     meeting = None
     if goal.constraint is not None and goal.limit is not None:
         meeting = known_meeting(costs.expected_by_draw(goal.constraint)[best], goal.limit)
@@ -130,7 +139,7 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
 def _infeasible(
     workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray, compared: int
 ) -> Row:
-    """Return a row without a cluster; its reason names the nearest and the limit it meets."""
+    """Return a row without a cluster. Its reason names the nearest cluster and a feasible limit."""
     if goal.constraint is None or not np.any(usable):
         why = explain.nothing_to_choose(len(costs.setups))
     else:
@@ -156,7 +165,7 @@ def _question(workload: Workload, goal: Goal) -> Row:
 
 
 def summary(costs: JobCosts, at: int) -> Row:
-    """Return a setup with its hours and dollars: an entry of the frontier."""
+    """Return the setup at position `at` with its expected hours and dollars."""
     setup = costs.setups[at]
     columns = setup.row()
     del columns["workload"], columns["provider"]
@@ -204,7 +213,7 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
 
 
 def _bill(setup: Setup, hours: float) -> Row:
-    """Return expected dollars by cost item; `usd` is their sum to the last digit."""
+    """Return the expected dollars of each cost item. `usd` is exactly their sum."""
     price, storage, other = setup.cluster.bill_per_hour
     items = {"usd_storage": hours * storage, "usd_other": hours * other}
     machines = None if price is None else hours * price

@@ -1,7 +1,7 @@
-"""Sizing rules of Zou et al., applied to measured runs.
+"""Apply the sizing rules of Zou et al. to measured runs.
 
-Scaling is strong: G units share the same global batch. A unit is a machine with a given number of
-devices, or a device of one machine. T(G) is the measured step time on G units.
+The rules describe strong scaling: G units share the same global batch. A unit is a machine with a
+given number of devices, or one device of a machine. T(G) is the measured step time on G units.
 
     efficiency   T(1) / (G T(G))
     rule         T(G) = O + P / G, R = O / P: efficiency (1 + R) / (1 + G R)
@@ -56,36 +56,37 @@ _SHAPE = ["size", "micro_batch", "accumulation_steps"]
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """T(G) = overhead_s + parallel_s / G."""
+    """The scaling rule T(G) = overhead_s + parallel_s / G, in seconds."""
 
     overhead_s: float
     parallel_s: float
 
     @classmethod
     def through(cls, one_s: float, size: int, step_s: float) -> ScalingRule:
-        """Return the rule through T(1) and T(`size`), with `size` at least 2."""
+        """Return the rule through T(1) = `one_s` and T(`size`) = `step_s`, for `size` >= 2."""
         overhead_s = min(max((size * step_s - one_s) / (size - 1), 0.0), one_s)
         return cls(overhead_s, one_s - overhead_s)
 
     def efficiency(self, size: int) -> float:
+        """Return the parallel efficiency on `size` units, T(1) / (size T(size))."""
         return (self.overhead_s + self.parallel_s) / (size * self.overhead_s + self.parallel_s)
 
     def largest(self, efficiency: float) -> int | None:
-        """Return the largest efficient number of units; None if it is unlimited."""
+        """Return the most units with at least this efficiency; None if there is no limit."""
         if self.overhead_s == 0:
             return None
-        # The formula of the module with R = O / P, multiplied out so that P may be zero.
+        # The module's formula with R = O / P, rearranged so that P may be zero.
         units = self.parallel_s * (1 - efficiency) / (efficiency * self.overhead_s) + 1 / efficiency
         return max(math.floor(units + 1e-9), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Median step times of one workload and mode by number of units.
+    """Median step times of one workload and mode by the number of units.
 
-    `devices_each` is the number of devices of a machine; 0 if units are devices of one machine.
-    `steps[size][micro_batch, accumulation_steps]` are seconds; `micro_batch` counts samples of a
-    unit.
+    `devices_each` is the number of devices of each machine, or 0 if units are devices of one
+    machine. `steps[size][micro_batch, accumulation_steps]` is the step time in seconds on `size`
+    units. `micro_batch` counts the samples of one unit.
     """
 
     mode: Mode
@@ -94,10 +95,10 @@ class Scale:
     steps: Mapping[int, Mapping[tuple[float, int], float]]
 
     def step_s(self, size: int, batch: float, micro: float | None) -> float | None:
-        """Return seconds of a step of `batch` samples on `size` units; None if unknown.
+        """Return the seconds of a step of `batch` samples on `size` units; None if unknown.
 
-        With `micro` None the step must have been measured; otherwise it is composed of micro-steps
-        of `micro` samples for each unit.
+        If `micro` is None, only measured steps count. Otherwise an unmeasured step is composed of
+        micro-steps of `micro` samples per unit.
         """
         measured = self.steps.get(size, {})
         if micro is None:
@@ -112,7 +113,7 @@ class Scale:
         return None if alone is None or last is None else (count - 1) * alone + last
 
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
-        """Return seconds by number of units for all sizes that are known."""
+        """Return the step seconds by number of units, for all sizes where `step_s` is known."""
         found = {size: self.step_s(size, batch, micro) for size in sorted(self.steps)}
         return {size: seconds for size, seconds in found.items() if seconds is not None}
 
@@ -123,9 +124,11 @@ class Scale:
         return sorted({size * micro * steps for size, micro, steps in shapes})
 
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
-        """Return the (global batch, micro batch) with the most sizes, 1 among them.
+        """Return the (global batch, micro batch) whose step times are known at the most sizes.
 
-        Prefer measured to composed steps, then fast ones.
+        The global batch is between `least` and `most`. Size 1 and a larger size must be known, else
+        returns None. Among ties, measured steps win over composed steps, then the most samples per
+        second.
         """
         batches = {*self.batches, *([least] if least == most else [])}
         micros = [None, *sorted({micro for own in self.steps.values() for micro, _ in own})]
@@ -144,10 +147,11 @@ class Scale:
 
 
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
-    """Return one Scale for each mode, instance type and number of devices.
+    """Return one Scale for each mode, instance type and number of devices per machine.
 
-    Clusters with several types or unequal shares are ignored. `devices` gives the layout of runs
-    without one. A profile of one device stands in where no run exists.
+    Clusters with several instance types or unequal shares are ignored. `devices` is the number of
+    devices of each instance type, used for runs without a layout. If no run on one device exists,
+    its profile is used.
     """
     rows = []
     runs = valid_runs(data.runs)
@@ -184,7 +188,7 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
 
 
 def _profiles(data: TrainingData, workload: str) -> list[Row]:
-    """Return profiles of the workload with `mode` and `step_s`."""
+    """Return the workload's profiles on one device, with added `mode` and `step_s`."""
     if not len(data.profiles):
         return []
     own = data.profiles[data.profiles["workload"].astype(str) == workload]
@@ -196,11 +200,14 @@ def _profiles(data: TrainingData, workload: str) -> list[Row]:
 def size_workload(
     data: TrainingData, workload: str, *, batches: tuple[float, float]
 ) -> dict[str, list[Row]]:
-    """Return what measured runs say about the sizes of a workload, as rows of plain values.
+    """Return the scaling rules and best batches of a workload as lists of rows.
 
-    `scaling` has a row for each Scale with a global batch between the two of `batches`,
-    `checks` a row for each of its measured sizes, `best_batch` a row for each mode and type, and
-    `unknown` a row for each Scale without such a batch.
+    `batches` is the (least, most) global batch to consider. The lists are:
+
+        scaling     a row for each Scale that was measured at a global batch in that range
+        checks      a row for each measured size of these Scales: efficiency, measured and by rule
+        best_batch  a row for each mode and instance type: the fastest batch of one device
+        unknown     a row for each Scale without a suitable batch
     """
     data = at_nominal_speed(data)
     clusters = set(data.runs.get("cluster", ()))
@@ -238,7 +245,11 @@ def size_workload(
 
 
 def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
-    """Return measured efficiencies beside those predicted from smaller sizes alone."""
+    """Return a row for each size with its measured efficiency and its prediction `by_rule`.
+
+    The prediction uses size 1 and the next smaller size; it is None if there is no such size.
+    `sizes` are step seconds by number of units.
+    """
     rows = []
     for size, step_s in sizes.items():
         below = [other for other in sizes if 1 < other < size]
@@ -255,7 +266,7 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
 
 def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
-    """Return the rule and the largest efficient sizes, at most `limit` unless that is 0."""
+    """Return the scaling rule and the largest efficient sizes, at most `limit` (0: no limit)."""
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])
     largest = {name: rule.largest(efficiency) for name, efficiency in EFFICIENCIES.items()}
@@ -267,7 +278,10 @@ def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
 def _hiding(
     sizes: Mapping[int, float], devices_each: int, gradient_bytes: float, machine: Machine
 ) -> Row:
-    """Return what hides the exchange of gradients behind the backward pass, if rates are known."""
+    """Return the numbers that decide if the backward pass hides the gradient exchange.
+
+    `servers` is the number of parameter servers needed, None if the bandwidth is unknown.
+    """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
     compute_s, workers = sizes[1] / size, size * devices_each
     servers = None
@@ -283,7 +297,10 @@ def _hiding(
 
 
 def _backward_share(profiles: list[Row], buckets: pd.DataFrame, workload: str) -> float:
-    """Return the share of a step after the first gradient bucket, two thirds without a profile."""
+    """Return the share of a step in which gradients can be sent during the backward pass.
+
+    This is the backward share (BACKWARD_PART without a profile) after the first bucket is ready.
+    """
     shares = [row["backward_s"] / row["step_s"] for row in profiles]
     ready = 0.0
     if len(buckets) and (named := buckets["workload"].astype(str) == workload).any():
@@ -292,7 +309,10 @@ def _backward_share(profiles: list[Row], buckets: pd.DataFrame, workload: str) -
 
 
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
-    """Return the measured batch of one device with the most samples per second that fits."""
+    """Return one row with the fastest measured batch of one device that fits in its memory.
+
+    Empty if no batch fits.
+    """
     peaks = {float(row["batch"]): row.get("peak_bytes") for row in profiles}
     peaks = {batch: None if pd.isna(peak) else float(peak) for batch, peak in peaks.items()}
     gib = machine.device_memory_gib
