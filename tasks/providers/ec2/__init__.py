@@ -1,1 +1,1 @@
-"""Machines of EC2: offers, leases, launches, mailboxes in S3."""
+"""Provide EC2 machines: offers, leases, launches, and mailboxes in S3."""

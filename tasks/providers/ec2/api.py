@@ -1,7 +1,7 @@
-"""All calls of AWS, each by the name that IAM gives its action. Refusals raise AwsRefused.
+"""Call AWS. Each action has the name that IAM gives it; a refused call raises AwsRefused.
 
-boto3 retries what is throttled or unanswered. It is imported at the first call, so that commands
-that need no AWS start quickly. Every wait is bounded.
+boto3 retries throttled and unanswered requests. It is imported at the first call, so that commands
+without AWS start quickly. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ T = TypeVar("T")
 PRICE_LIST_REGION = "us-east-1"  # the Price List API answers for every region from here
 ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS = 5, 30, 5
-VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses until EC2 finds what was just created
-ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money, or may again
+VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses until EC2 finds a new resource
+ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
 _PAGE = 100  # instance types in one DescribeInstanceTypes
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
     "s3:ListBucket": "list_objects_v2",
     "s3:GetBucketPublicAccessBlock": "get_public_access_block",
 }
-# Linux on shared hardware, nothing pre-installed, paid by the hour.
+# Price List filters: Linux on shared hardware, no pre-installed software, on demand.
 _ON_DEMAND = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -50,19 +50,25 @@ _ON_DEMAND = {
 
 
 def has_credentials() -> bool:
-    """Whether there are credentials. Raises ProviderError if AWS_PROFILE names no profile."""
+    """Return whether boto3 finds credentials. Raises ProviderError if AWS_PROFILE is unknown."""
     return _session().get_credentials() is not None
 
 
 def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:
-    """The API through `clients`, by default boto3's. Raises ProviderError without credentials."""
+    """Return the API, by default through boto3's clients and the real clock.
+
+    Raises ProviderError if there are neither `clients` nor AWS credentials.
+    """
     if clients is None and not has_credentials():
         raise ProviderError(NO_CREDENTIALS)
     return Ec2Api(clients or boto_clients(), clock or AwsClock())
 
 
 def boto_clients() -> Clients:
-    """Clients of the ordinary credentials; AWS_PROFILE and AWS_ENDPOINT_URL count."""
+    """Return a function that makes a boto3 client of a service in a region.
+
+    boto3 looks for credentials as usual, and reads AWS_PROFILE and AWS_ENDPOINT_URL.
+    """
     from botocore.config import Config
 
     session, retries = _session(), {"mode": "standard", "total_max_attempts": ATTEMPTS}
@@ -71,6 +77,7 @@ def boto_clients() -> Clients:
 
 
 def _session() -> Any:
+    """Return a boto3 session. Raises AwsRefused if AWS_PROFILE names no profile."""
     import boto3
 
     with asking("the credentials", "any region"):
@@ -79,7 +86,7 @@ def _session() -> Any:
 
 @contextmanager
 def asking(action: str, region: str) -> Iterator[None]:
-    """Turn every exception of botocore into AwsRefused."""
+    """Convert botocore's exceptions into AwsRefused, whose message names `action` and `region`."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -90,7 +97,7 @@ def asking(action: str, region: str) -> Iterator[None]:
 
 
 def shape_of(service: str, shape: str) -> Any:
-    """A shape of botocore's model of a service."""
+    """Return the shape named `shape` in botocore's model of `service`."""
     from botocore.session import Session
 
     return Session().get_service_model(service).shape_for(shape)
@@ -98,21 +105,26 @@ def shape_of(service: str, shape: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsClock:
+    """The current time and the sleep function that all waits use."""
+
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     sleep: Callable[[float], None] = time.sleep
 
 
 class Ec2Api:
-    """Calls through `clients`; waits by `clock`."""
+    """The AWS calls that Srift needs. `clients` makes boto3 clients; `clock` times the waits."""
 
     def __init__(self, clients: Clients, clock: AwsClock) -> None:
         self.clients, self._lock = clients, threading.Lock()
         self.now, self.sleep = clock.now, clock.sleep
         self._cached: dict[tuple[str, str], Any] = {}
-        self._images: dict[tuple[str, str], Answer] = {}  # a campaign keeps its image
+        self._images: dict[tuple[str, str], Answer] = {}  # a campaign uses one image
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
-        """One call of `action`, spelt as in an IAM policy ("ec2:CreateFleet")."""
+        """Call `action`, spelt as in an IAM policy ("ec2:CreateFleet"), and return AWS's answer.
+
+        `words` are the parameters of the call. Raises AwsRefused if AWS refuses or does not answer.
+        """
         service, _, name = action.partition(":")
         method = _METHODS.get(action) or re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
         with asking(action, region):
@@ -121,7 +133,7 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """As `ask`; empty if AWS refuses with one of these codes or kinds."""
+        """Call `action`, but return {} if AWS refuses with a code or kind in `refusals`."""
         try:
             return self.ask(action, region, **words)
         except AwsRefused as error:
@@ -130,7 +142,7 @@ class Ec2Api:
             return {}
 
     def ask_all(self, key: str, action: str, region: str, **words: Any) -> list[Any]:
-        """Items under `key` of all pages."""
+        """Return the items under `key` from all pages of the answer."""
         page = self.ask(action, region, **words)
         items = list(page[key])
         while token := page.get("NextToken"):
@@ -139,7 +151,10 @@ class Ec2Api:
         return items
 
     def described(self, key: str, action: str, region: str, filters: Filters) -> list[Answer]:
-        """As `ask_all` with `filters`: name -> value or values."""
+        """Return the items of a Describe action that match `filters`, from all pages.
+
+        `filters` maps the name of a filter to one value or to several values.
+        """
         words = [
             {"Name": name, "Values": [value] if isinstance(value, str) else list(value)}
             for name, value in filters.items()
@@ -147,7 +162,11 @@ class Ec2Api:
         return self.ask_all(key, action, region, Filters=words)
 
     def when_visible(self, call: Callable[[], T]) -> T:
-        """`call()`, repeated while EC2 does not find what was just created: boto3 does not."""
+        """Return `call()`, with retries while EC2 does not find a resource that was just created.
+
+        boto3 does not retry this error. Raises AwsRefused if EC2 still does not find the resource
+        after half a minute.
+        """
         for pause_s in VISIBLE_AFTER_S:
             try:
                 return call()
@@ -158,7 +177,7 @@ class Ec2Api:
         return call()
 
     def looks(self, every_s: float, within_s: float) -> Iterator[None]:
-        """Yield now, and again every `every_s` until `within_s` are over."""
+        """Yield at once and then every `every_s` seconds, until `within_s` seconds are over."""
         give_up = self.now() + timedelta(seconds=within_s)
         while True:
             yield
@@ -167,13 +186,16 @@ class Ec2Api:
             self.sleep(every_s)
 
     def type_names(self, region: str) -> list[str]:
-        """Instance types that the region offers."""
+        """Return the names of all instance types that the region offers."""
         action, words = "ec2:DescribeInstanceTypeOfferings", {"LocationType": "region"}
         found = self.ask_all("InstanceTypeOfferings", action, region, MaxResults=1000, **words)
         return [str(offering["InstanceType"]) for offering in found]
 
     def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
-        """Entries of DescribeInstanceTypes for `names`, which the region must offer."""
+        """Return DescribeInstanceTypes' entry of each type in `names`.
+
+        Raises AwsRefused if the region does not offer one of the types.
+        """
         action, found = "ec2:DescribeInstanceTypes", list[Answer]()
         for first in range(0, len(names), _PAGE):
             page = list(names[first : first + _PAGE])
@@ -181,7 +203,7 @@ class Ec2Api:
         return found
 
     def price_list(self, region: str) -> list[Answer]:
-        """Products of the Price List API for on-demand Linux in `region`."""
+        """Return the Price List API's products for on-demand Linux in `region`, as dicts."""
         filters = [
             {"Type": "TERM_MATCH", "Field": field, "Value": value}
             for field, value in (_ON_DEMAND | {"regionCode": region}).items()
@@ -191,13 +213,19 @@ class Ec2Api:
         return [json.loads(product) for product in found]
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
-        """Rows of DescribeSpotPriceHistory in force at `at`, of `names` or every type."""
+        """Return the rows of DescribeSpotPriceHistory that are in force at `at`.
+
+        The rows are those of the types in `names`, or of all types if `names` is empty.
+        """
         words: Answer = {"InstanceTypes": list(names)} if names else {"MaxResults": 1000}
         words |= {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Spot placement score by zone, for `count` machines of any of `names`."""
+        """Return by zone the spot placement score, 1 to 10, of a request for `count` machines.
+
+        The machines may have any of the types in `names`. Zones without a score are left out.
+        """
         words = {
             "InstanceTypes": list(names),
             "TargetCapacity": count,
@@ -221,7 +249,11 @@ class Ec2Api:
         tags: Mapping[str, str] | None = None,
         states: Sequence[str] = (),
     ) -> dict[str, Answer]:
-        """Machines by id, chosen by ids, tags and states. Ids unknown to EC2 are left out."""
+        """Return DescribeInstances' entry of each machine, by instance id.
+
+        Machines must have one of `ids`, all of `tags`, and one of `states`; an empty argument does
+        not restrict. Ids that EC2 does not know are left out.
+        """
         filters = tag_filters(tags or {})
         filters |= {"instance-state-name": states} if states else {}
         filters |= {"instance-id": ids} if ids else {}
@@ -233,9 +265,10 @@ class Ec2Api:
         }
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
-        """Terminate all; returns ids that EC2 does not know: long gone, or not shown yet.
+        """Terminate the machines and return the ids that EC2 does not know.
 
-        EC2 refuses all for one unknown id: then they are terminated one by one.
+        EC2 does not know machines that ended long ago, or that it does not show yet. One unknown id
+        makes EC2 refuse the whole request; each machine is then terminated by a separate request.
         """
         wanted = sorted(set(ids))
         if not wanted:
@@ -251,7 +284,11 @@ class Ec2Api:
         return set()
 
     def image(self, region: str, parameter: str) -> Answer:
-        """The image that the SSM parameter names now, as DescribeImages describes it."""
+        """Return DescribeImages' entry of the image that the SSM parameter names.
+
+        The first answer is kept, so that a campaign uses one image. Raises AwsRefused if the image
+        does not exist or is not available.
+        """
         if (region, parameter) in self._images:
             return self._images[region, parameter]
         action = "ec2:DescribeImages"
@@ -262,18 +299,22 @@ class Ec2Api:
         return self._images.setdefault((region, parameter), dict(images[0]))
 
     def _client(self, service: str, region: str) -> Any:
-        with self._lock:  # a session makes one client at a time, and each takes half a second
+        with self._lock:  # a session makes clients one at a time, half a second each
             if (service, region) not in self._cached:
                 self._cached[service, region] = self.clients(service, region)
             return self._cached[service, region]
 
 
 def tag_filters(tags: Mapping[str, str]) -> Filters:
+    """Return filters for resources that have all of `tags`."""
     return {f"tag:{name}": value for name, value in tags.items()}
 
 
 def spot_advisor() -> Answer:
-    """Spot Advisor's public file; empty if it cannot be read or AWS is emulated. It is a prior."""
+    """Return Spot Advisor's public file, which has prior interruption rates.
+
+    The result is empty if the file cannot be read, or if AWS is emulated (AWS_ENDPOINT_URL is set).
+    """
     if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
         return {}
     try:
@@ -285,15 +326,15 @@ def spot_advisor() -> Answer:
 
 
 class Store:
-    """One bucket. `region`: where it is asked first, and after a listing where it lies."""
+    """One S3 bucket. `region` may be a guess at first; `listed` sets it to the bucket's region."""
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """Objects below `prefix`, and the store's clock when the listing began (unix).
+        """Return the objects below `prefix`, and S3's time (Unix) when the listing began.
 
-        With `most` it ends with the first page by which there are more.
+        With `most`, listing stops after the page on which the count exceeds `most`.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)
@@ -306,7 +347,10 @@ class Store:
         return found, answered_at(first)
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
-        """The object, and when it was written (unix, the store's clock). Too large: empty."""
+        """Return an object's content, and S3's time (Unix) when it was written.
+
+        The content is empty if the object is larger than `most_bytes`.
+        """
         action = "s3:GetObject"
         answer = self._api.ask(action, self.region, Bucket=self.bucket, Key=key)
         content = b""
@@ -316,11 +360,11 @@ class Store:
         return content, float(answer["LastModified"].timestamp())
 
     def put(self, key: str, content: bytes) -> None:
-        """Written whole or not at all."""
+        """Write an object atomically: readers never see a part of it."""
         self._api.ask("s3:PutObject", self.region, Bucket=self.bucket, Key=key, Body=content)
 
 
 def answered_at(answer: Answer) -> float:
-    """The Date header of an answer, as unix time."""
+    """Return the Date header of an answer, as Unix time."""
     date = str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
     return parsedate_to_datetime(date).timestamp()

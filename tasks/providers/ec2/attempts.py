@@ -1,6 +1,7 @@
-"""A launch asks for the cluster in its own market first, then on demand. Pure.
+"""Plan the attempts of a launch: the cluster's market first, then on demand. Pure functions.
 
-Each attempt is one fleet over all zones, or one fleet a group if the cluster has several types.
+Each attempt requests one EC2 fleet over all zones. A cluster of several instance types needs one
+fleet for each group of equal machines.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from itertools import groupby
 
 from models.domain.cluster import Cluster, Offer
 
-SPOT_MARGIN = 1.25  # a bid is at most this multiple of the known spot price
-LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, and a minute at least
+SPOT_MARGIN = 1.25  # a spot bid is at most this multiple of the spot list price
+LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Equal machines, asked for with one fleet. `first`: rank of the first.
+    """Equal machines, requested as one EC2 fleet.
 
-    `bids`: zone -> highest price an hour of one machine.
+    `first` is the rank of the first machine. `bids` maps a zone to the highest price of one
+    machine, in dollars an hour.
     """
 
     name: str
@@ -31,7 +33,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The cluster in one market; all machines share a zone. `clusters`: at each zone's prices."""
+    """An attempt to launch the whole cluster in one market, with all machines in one zone.
+
+    `clusters` maps each possible zone to the cluster at that zone's prices.
+    """
 
     market: str
     clusters: Mapping[str, Cluster]
@@ -45,7 +50,12 @@ class Attempt:
 def attempts(
     cluster: Cluster, offers: Iterable[Offer], zones: Iterable[str], markets: Sequence[str]
 ) -> list[Attempt]:
-    """Attempts for `cluster`, each over the `zones` that have a price for every type."""
+    """Return the attempts to launch `cluster`, in order.
+
+    The first attempt uses the cluster's market. If that is spot and `markets` include on demand, an
+    attempt on demand follows. Each attempt covers the `zones` that have a price of every type;
+    without such a zone there is no attempt. `offers` add prices of other zones and markets.
+    """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
     for offer in (*cluster.members, *offers):
@@ -82,10 +92,12 @@ def attempts(
 
 
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
-    """The highest price an hour: for spot the margin above the public price, at most on demand's.
+    """Return the highest price to pay for one machine, in dollars an hour.
 
-    A market compares bids with public prices. An own price above that counts: nothing is cheaper
-    than its worst case.
+    On demand, this is the list price. For spot, it is SPOT_MARGIN times the list price, but not
+    more than the on-demand list price. Spot markets compare bids with list prices, so that
+    discounts do not lower a bid. If the account's price is higher than the bid, it counts, because
+    a bid must cover the worst case.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

@@ -1,4 +1,4 @@
-"""Instance types from EC2's descriptions: devices, network rates, quotas, images. Pure."""
+"""Derive instance types, network rates, quotas and image support from EC2's data. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from models.domain.cluster import InstanceType
 
 Answer = Mapping[str, Any]
 
-GPU = "gpu"  # in [ec2] instance_types: every type with NVIDIA GPUs that the machines' image runs on
+# In [ec2] instance_types: every type with NVIDIA GPUs that the image supports.
+GPU = "gpu"
 _GPU_FAMILIES = "gp"
-# Graviton (g5g) and Grace (p6e-gb200) beside NVIDIA's GPUs
+# NVIDIA GPUs with an ARM processor: Graviton (g5g) and Grace (p6e-gb200).
 _ARM = re.compile(r"[a-z]+\d+[a-z]*(g|-gb\d+)\.")
 _STATED = re.compile(r"(?:Up to )?(?:(\d+)x )?([\d.]+) Gigabit")
-_ROUNDED = 1.01  # 133.333 is stated as 133.33
+_ROUNDED = 1.01  # EC2 rounds its statement: 133.333 becomes 133.33
 
-# Deep Learning AMIs, from AWS's release notes (supported_ec2_instances), read on 2026-11-23:
-# aws-deep-learning-ami-gpupt211oss-al2023-2026-09-07.md below
-# https://docs.amazonaws.cn/dlami/latest/devguide/. There are no notes on PyTorch 2.12 and 2.13;
-# they count as 2.11. The open kernel modules of NVIDIA's driver begin with Turing: no V100 (p3,
-# p3dn).
+# GPU families that Deep Learning AMIs support, from AWS's release notes (supported_ec2_instances),
+# read on 2026-11-23: aws-deep-learning-ami-gpupt211oss-al2023-2026-09-07.md below
+# https://docs.amazonaws.cn/dlami/latest/devguide/. AWS has no notes on PyTorch 2.12 and 2.13, so
+# the families of 2.11 are used. V100 (p3, p3dn) is missing, because the open kernel modules of
+# NVIDIA's driver need Turing or newer.
 _IMAGE = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-"
 IMAGE_FAMILIES = frozenset(
     [
@@ -41,12 +42,16 @@ IMAGE_FAMILIES = frozenset(
         "p5e",
         "p5en",
         "p6-b200",
-    ]  # of GPUs
+    ]
 )
 
 
 def image_families(parameter: str) -> Collection[str] | None:
-    """GPU families that the image of an SSM parameter runs on; None if the image is unknown."""
+    """Return the GPU families that an image supports; None if the image is unknown.
+
+    `parameter` is the SSM parameter that names the image. Images of PyTorch before 2.10 lack g6f
+    and gr6f.
+    """
     if not parameter.startswith(_IMAGE):
         return None
     before_2_10 = re.match(r"2\.\d-", parameter.removeprefix(_IMAGE))
@@ -54,7 +59,10 @@ def image_families(parameter: str) -> Collection[str] | None:
 
 
 def off_image(kind: InstanceType, families: Collection[str] | None) -> str:
-    """Why an image for `families` does not run on the type; empty if it does or nobody knows."""
+    """Return why the image does not run on `kind`; "" if it runs or its support is unknown.
+
+    `families` are the GPU families that the image supports, or None if unknown.
+    """
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM processor, and the image is for x86"
     if families is None or kind.device == "cpu" or family(kind.name) in families:
@@ -63,13 +71,13 @@ def off_image(kind: InstanceType, families: Collection[str] | None) -> str:
 
 
 def family(instance_type: str) -> str:
-    """`p4d` of `p4d.24xlarge`."""
+    """Return the family of an instance type: `p4d` for `p4d.24xlarge`."""
     return instance_type.partition(".")[0]
 
 
-# Peak dense TFLOP/s of one device in fp32 without tensor cores, and of 16-bit floats on tensor
-# cores without sparsity, from NVIDIA's data sheets in November 2026 (A10G: the A10's fp32). From
-# Ampere on, TF32 has half of the latter and FP8 twice; V100 and T4 have neither.
+# Peak dense TFLOP/s of one device: (fp32 without tensor cores, 16-bit floats on tensor cores
+# without sparsity). Source: NVIDIA's data sheets in November 2026 (A10G: the A10's fp32). From
+# Ampere on, TF32 has half and FP8 twice the 16-bit rate. V100 and T4 have neither TF32 nor FP8.
 _TFLOPS = {
     "k80": (4.4, 4.4),  # one of its two GPUs, at boost
     "m60": (4.8, 4.8),  # one of its two GPUs
@@ -87,15 +95,15 @@ _BEFORE_AMPERE = {"v100", "t4", "t4g"}
 
 
 def device_tflops(device: str) -> float | None:
-    """Peak fp32 TFLOP/s of a device in any capitalisation; None if unknown."""
+    """Return a device's peak fp32 TFLOP/s; None if unknown. Capitalisation does not matter."""
     return _TFLOPS.get(device.lower(), (None, None))[0]
 
 
 def most_tflops(device: str, precision: str) -> float | None:
-    """Upper bound of one device's TFLOP/s in a precision; None if unknown.
+    """Return an upper bound of one device's TFLOP/s in `precision`; None if unknown.
 
-    For fp32 it is TF32's where there is any: PyTorch's convolutions use it by default. A
-    fraction of a GPU ("L4 1/2") has that fraction.
+    If the device has TF32, the bound for fp32 is the TF32 rate, because PyTorch's convolutions use
+    TF32 by default. A fraction of a GPU ("L4 1/2") has that fraction of the GPU's TFLOP/s.
     """
     name, _, divisor = device.lower().partition(" 1/")
     if name not in _TFLOPS:
@@ -107,10 +115,12 @@ def most_tflops(device: str, precision: str) -> float | None:
 
 
 def instance_type_of(answer: Answer) -> InstanceType:
-    """An entry of DescribeInstanceTypes. GPU memory is as EC2 reports it (A10G: 22.35 GiB).
+    """Return the instance type that an entry of DescribeInstanceTypes describes.
 
-    A fraction of a GPU (`GpuPartitionSize` below 1) is a device of its own name. Raises ValueError
-    if the sustained network rate is unknown.
+    GPU memory is as EC2 reports it (A10G: 22.35 GiB). A fraction of a GPU (`GpuPartitionSize` below
+    1) has a separate device name ("L4 1/2").
+
+    Raises ValueError if the sustained network rate is unknown, LookupError if a field is missing.
     """
     memory_gib, others = _gib(answer), answer.get("InferenceAcceleratorInfo", {})
     device, devices, device_memory_gib, tflops = "cpu", 1, memory_gib, None
@@ -139,15 +149,19 @@ def instance_type_of(answer: Answer) -> InstanceType:
 
 
 def _gib(described: Answer) -> float:
+    """Return GiB from the `MemoryInfo` of a machine, GPU or accelerator."""
     return float(described["MemoryInfo"]["SizeInMiB"]) / 1024
 
 
 def baseline_gbps(answer: Answer) -> float:
-    """Sustained gigabit/s of the attached network cards, at most what EC2 states of the machine.
+    """Return the sustained gigabit/s of the network cards that a launch attaches.
 
-    Attached are the cards that take an EFA, else the first (see `efa_cards`). A card's peak ("Up to
-    25 Gigabit") lasts for minutes only. Some machines list the rate of all cards for each card
-    (g6e.48xlarge: "400 Gigabit", and 400 on each of four). Raises ValueError if a rate is unknown.
+    A launch attaches the cards that take an EFA, or else the first card (see `efa_cards`). A card's
+    peak rate ("Up to 25 Gigabit") lasts only for minutes.
+
+    The sum is limited to the rate that EC2 states for the whole machine, because some types list
+    the whole rate for each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four cards).
+    Raises ValueError if a rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)
@@ -161,9 +175,9 @@ def baseline_gbps(answer: Answer) -> float:
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
-    """Indices of the network cards that take an EFA, as many as allowed; () without EFA.
+    """Return the indices of the network cards that take an EFA, up to the allowed number.
 
-    The first card of some types takes none (p6-b300).
+    The result is empty if the type has no EFA. The first card of some types takes no EFA (p6-b300).
     """
     network = answer["NetworkInfo"]
     if not network.get("EfaSupported"):
@@ -175,7 +189,10 @@ def efa_cards(answer: Answer) -> tuple[int, ...]:
 
 
 def described(answers: Iterable[Answer]) -> list[InstanceType]:
-    """Every type that can be described, by name."""
+    """Return the instance types that `answers` describe completely, sorted by name.
+
+    `answers` are entries of DescribeInstanceTypes. Incomplete entries are left out.
+    """
     types: dict[str, InstanceType] = {}
     for answer in answers:
         with suppress(LookupError, ValueError):
@@ -189,9 +206,11 @@ def wanted(
     patterns: Sequence[str],
     families: Collection[str] | None = None,
 ) -> list[InstanceType]:
-    """Types that match a pattern: `g5.*`, `p4d.24xlarge`, or `gpu` for GPUs of the `families`.
+    """Return the types that match a pattern: `g5.*`, `p4d.24xlarge`, or `gpu`.
 
-    A named type is kept even if no image runs on it: measurements of it may be imported.
+    `gpu` matches NVIDIA types on x86 whose family is in `families`, or all of them if `families` is
+    None. The other patterns keep a type even if no image runs on it, because measurements of the
+    type may be imported.
     """
     return [
         kind
@@ -202,7 +221,7 @@ def wanted(
 
 
 def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    """Names that `wanted` might keep, before they are described."""
+    """Return the names that `wanted` might keep, before AWS describes the types."""
     return {
         name
         for name in names
@@ -212,12 +231,15 @@ def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
 
 
 def is_gpu(kind: InstanceType) -> bool:
-    """NVIDIA GPUs on x86. EC2 names their families g and p, except AMD's g4ad."""
+    """Return whether the type has NVIDIA GPUs and an x86 processor.
+
+    The names of EC2's GPU families begin with g or p, but g4ad has AMD GPUs.
+    """
     named = kind.name[0] in _GPU_FAMILIES and not kind.name.startswith("g4ad.")
     return named and kind.device != "cpu" and _ARM.match(kind.name) is None
 
 
-# vCPU quotas by family and market, as Service Quotas has them (November 2026).
+# Service Quotas' codes of the vCPU quotas, by family and market (November 2026).
 _QUOTAS = {
     r"(gr?|vt)\d": {"on-demand": "L-DB2E81BA", "spot": "L-3819A6DF"},
     r"p[2-4]": {"on-demand": "L-417A185B", "spot": "L-7212CCBC"},
@@ -228,9 +250,10 @@ _QUOTAS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeFacts:
-    """Launch facts of one type. `grouped`: it can be in a cluster placement group.
+    """Facts about an instance type that a launch needs.
 
-    `efa_cards`: indices of the network cards that take an EFA.
+    `grouped` is true if the type can be in a cluster placement group. `efa_cards` are the indices
+    of the network cards that take an EFA.
     """
 
     grouped: bool
@@ -238,17 +261,20 @@ class TypeFacts:
 
     @property
     def several_interfaces(self) -> bool:
-        """Whether its whole network takes several interfaces: then it gets no public address."""
+        """Return whether the type's full network rate needs several interfaces.
+
+        EC2 gives no public address to a machine with several interfaces.
+        """
         return self.efa_cards not in ((), (0,))
 
 
 def facts_of(answer: Answer) -> TypeFacts:
-    """One entry of DescribeInstanceTypes."""
+    """Return the launch facts in an entry of DescribeInstanceTypes."""
     strategies = answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
     return TypeFacts(grouped="cluster" in strategies, efa_cards=efa_cards(answer))
 
 
 def quota_of(instance_type: str, market: str) -> str | None:
-    """Code of the vCPU quota that counts the type; None for unknown families."""
+    """Return the code of the vCPU quota that counts the type; None for an unknown family."""
     found = (codes[market] for form, codes in _QUOTAS.items() if re.match(form, instance_type))
     return next(found, None)

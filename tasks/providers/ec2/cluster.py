@@ -1,4 +1,4 @@
-"""One acquired cluster of EC2: state of each machine, dollars so far, and replacements."""
+"""Report the state and dollars of one acquired EC2 cluster, and replace its lost machines."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from .mailbox_s3 import Mirror
 
 LOOK_EVERY_S = 5.0
 READY_WITHIN_S = 600.0
-NOTICE_S = 120.0  # from an interruption notice to the machine's end, as AWS says
+NOTICE_S = 120.0  # from an interruption notice to the machine's end, according to AWS
 _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 
 
 class Ec2Cluster(Launcher, RunningCluster):
-    """The cluster once it is launched. Several threads may use it."""
+    """A launched EC2 cluster. Several threads may call its methods."""
 
     ready_within_s = READY_WITHIN_S
     checkpoints: Path | None = None
 
     def start(self, attempts: Sequence[Attempt], mirror: Mirror) -> None:
-        """Launch the first attempt that can be had, and bring its machines the mailbox."""
+        """Launch the first attempt that AWS grants, and send its machines their mailbox files.
+
+        Raises NoCapacity if AWS refuses every attempt, and ProviderError for all other failures.
+        """
         self.lease_id, self.image_id = self.lease.lease_id, str(self.spec.image["ImageId"])
         self.mirror, self.mailbox, self._lock = mirror, mirror.mailbox, threading.RLock()
         self._seen: dict[str, Answer] = {}
@@ -40,32 +43,42 @@ class Ec2Cluster(Launcher, RunningCluster):
             usd_per_hour, market = self.cluster.usd_per_hour, self._attempt.market
             self.keep(replace(self.lease, market=market, usd_per_hour=usd_per_hour))
         except OSError as error:
-            raise ProviderError(f"the lease could not be written: {error}") from error
+            raise ProviderError(
+                f"the lease could not be written. Free disk space and run `srift reap`: {error}"
+            ) from error
         mirror.serve(self.lease)
         mirror.sync()
 
     @property
     def addresses(self) -> list[str]:  # type: ignore[override]
+        """Return the machines' private IP addresses, in rank order."""
         return [machine.address for machine in self.lease.current]
 
     def nodes(self) -> Sequence[NodeState]:
-        """State of each machine, in rank order; a few seconds old, older if AWS is silent."""
+        """Return the state of each machine, in rank order.
+
+        The states are a few seconds old, and older while AWS does not answer.
+        """
         with self._lock:
             if (self._api.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
                 self._look()
             return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """The store's clock at the last complete round of the mirror."""
+        """Return the store's time (Unix) at the mirror's last complete round."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
-        """Dollars of every machine of the lease, also of refused attempts."""
+        """Return the dollars of all machines of the lease, including refused attempts' machines."""
         with self._lock:
             return self.lease.usd_until(self._api.now())
 
     def replace(self, node: int) -> bool:
-        """A machine of the same type, market and zone; records and logs of the lost one stay."""
+        """Replace the machine of rank `node`; return False if AWS cannot do that.
+
+        The new machine has the same type, market and zone. The mailbox keeps records and logs of
+        the lost machine, and loses its state files.
+        """
         with self._lock:
             self.mirror.sync()
             try:
@@ -81,13 +94,13 @@ class Ec2Cluster(Launcher, RunningCluster):
             return True
 
     def all_down(self) -> bool:
-        """Whether no machine runs any more; False if AWS does not answer."""
+        """Return whether no machine runs any more; False if AWS does not answer."""
         with self._lock:
             current = self.lease.current
             return self._look() and not any(self._alive(machine) for machine in current)
 
     def _look(self) -> bool:
-        """Ask EC2 about the machines; False if AWS does not answer."""
+        """Ask EC2 for the state of the machines; return False if AWS does not answer."""
         lease, now = self.lease, self._api.now()
         self._looked_at = now
         try:
@@ -96,15 +109,15 @@ class Ec2Cluster(Launcher, RunningCluster):
             )
         except ProviderError:
             return False
-        # A machine that EC2 has shown and shows no more is gone; one never shown may be new.
+        # A machine that EC2 no longer shows is gone. A machine that it has never shown may be new.
         self._seen = {name: {} for name in self._seen} | found
         gone = [
-            replace(machine, ended_at=now)  # a machine ends, for the bill, when its end was seen
+            replace(machine, ended_at=now)  # dollars count until the end is noticed
             for machine in lease.current
             if not machine.ended_at and not self._alive(machine)
         ]
         if gone:
-            with suppress(OSError):  # a full disk: the machine is counted a little longer
+            with suppress(OSError):  # with a full disk, dollars count a little longer
                 self.keep(lease.with_machines(*gone))
         return True
 
@@ -113,6 +126,7 @@ class Ec2Cluster(Launcher, RunningCluster):
         return described is None or described.get("State", {}).get("Name") in ALIVE
 
     def _state(self, machine: Ec2Machine) -> NodeState:
+        """Return the machine's state from EC2's latest answer and the machine's notice."""
         notice = self._notice(machine)
         kind = str(notice.get("kind", ""))
         if self._alive(machine):
@@ -125,7 +139,11 @@ class Ec2Cluster(Launcher, RunningCluster):
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _notice(self, machine: Ec2Machine) -> dict[str, Any]:
-        """What the machine read in its metadata; empty if nothing. A node may write anything."""
+        """Return the spot notice that the machine read in its metadata; {} without a notice.
+
+        `heard_unix` is the store's time (Unix) when the notice was written. A node may write
+        anything, so unknown content is ignored.
+        """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         try:
             body = json_of_node(file.read_text())
@@ -136,7 +154,7 @@ class Ec2Cluster(Launcher, RunningCluster):
         return body | {"heard_unix": moment} if known else {}
 
     def _leaving_s(self, notice: dict[str, Any]) -> float | None:
-        """Seconds until an interruption, by the store's clock; None without notice."""
+        """Return seconds to an announced interruption, by the store's time; None without one."""
         if notice.get("kind") != "interruption":
             return None
         ends = float(notice["heard_unix"]) + NOTICE_S

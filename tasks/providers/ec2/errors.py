@@ -1,11 +1,11 @@
-"""AWS error codes and what they mean for a launch: the only list of codes.
+"""List all known AWS error codes, and what each kind of code means for a launch.
 
-capacity     not to be had here and now; another market may have it
+capacity     no machines here and now; another market may have some
 throttled    AWS asks for fewer requests; boto3 has retried already
-unsure       no answer came, and the request may have been served
-gone         the named thing does not exist, or not yet
-there        the thing to create exists already
-busy         the thing to delete is still in use
+unsure       no clear answer came; AWS may have served the request
+gone         the resource does not exist, or does not exist yet
+there        the resource to create exists already
+busy         the resource to delete is still in use
 denied       IAM does not allow the action
 credentials  AWS does not accept the credentials
 final        every other code
@@ -20,7 +20,7 @@ NO_CREDENTIALS = (
 )
 DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "403")
 
-# Codes of the API, and names of botocore's exceptions where no answer came.
+# AWS error codes, and names of botocore's exceptions for requests without an answer.
 _CODES = {
     "capacity": "InsufficientInstanceCapacity InsufficientCapacity InsufficientHostCapacity "
     "InsufficientReservedInstanceCapacity InsufficientFreeAddressesInSubnet UnfulfillableCapacity "
@@ -52,9 +52,9 @@ _CODES = {
 }
 _KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 _HINTS = {
-    "throttled": "try again in some minutes",
-    "unsure": "check the network and [ec2] regions, and try again in some minutes",
-    "denied": "add that action to the identity's IAM policy (`srift doctor --print-policies`)",
+    "throttled": "try again in a few minutes",
+    "unsure": "check the network and [ec2] regions, and try again in a few minutes",
+    "denied": "add this action to your IAM policy (`srift doctor --print-policies` prints it)",
     "credentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or sign in "
     "again (`aws sso login`)",
 }
@@ -74,9 +74,10 @@ _SETTINGS = {
 
 
 class AwsRefused(ProviderError):
-    """AWS refused or did not answer. `code` is AWS's, `kind` as in the module's docstring.
+    """AWS refused a request or did not answer.
 
-    The message names the fix. It leaves out AWS's own message, which may quote a secret.
+    `code` is AWS's error code; the module's docstring lists the values of `kind`. The message names
+    the fix. It leaves out AWS's message, which may quote a secret.
     """
 
     def __init__(self, code: str, action: str, region: str) -> None:
@@ -88,11 +89,12 @@ class AwsRefused(ProviderError):
 
 
 def kind_of(code: str) -> str:
+    """Return the kind of an error code; "final" if the code is not listed."""
     return _KINDS.get(code, "final")
 
 
 def code_of(error: Exception) -> str:
-    """The code in an exception of botocore, else the exception's name."""
+    """Return the error code of a botocore exception, or else the exception's class name."""
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
     return str(code or type(error).__name__)

@@ -1,7 +1,7 @@
-"""Asks for a cluster attempt by attempt, and waits until its machines run.
+"""Launch a cluster attempt by attempt, and wait until its machines run.
 
-Every request stands in the lease before it is sent. A refused attempt's machines are ended before
-the next attempt.
+Every request is written to the lease before it is sent. The machines of a refused attempt are ended
+before the next attempt.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ RUNNING_WITHIN_S = 300.0
 POLL_S = 2.0
 _COMING = ("pending", "running")
 _LOOK_EVERY_S = 15.0
-_UNCLEAR = ("unsure", "throttled", "gone")  # of a fleet that may have been served all the same
+_UNCLEAR = ("unsure", "throttled", "gone")  # EC2 may have launched the fleet all the same
 
 
 class Launcher:
-    """Launches and ends one lease's machines; `lease` is as on disk.
+    """Launches and ends the machines of one lease; `lease` always equals lease.json.
 
-    `script(seconds)`: user-data of a machine that ends itself after so many seconds.
+    `script(seconds)` returns the user-data of a machine that ends itself after `seconds`.
     """
 
     def __init__(
@@ -53,14 +53,16 @@ class Launcher:
         self.lease, self._security_group = lease, ""
 
     def keep(self, lease: Ec2Lease) -> None:
-        """Write the lease before anything else happens. Raises OSError."""
+        """Write a changed lease to disk and use it from now on. Raises OSError."""
         self._leases.write(lease)
         self.lease = lease
 
     def launch(self, attempts: Sequence[Attempt]) -> tuple[Attempt, Cluster]:
-        """The first attempt whose machines all run, and its cluster at the prices of now.
+        """Return the first attempt whose machines all run, and its cluster at current prices.
 
-        Raises NoCapacity if all are refused, else AwsRefused or ProviderError.
+        Raises NoCapacity if every attempt lacks capacity or the deadline has passed, AwsRefused if
+        AWS refuses for another reason, and ProviderError if the machines of a refused attempt do
+        not end.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
@@ -74,19 +76,23 @@ class Launcher:
                 raise ProviderError(
                     f"{problem}, so nothing more was requested; {until(self.lease)}"
                 )
-        raise NoCapacity("; ".join(self.lease.refusals) or "no zone has prices and a subnet")
+        raise NoCapacity(
+            "; ".join(self.lease.refusals)
+            or "no zone has a price and a subnet: check [ec2] subnet_ids"
+        )
 
     def end(self) -> str:
-        """End every machine of the lease; "" or why some may live on."""
+        """End every machine of the lease; return "", or why some may still run."""
         self.lease, problem = end_machines(self._api, self.lease)
-        with suppress(OSError):  # the reaper finds out again
+        with suppress(OSError):  # the reaper asks EC2 again
             self.keep(self.lease)
         return problem
 
     def another(self, attempt: Attempt, rank: int) -> bool:
-        """Replace the machine of `rank`; False if that is refused.
+        """Replace the machine of `rank`; return False if EC2 refuses or the old machine still runs.
 
-        The lost machine is ended first: no cap counts one machine more.
+        The old machine is ended first, so that the caps never count an additional machine. Raises
+        ProviderError if AWS does not end machines on request.
         """
         region, lost = self.lease.region, self.lease.current[rank]
         group = [each for each in attempt.groups if each.first <= rank][-1]
@@ -109,7 +115,7 @@ class Launcher:
         return True
 
     def _secure(self) -> str:
-        """Create the lease's security group, unless it is there, with its rules; its id."""
+        """Create the lease's security group and rules, unless they exist; return the group's id."""
         region, create = self.spec.region, security_group(self.spec)
         self._api.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
         action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}
@@ -125,7 +131,10 @@ class Launcher:
         return group_id
 
     def _launched(self, attempt: Attempt) -> Cluster:
-        """All groups of the attempt in one zone: the first group's fleet chooses it."""
+        """Launch all groups of the attempt, and return the cluster at current prices.
+
+        The first group's fleet chooses the zone, and the other groups follow. Raises AwsRefused.
+        """
         if placement := placement_group(self.spec, attempt):
             self._create("ec2:CreatePlacementGroup", placement)
         machines: list[Ec2Machine] = []
@@ -144,10 +153,14 @@ class Launcher:
         return cluster
 
     def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
-        """The group's machines, all of them, once they run. Raises AwsRefused."""
+        """Request all machines of the group, and return them once they all run.
+
+        Raises AwsRefused if EC2 refuses or a machine does not run, NoCapacity if the deadline
+        passed.
+        """
         left_s = (self.lease.deadline_at - self._api.now()).total_seconds()
         if left_s <= 0:
-            raise NoCapacity("the deadline passed before the machines came")
+            raise NoCapacity("the deadline passed before all machines were requested")
         words = {"security": self._security_group, "user_data": self._script(max(60.0, left_s))}
         template = launch_template(self.spec, attempt, group, **words)
         self._create("ec2:CreateLaunchTemplate", template)
@@ -177,9 +190,10 @@ class Launcher:
         return self._await_running(machines)
 
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused | None]:
-        """Ids of the fleet's machines, or why there are none. Raises AwsRefused if nobody knows.
+        """Request the group's fleet; return the ids of its machines, and the refusal or None.
 
-        A fleet without a clear answer may have been served: its machines are looked for by tag.
+        EC2 may have served a request without a clear answer, so that its machines are searched by
+        tag. Raises AwsRefused if that search fails.
         """
         api, region = self._api, self.lease.region
         request = create_fleet(self.spec, group, attempt.market)
@@ -204,7 +218,7 @@ class Launcher:
         return AwsRefused(code, "ec2:CreateFleet", self.lease.region)
 
     def _found_by_tag(self, name: str) -> list[str]:
-        """Machines of a fleet; EC2 may show them only after SHOWN."""
+        """Return the ids of a fleet's machines; wait up to SHOWN, because EC2 shows tags late."""
         tags, found = self.lease.tags | {"srift:node-group": name}, dict[str, Answer]()
         for _ in self._api.looks(_LOOK_EVERY_S, SHOWN.total_seconds()):
             found = self._api.instances(self.lease.region, tags=tags, states=ALIVE)
@@ -213,13 +227,14 @@ class Launcher:
         return list(found)
 
     def _create(self, action: str, request: Answer) -> None:
-        """Create what costs nothing, unless it is there already."""
+        """Create a resource that costs nothing, unless it exists already."""
         self._api.ask_unless(("there",), action, self.lease.region, **request)
 
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
-        """The machines with zone, address and start. Raises AwsRefused if one does not run.
+        """Wait until all machines run; return them with zone, address and launch time.
 
-        That is lack of capacity, unless the launch was at fault.
+        Raises AwsRefused if a machine does not run in time. This counts as lack of capacity, unless
+        the request was at fault (a code that begins with "Client.").
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
@@ -247,11 +262,11 @@ class Launcher:
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """The cluster at the spot prices of now, by which its machines are counted."""
+        """Return the cluster at current spot prices, by which its machines' dollars are counted."""
         now, names = self._api.now(), {offer.instance_type.name for offer in cluster.members}
         spot: dict[tuple[str, str], float | None] = {}
         if cluster.market == "spot":
-            with suppress(AwsRefused):  # then the known price counts
+            with suppress(AwsRefused):  # without an answer, the known price counts
                 rows = self._api.spot_prices(self.lease.region, now, sorted(names))
                 spot = newest_spot_prices(rows)
         members = []
@@ -262,6 +277,7 @@ class Launcher:
         return Cluster(members=tuple(billed(members, self.spec.choices)))
 
     def _note(self, attempt: Attempt, error: AwsRefused) -> None:
+        """Append a refused attempt to the lease."""
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
 
