@@ -99,7 +99,7 @@ def _serve(
     made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
     if tally.cap_usd and (warning := outdating(workspace)):
         reporter().say(warning)
-    # Claim before reading what is left of the month, so that two homes never spend the same dollars.
+    # Claim before reading what is left of the month: two homes must not spend the same dollars.
     claim(workspace, refresh_id, tally.cap_usd, datetime.now(UTC))
     try:
         for number, launch in enumerate(launches):

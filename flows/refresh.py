@@ -50,6 +50,7 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 
 def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
+    """Run the phases of a refresh under the lock, and store their seconds."""
     provider, buying = workspace.provider.name, max_usd != 0
     clock = time.monotonic()
     if buying:
@@ -84,7 +85,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 
 
 def _reap(provider: str, max_usd: float | None) -> None:
-    """Reap machines. Raises NotSwept if the refresh may spend money and a region was not checked."""
+    """Reap machines. Raises NotSwept if a region was not checked and money may be spent."""
     try:
         reap(provider)
     except NotSwept as error:

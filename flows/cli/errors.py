@@ -33,7 +33,7 @@ class ExplainedGroup(TyperGroup):
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Exit with 2 on wrong settings and 1 on an expected failure. Re-raise other errors, as bugs."""
+    """Exit with 2 on wrong settings and 1 on an expected failure. Re-raise other errors."""
     try:
         yield
     except Exception as error:

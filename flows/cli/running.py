@@ -32,6 +32,7 @@ def refresh(
 
 
 def _print_published(provider: str) -> None:
+    """Print the first choices of the new table, and sentences on workloads without a choice."""
     from tasks.recommendation.publication import after_refresh
     from tasks.reporting.tables import print_recommendations
     from tasks.workspace.workspace import open_workspace

@@ -13,7 +13,7 @@ from ..providers.base import ProviderError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `wrong` stops a paid refresh and names the fix; `note` does not."""
+    """The result of one check. `wrong` stops a paid refresh and names the fix. `note` does not."""
 
     check: str
     status: Literal["ok", "note", "wrong"]

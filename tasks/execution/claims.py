@@ -1,8 +1,8 @@
 """Claim a campaign's dollars in the shared warehouse, so that a team keeps its monthly cap.
 
-A campaign claims its cap before it buys machines. Its budget excludes the unspent dollars of earlier
-claims. A home settles its claim when the campaign is over and holds no lease. If a home never
-returns, its claim counts until the month of `may_cost_until`.
+A campaign claims its cap before it buys machines. Its budget excludes the unspent dollars of
+earlier claims. A home settles its claim when the campaign is over and holds no lease. If a home
+never returns, its claim counts until the month of `may_cost_until`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
 
 def _settle(workspace: Workspace, now: datetime, over: str) -> None:
+    """Settle claims as `settle` does. Raises the errors of provider and warehouse."""
     # list the files before reading leases: a campaign that begins during this call keeps its claim
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
     busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))

@@ -68,7 +68,7 @@ class DataPlan:
 
 
 class DataCarrier:
-    """Plans and moves the data of a workspace's workloads. Tests pass `clients` instead of boto3's."""
+    """Plans and moves the data of a workspace's workloads. Tests replace boto3's `clients`."""
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
@@ -98,7 +98,7 @@ class DataCarrier:
         return found
 
     def carry(self, plan: DataPlan) -> DataPlan:
-        """Move the files that `plan` has to move. Returns the plan, with `problem` if this failed."""
+        """Move the files of `plan`. Returns the plan, with an empty `move` or with a `problem`."""
         data = self._settings.data(plan.name)
         if plan.problem or not plan.move or data is None:
             return plan
@@ -116,6 +116,7 @@ class DataCarrier:
         return replace(plan, move="")
 
     def _plan(self, name: str, data: WorkloadData) -> DataPlan:
+        """Return the plan for one workload. Raises ValueError or ProviderError with the problem."""
         local, files = not self._workspace.spends_money, None
         if isinstance(data.source, Path):
             files = files_below(data.source)
@@ -141,7 +142,7 @@ class DataCarrier:
     def _listed(self, address: Address) -> dict[str, int]:
         """Return bytes by file name below `address`.
 
-        Raises ValueError if there are no files, too many files or unsafe names. Raises ProviderError
+        Raises ValueError if there are no files, too many files or unsafe names, and ProviderError
         if AWS refuses the request.
         """
         listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
@@ -154,7 +155,7 @@ class DataCarrier:
         return {name: sizes[key] for name, key in keys.items()}
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
-        """Raise BadData if `size` bytes exceed this machine's free disk space or MOST_LOCAL_BYTES."""
+        """Raise BadData if `size` bytes exceed the free disk space or MOST_LOCAL_BYTES."""
         home = self._settings.home
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         most = max(0, min(MOST_LOCAL_BYTES, free - _LEFT_FREE_BYTES))
@@ -165,7 +166,7 @@ class DataCarrier:
             )
 
     def _refuse_too_much(self, size: int, region: str) -> None:
-        """Raise BadData if a machine's volume is too small for the image and `size` bytes of data."""
+        """Raise BadData if a machine's volume is too small for image and `size` bytes of data."""
         volume_gib = self._settings.ec2.volume_gib
         try:
             image_gib = least_gib(self._api.image(region, self._settings.ec2.ami_parameter))

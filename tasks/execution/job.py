@@ -195,7 +195,7 @@ def job_of(
         # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "nothing was launched: an elastic run needs local hosts, the first of them on-demand"
+                "nothing was launched: an elastic run needs local hosts, the first one on-demand"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)

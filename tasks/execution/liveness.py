@@ -119,7 +119,7 @@ class Machines:
     def wait_for_all(self) -> AttemptEnd | None:
         """Wait until no machine is awaited. Returns None, or why the wait ended early.
 
-        A machine must report itself within `ready_within_s` seconds of the provider. It may fetch
+        Each machine must report itself within the provider's `ready_within_s`. Machines may fetch
         data until the campaign's time or money is spent.
         """
         within_s = self.running.ready_within_s

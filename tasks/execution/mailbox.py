@@ -56,7 +56,7 @@ class Mailbox:
         write_json(self.path / "controller" / "envelopes.json", dict(run_setups))
 
     def put_plan(self, plan: Plan) -> None:
-        """Write `plan`. Agents start an attempt when the plan's number rises."""
+        """Write `plan`. Agents start an attempt when the plan's attempt number rises."""
         write_json(self.path / "plan.json", plan)
 
     def put_data(self, addresses: Mapping[str, str]) -> None:
@@ -91,7 +91,7 @@ class Mailbox:
     def reported(self, node: int, address: str) -> bool:
         """Return True if the machine at `address` has reported itself.
 
-        The report of a machine that it replaces does not count.
+        The report of a replaced machine does not count.
         """
         body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
@@ -209,7 +209,7 @@ class MachineLog:
             self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
-        """Note that a machine was requested in place of `node`, `after_s` after the launch began."""
+        """Note that a machine was requested in place of `node`, `after_s` after the launch."""
         self.lost(node, after_s, interrupted=False)  # a silent machine is given up only now
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
         self.write()

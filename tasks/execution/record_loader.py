@@ -289,7 +289,7 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
 
 
 def _quarantine(file: Path, reason: str, folder: Path) -> str:
-    """Move `file` into `folder` beside a text file with the reason; return the message.
+    """Move `file` into `folder`, and write a text file with the reason. Returns the message.
 
     Raises OSError if the file cannot be moved.
     """

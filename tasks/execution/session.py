@@ -456,7 +456,10 @@ class _Attempt:
             self.running.settle()  # applies the CPU share of the new machine
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
-        """Return the end of this attempt if machines are lost or about to go, else None."""
+        """Return the end of this attempt if machines are lost or about to go, else None.
+
+        Also handles losses that do not end the attempt.
+        """
         session, lost = self.session, self.machines.lost()
         if lost is not None:
             needed = {self.host, *(node for item in missing for node in item.needs)}
@@ -481,7 +484,7 @@ class _Attempt:
     def _needs_s(self, item: Item) -> float:
         """Return the seconds that the run under way, `item`, still needs.
 
-        A late run is being repeated, which can last until the patience is spent.
+        A run that is late may be measured again, at most until the patience is spent.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:

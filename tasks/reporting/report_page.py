@@ -140,6 +140,7 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 
 
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
+    """Plot dollars over hours of each setup, their 90th percentiles and the Pareto frontier."""
     best = frame[frame["judged"] == "not beaten"]
     axes.plot(frame[["hours", "hours_p90"]].T, frame[["usd", "usd_p90"]].T, color=_GREY, lw=1)
     axes.scatter(frame["hours"], frame["usd"], color=_GREY)
@@ -156,6 +157,7 @@ def _costs(axes: Axes, frame: pd.DataFrame) -> None:
 
 
 def _errors(axes: Axes, frame: pd.DataFrame) -> None:
+    """Plot the errors and the interval coverage of each model version, in percent."""
     names = {"mean_error": "mean error", "median_error": "median error"}
     names |= {"coverage_90": "in 90 % interval"}
     percent = 100 * frame.set_index("version")[[*names]].astype(float).rename(columns=names)
@@ -164,6 +166,7 @@ def _errors(axes: Axes, frame: pd.DataFrame) -> None:
 
 
 def _ratios(axes: Axes, frame: pd.DataFrame) -> None:
+    """Plot measured over promised step time of each choice, with the promised interval."""
     axes.vlines(frame.index, frame["low"], frame["high"], _GREY, label="promised interval")
     within = frame["within_interval"].astype(bool)
     for chosen, marker, color, label in (
@@ -175,6 +178,7 @@ def _ratios(axes: Axes, frame: pd.DataFrame) -> None:
 
 
 def _spent(axes: Axes, frame: pd.DataFrame) -> None:
+    """Plot the dollars of each refresh."""
     usd = frame["usd"].astype(float).fillna(0.0)
     usd.index = pd.Index(f"{moment:%m-%d %H:%M}" for moment in frame["started_at"])
     usd.plot.bar(ax=axes, color=_ACCENT, rot=45, ylabel="US dollars")

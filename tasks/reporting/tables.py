@@ -210,6 +210,7 @@ def print_recommendations(
 
 
 def _print_workload(rows: Sequence[Row]) -> None:
+    """Print the rows of one workload and provider: choices, reasons, frontier and pilots."""
     _say(f"\n{rows[0]['workload']} ({rows[0]['provider']})", style="bold")
     shown = [_recommended(row) for row in rows]
     for choice in shown:
@@ -358,14 +359,15 @@ def print_measured(found: Row, provider: str) -> None:
 
 
 def print_status(found: Row) -> None:
+    """Print the result of `tasks.monitoring.status.status_of`."""
     work, table = found["at_work"], found["published"]
     if work:
         _say(
-            f"refresh {work['refresh_id']} is at work"
+            f"refresh {work['refresh_id']} is running"
             f" (process {work['pid']}, since {work['started_at']})"
         )
     else:
-        _say("no refresh is at work")
+        _say("no refresh is running")
     leases = [lease for lease in found["leases"] if not lease["problem"]]
     _print_table(leases, _LEASES)
     if not found["leases"]:

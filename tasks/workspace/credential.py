@@ -12,7 +12,10 @@ USER = "srift"
 
 
 def make_credential(home: Path) -> str:
-    """Return the credential in `home`. Creates it, or replaces it if other users could read it."""
+    """Return the credential in `home`.
+
+    Creates the credential if it is missing. Replaces it if other users could read the file.
+    """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = home / FILE
     if not _is_private(path):

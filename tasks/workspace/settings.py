@@ -123,7 +123,7 @@ class GoalSettings(_Section):
 class WorkloadSettings(_Section):
     """A workload: its code, samples, global batch and goals.
 
-    `entrypoint` is `file.py:function` beside srift.toml, or `module:function` in the folder
+    `entrypoint` is `file.py:function` next to srift.toml, or `module:function` in the folder
     `path`. A workload without an entrypoint has only imported measurements. `precisions`,
     `strategies` and `switches` list what its training tolerates. `data` is a folder or
     `s3://bucket/prefix`. The function gets the folder on the machine as its argument `data`.
