@@ -1,7 +1,7 @@
-"""EC2's leases: HOME/leases-ec2/<lease_id>/lease.json, written before any request that costs money.
+"""Store EC2's leases: HOME/leases-ec2/<lease_id>/lease.json, written before any paid request.
 
-A lease has every request for machines, so that the reaper can end and count what a killed
-controller never heard of. Machines are found by their tags.
+A lease lists every request for machines, so that the reaper can end and count the machines of a
+killed controller. Machines are found by their tags.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _SWEPT = TypeAdapter(dict[Region, Moment], config=ConfigDict(strict=True))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ec2Machine:
-    """One instance. `usd_per_hour` includes volume and address.
+    """One EC2 instance. `usd_per_hour` includes its volume, public address and S3 requests.
 
-    `current`: it is in the cluster, with a `rank`. `group`: of the request it came from.
+    `current` is true while the machine belongs to the cluster. `rank` is -1 if the machine never
+    had a rank. `group` is the group of the fleet request that launched it.
     """
 
     instance_id: str
@@ -47,9 +48,10 @@ class Ec2Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRequest:
-    """One fleet. `group` is in the tag srift:node-group; `usd_per_hour` the most of one machine.
+    """One fleet request. `group` is the value of the tag srift:node-group.
 
-    `answered`: it is known which machines came of it.
+    `usd_per_hour` is the most that one machine costs. `answered` is true once the machines of the
+    request are known.
     """
 
     group: str
@@ -63,9 +65,12 @@ class FleetRequest:
 class Ec2Lease(HeldLease):
     """The content of lease.json.
 
-    `releasing`: the machines are to be ended, and that has failed so far. `fetched`: the mailbox
-    has all uploads of the nodes. `home` is the token of its home; `deployment`, `bucket` and
-    `prefix` are those of srift.toml when the lease was made. `refusals`: a sentence for each refused attempt.
+    `home` is the token of the home that holds the lease. `deployment`, `bucket` and `prefix` are
+    copied from srift.toml when the lease is made. `role_id` is the id of the machines' IAM role.
+
+    `refusals` has a sentence for each refused attempt. `releasing` is true if the machines were to
+    be ended and some may still run. `fetched` is true once the mailbox has all uploads of the
+    nodes.
     """
 
     region: Region
@@ -82,11 +87,12 @@ class Ec2Lease(HeldLease):
 
     @property
     def is_held(self) -> bool:
+        """Return True while machines may run or uploads are not fetched."""
         return self.ended_at is None or not self.fetched
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags by which all machines of the lease are found."""
+        """Return the tags that all machines of the lease have."""
         return {
             "srift:lease": self.lease_id,
             "srift:deployment": self.deployment,
@@ -95,28 +101,31 @@ class Ec2Lease(HeldLease):
 
     @property
     def objects(self) -> str:
-        """Prefix of all objects of the lease in its bucket."""
+        """Return the prefix of the lease's objects in its bucket."""
         return f"{self.prefix}/leases/{self.lease_id}/"
 
     @property
     def by_userid(self) -> dict[str, Ec2Machine]:
-        """Machines that had a rank by their aws:userid, which names their folder in the bucket."""
+        """Return the machines that have or had a rank, by aws:userid.
+
+        The aws:userid names a machine's folder in the bucket.
+        """
         ranked = [machine for machine in self.machines if machine.rank >= 0]
         return {f"{self.role_id}:{machine.instance_id}": machine for machine in ranked}
 
     @property
     def current(self) -> list[Ec2Machine]:
-        """The cluster, in rank order."""
+        """Return the cluster's machines, in rank order."""
         found = [machine for machine in self.machines if machine.current]
         return sorted(found, key=lambda machine: machine.rank)
 
     def with_request(self, request: FleetRequest) -> Ec2Lease:
-        """With `request` in place of the one of its group."""
+        """Return the lease with `request`, which replaces the earlier request of its group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
     def with_machines(self, *machines: Ec2Machine) -> Ec2Lease:
-        """With `machines` in place of those with the same ids."""
+        """Return the lease with `machines`, which replace machines with the same ids."""
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
@@ -127,11 +136,14 @@ class Ec2Lease(HeldLease):
         return replace(HeldLease.over(self, mailbox), refusals=self.refusals)
 
     def usd_until(self, now: datetime) -> float:
+        """Return the dollars of all machines until `now`, including refused attempts' machines."""
         return _usd_until(self.machines, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held(Lease):
+    """A held lease whose dollars are the sum over its machines."""
+
     machines: tuple[Ec2Machine, ...]
 
     def usd_until(self, now: datetime) -> float | None:
@@ -139,7 +151,7 @@ class _Held(Lease):
 
 
 def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
-    """Dollars of all machines, also of refused attempts."""
+    """Return the dollars of `machines` until `now`; each costs at least LEAST_BILLED_S seconds."""
     usd = 0.0
     for machine in machines:
         seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
@@ -148,7 +160,7 @@ def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
-    """The leases of one home, and when the reaper looked through each region."""
+    """The leases of one home, and the time of the reaper's last sweep of each region."""
 
     kind = Ec2Lease
 
@@ -158,7 +170,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
     @property
     def token(self) -> str:
-        """A random name of this home, in the tag srift:controller. Raises OSError."""
+        """Return the home's random name, which is in the tag srift:controller.
+
+        The first call creates the name. Raises OSError if it cannot be read or written.
+        """
         file = self.root / ".token"
         with suppress(FileNotFoundError):
             return file.read_text().strip()
@@ -166,12 +181,15 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         beside = self.root / f".token.{os.getpid()}"
         beside.write_text(uuid.uuid4().hex[:12])
         with suppress(FileExistsError):
-            os.link(beside, file)  # of two controllers the first wins
+            os.link(beside, file)  # if two controllers create it, the first wins
         beside.unlink()
         return file.read_text().strip()
 
     def swept(self) -> dict[str, datetime]:
-        """Region -> when the reaper last looked through all of it. Raises ProviderError."""
+        """Return by region the time of the reaper's last complete sweep.
+
+        Raises ProviderError if the file of sweeps cannot be read.
+        """
         try:
             return _SWEPT.validate_json(self.swept_file.read_bytes())
         except FileNotFoundError:
@@ -179,23 +197,31 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         except (OSError, ValueError) as error:
             raise ProviderError(
                 f"{self.swept_file} cannot be read ({why_unreadable(error)}). Machines may run in "
-                "regions that srift.toml no longer names: look there, then delete the file"
+                "regions that srift.toml no longer names: check these regions, then delete the file"
             ) from error
 
     def used_regions(self, now: datetime) -> list[str]:
-        """Regions swept in the last 30 days: nothing was bought elsewhere. Raises ProviderError."""
+        """Return the regions that were swept in the last 30 days.
+
+        The reaper sweeps them even if srift.toml no longer names them. Raises ProviderError if the
+        file of sweeps cannot be read.
+        """
         return [region for region, moment in self.swept().items() if now - moment < _REMEMBERED]
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
-        """A full disk changes nothing: an unrecorded sweep does not count."""
+        """Record a sweep of `regions` at `now`.
+
+        Errors are ignored, because an unrecorded sweep only causes another sweep.
+        """
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
-        """Mark a lease without machines as ended; forget it if nothing was ever refused or bought.
+        """Mark a lease as ended once its machines ended, and return it.
 
-        A full disk leaves that to the reaper.
+        `outcome` becomes "refused" if the lease never had machines. A lease with neither machines
+        nor refusals is deleted. If the disk is full, the reaper closes the lease later.
         """
         if not lease.machines and not lease.refusals:
             self.forget(lease.lease_id)

@@ -1,4 +1,4 @@
-"""Clusters of EC2 under a lease: acquired, released whatever happens, and their uploads fetched."""
+"""Acquire EC2 clusters under a lease, always release them, and fetch their uploads."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ from .survey import archive, launch_spec
 from .termination import await_shutdown, tidy, until
 from .userdata import user_data
 
-LEAVE_S = 20.0  # for agents that were asked to leave, so that they can upload their last files
+LEAVE_S = 20.0  # for agents that were asked to leave, to upload their last files
 FETCH_S, _PULL_EVERY_S = 24.0, 6.0
 NO_BUCKET = (
-    "nothing can be launched on EC2: set [ec2] bucket to an S3 bucket, the machines' mailbox"
+    "nothing can be launched on EC2: set [ec2] bucket to an S3 bucket for the machines' mailboxes"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ec2Machines:
-    """The leases of one home. `threaded`: mirrors sync by themselves."""
+    """The EC2 clusters under the leases of one home.
+
+    `node_package` is the folder of the code that machines run. If `threaded` is false, no thread
+    syncs the mailboxes.
+    """
 
     api: Ec2Api
     choices: Ec2
@@ -44,8 +48,12 @@ class Ec2Machines:
     def acquire(
         self, cluster: Cluster, offers: Sequence[Offer], *, lease_id: str, deadline_s: float
     ) -> Iterator[Ec2Cluster]:
-        """See Provider.acquire."""
-        self.leases.known()  # nothing is bought beside an unreadable lease
+        """Acquire `cluster` as Provider.acquire describes.
+
+        `offers` have the prices of other zones and markets. Raises LeaseUnreadable if a lease of
+        this home cannot be read, because nothing may be bought then.
+        """
+        self.leases.known()  # raises if a lease is unreadable
         running, store = self._prepared(cluster, lease_id, deadline_s)
         mailbox = self.leases.mailbox(lease_id)
         wanted = attempts(cluster, offers, running.spec.subnets, self.choices.markets)
@@ -59,7 +67,7 @@ class Ec2Machines:
                 mirror.start()
             yield running
         except BaseException:
-            with suppress(ProviderError, OSError):  # the first error counts; the reaper comes later
+            with suppress(ProviderError, OSError):  # raise the first error; the reaper tries again
                 self._release(running, mirror)
             raise
         if problem := self._release(running, mirror):
@@ -68,7 +76,10 @@ class Ec2Machines:
     def _prepared(
         self, cluster: Cluster, lease_id: str, deadline_s: float
     ) -> tuple[Ec2Cluster, Store]:
-        """Everything that is known before a launch; uploads the node package."""
+        """Return the cluster, not launched yet, and its store. Uploads the node package.
+
+        Raises NotSupported if the settings do not allow the launch, ProviderError if AWS refuses.
+        """
         region, choices, now = cluster.members[0].region, self.choices, self.api.now()
         if choices.bucket is None:
             raise NotSupported(NO_BUCKET)
@@ -88,7 +99,7 @@ class Ec2Machines:
             role_id=spec.role_id,
         )
         store = Store(self.api, region, choices.bucket)
-        store.listed(lease.objects)  # finds the bucket's region
+        store.listed(lease.objects)  # sets store.region to the bucket's region
         code, digest = archive(self.node_package)
         store.put(f"{choices.prefix}/code/{digest}.tar.gz", code)
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -106,7 +117,10 @@ class Ec2Machines:
         return Ec2Cluster(self.api, self.leases, lease, spec, script), store
 
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
-        """The lease after its uploads were fetched, if the store can be read now."""
+        """Return the lease after a fetch of its uploads, at most `within_s` seconds long.
+
+        `fetched` of the returned lease is False if uploads are still missing.
+        """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
         mirror = self._mirror(lease, Store(self.api, lease.region, lease.bucket))
@@ -118,7 +132,7 @@ class Ec2Machines:
         return lease
 
     def _pulled(self, mirror: Mirror, within_s: float) -> bool:
-        """Whether one of several pulls fetched everything."""
+        """Pull until everything is fetched; return False if `within_s` seconds were too few."""
         return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
@@ -126,13 +140,13 @@ class Ec2Machines:
         return Mirror(store, lease, mailbox, lambda: now().timestamp())
 
     def _release(self, running: Ec2Cluster, mirror: Mirror) -> str:
-        """End the machines and fetch their uploads; "" or why some may live on.
+        """End the machines and fetch their uploads; return "", or why some may still run.
 
-        The mirror's thread is joined last: a silent store keeps no machine alive.
+        The mirror's thread is joined last, so that an unresponsive store keeps no machine alive.
         """
         launched = bool(running.lease.current)
         try:
-            if launched:  # agents that were asked to leave upload what is left and shut down
+            if launched:  # agents that were asked to leave upload their last files and shut down
                 for _ in self.api.looks(2.0, LEAVE_S):
                     mirror.sync_by_hand()
                     if not (mirror.mailbox / "done.json").exists() or running.all_down():

@@ -1,9 +1,11 @@
-"""The mailbox on S3, mirrored into a local directory.
+"""Mirror a lease's mailbox on S3 into a local directory.
 
-Uploads of nodes appear whole, with the store's time of writing. Files of the controller go to every
-machine's `in/` folder, the manifest last. No name that a node chooses leads out of its folder. The
-store is listed every second while something changes, else every five seconds. While the store
-fails, its clock stands still: a node that cannot be heard is not called silent.
+Uploads of nodes appear as complete files, with the store's time of writing. Each machine gets the
+controller's files in its `in/` folder, the manifest last. No file name that a node chooses leads
+out of the node's folder.
+
+The store is listed every second while something changes, else every five seconds. While the store
+fails, `now_unix` does not advance, so that no node counts as silent.
 """
 
 from __future__ import annotations
@@ -23,20 +25,25 @@ from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine
 
 POLL_S = 1.0
-QUIET_AFTER_S = 20.0  # without a change, after which the store is listed less often
+QUIET_AFTER_S = 20.0  # seconds without a change, until the store is listed less often
 QUIET_POLL_S = 5.0
-MOST_BYTES = 64 * 2**20  # of one upload; a courier sends at most 32 MiB
-MOST_FILES = 20_000  # of one machine
+MOST_BYTES = 64 * 2**20  # limit of one upload; a courier sends at most 32 MiB
+MOST_FILES = 20_000  # limit of one machine
+# Uploads that repeat all the time, and thus do not count as a change.
 _STEADY = re.compile(r".*/out/(heartbeat\.json|progress\.json|data\.json|log-\d+\.txt)")
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}"
 )
-_KEPT = ("records/", "log-")  # of a replaced machine: what it measured, not its state
+_KEPT = ("records/", "log-")  # kept of a replaced machine: measurements, not state
 _OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9._-]+")
 
 
 class Mirror:
-    """Mirrors one lease: `sync()` is a round, `start()` takes rounds in a thread. Thread-safe."""
+    """A mirror of one lease's mailbox. Thread-safe.
+
+    `sync` runs one round, and `start` runs rounds in a thread. The argument `now_unix` is the local
+    clock. The attribute `now_unix` is the store's time (Unix) at the last complete round.
+    """
 
     def __init__(
         self, store: Store, lease: Ec2Lease, mailbox: Path, now_unix: Callable[[], float]
@@ -51,46 +58,53 @@ class Mirror:
         self.now_unix = float("-inf")  # the store's clock at the last complete round
 
     def serve(self, lease: Ec2Lease) -> None:
-        """Other machines from the next round on."""
+        """Use the machines of `lease` from the next round on."""
         with self._lock:
             self._machines = lease.by_userid
             self._changed_at = self._clock()
 
     def start(self) -> None:
+        """Run rounds in a thread until `stop` is called."""
         self._thread = threading.Thread(target=self._rounds, daemon=True)
         self._thread.start()
 
     def sync_by_hand(self) -> None:
-        """A round, if there is no thread."""
+        """Run a round if no thread runs rounds."""
         if self._thread is None:
             self.sync()
 
     def stop(self) -> None:
-        """Waits for a round under way."""
+        """Stop the thread, after its current round."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def sync(self) -> bool:
-        """A round both ways; False if anything failed."""
+        """Run a round in both directions; return False if anything failed."""
         with self._lock:
             pulled = self.pull()
             return self.push() and pulled
 
     def poll(self) -> bool:
-        """As `sync`, but lists the store only as often as something changes."""
+        """Run a round, but list the store less often while nothing changes.
+
+        Returns False if anything failed.
+        """
         with self._lock:
             pushed = self.push()
             quiet = self._clock() - self._changed_at >= QUIET_AFTER_S
-            # A little less than the interval, or every sixth round would list instead of every
-            # fifth. A clock that was set back must not stop the listing.
+            # The limit is a little below the interval: otherwise every sixth round would list, not
+            # every fifth. The lower bound 0 lists again after the clock was set back.
             least_s = (QUIET_POLL_S if quiet else POLL_S) - 0.05
             if 0 <= self._clock() - self._listed_at < least_s:
                 return pushed
             return self.pull() and pushed
 
     def pull(self) -> bool:
-        """Fetch new uploads. False if the store or the disk failed; the rest is fetched."""
+        """Fetch new uploads; return False if the store or the disk failed.
+
+        One failed upload does not prevent the fetch of other uploads.
+        """
         with self._lock:
             self._listed_at = self._clock()
             try:
@@ -106,7 +120,10 @@ class Mirror:
             return complete
 
     def push(self) -> bool:
-        """Bring every machine the controller's files, then the manifest that names them."""
+        """Upload the controller's files to every machine, then the manifest that lists them.
+
+        Returns False if the store or the disk failed.
+        """
         with self._lock:
             try:
                 files = self._of_controller()
@@ -123,9 +140,9 @@ class Mirror:
             self.poll()
 
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
-        """New uploads and their paths, at most MOST_FILES a machine.
+        """Return the new uploads with their local paths, at most MOST_FILES per machine.
 
-        Records come first, so that a flood of other names drops none.
+        Records come first, so that many other files cannot displace them.
         """
         found: list[tuple[Answer, Path]] = []
         count: Counter[str] = Counter()
@@ -142,20 +159,21 @@ class Mirror:
         return found
 
     def _fetch(self, stored: Answer, path: Path) -> bool:
+        """Fetch an upload to `path`; return False if the next round must try again."""
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
             _appear(_free_path(path, stored["Key"], content), content, written)
         except AwsRefused as error:
             return error.kind == "gone"
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
-            pass  # a file in the place of a folder: no courier uploads that
+            pass  # a file where a folder must be: couriers upload none, so skip it
         except OSError:
             return False
         self._have[stored["Key"]] = _version(stored)
         return True
 
     def _of_controller(self) -> dict[str, bytes]:
-        """The controller's files for the nodes, by name."""
+        """Return the content of the controller's files for the nodes, by name."""
         paths = sorted([*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")])
         names = {path.relative_to(self.mailbox).as_posix(): path for path in paths}
         return {
@@ -165,11 +183,12 @@ class Mirror:
         }
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
+        """Upload new and changed `files` to a machine, then the manifest of all digests."""
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         fresh = digests.items() - self._sent.get(userid, {}).items()
         if not fresh:
             return
-        self._changed_at = self._clock()  # an answer may come soon
+        self._changed_at = self._clock()  # list often: the node may answer soon
         into = f"{self._under}{userid}/in/"
         for name, _ in sorted(fresh):
             self._store.put(into + name, files[name])
@@ -178,15 +197,16 @@ class Mirror:
 
 
 def _version(stored: Answer) -> tuple[str, datetime]:
-    """What changes whenever the object is written."""
+    """Return the object's ETag and time, which change whenever the object is written."""
     return stored["ETag"], stored["LastModified"]
 
 
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
-    """Whether a courier may upload this.
+    """Return whether the upload `name` of `machine` may be mirrored.
 
-    IAM's `*` spans slashes, so that a machine may write below another's folder, under a name with
-    its own userid, which has a colon: _NAME does not allow that.
+    A replaced machine may only add records and logs. IAM's `*` spans slashes, so that a machine can
+    write below another machine's folder. Such a name has the machine's userid, which has a colon,
+    and _NAME does not allow a colon.
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
@@ -194,7 +214,11 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Where a record goes: a replaced machine may have measured the same run, and both are kept."""
+    """Return where to write an upload: `path`, unless `path` has a different record.
+
+    A replaced machine may have measured the same run. The second record goes to a folder named
+    after its machine, so that both are kept.
+    """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path
     machine = key.partition("/out/")[0].rpartition(":")[2]
@@ -202,13 +226,13 @@ def _free_path(path: Path, key: str, content: bytes) -> Path:
 
 
 def _appear(path: Path, content: bytes, written: float) -> None:
-    """Write all of it at once, with the store's time."""
+    """Write a file atomically, with `written` (Unix, the store's time) as its time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.mirror")
     with beside.open("wb") as file:
         file.write(content)
         file.flush()
-        if path.parent.name == "records":  # the lease will say that they are here
+        if path.parent.name == "records":  # the lease will record that they are on disk
             os.fsync(file.fileno())
     os.utime(beside, (written, written))
     beside.replace(path)

@@ -1,7 +1,7 @@
-"""Prices of AWS, and dollars beside the machine: volume, address, requests.
+"""Parse AWS prices, and add the dollars of volume, address and requests to offers. Pure.
 
-Pure. A price of 0 is unknown, never free. Prices of volumes, addresses and requests are AWS's list
-prices of November 2025: offers have the region's, caps count the dearest region's.
+A price of 0 is unknown, never free. Prices of volumes, addresses and requests are AWS's list prices
+of November 2025. Offers use the region's prices, and spending caps use the dearest region's prices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Answer = Mapping[str, Any]
 
 
 def known_price(value: object) -> float | None:
-    """Positive, finite dollars, else None."""
+    """Return a positive, finite number of dollars; None for any other value."""
     try:
         usd = float(str(value))
     except ValueError:
@@ -30,7 +30,10 @@ def known_price(value: object) -> float | None:
 
 
 def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
-    """Dollars an hour by type from products of the Price List API; of several the highest."""
+    """Return dollars an hour by instance type from products of the Price List API.
+
+    If a type has several prices, the highest counts.
+    """
     prices: dict[str, float] = {}
     for product in products:
         name = product.get("product", {}).get("attributes", {}).get("instanceType")
@@ -43,7 +46,10 @@ def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
 
 
 def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | None]:
-    """Dollars an hour by (instance type, zone) from the newest row of each; None if unknown."""
+    """Return dollars an hour by (instance type, zone) from the newest row; None if unknown.
+
+    `rows` are rows of DescribeSpotPriceHistory.
+    """
     return {
         (str(row["InstanceType"]), str(row["AvailabilityZone"])): known_price(row.get("SpotPrice"))
         for row in sorted(rows, key=lambda row: row["Timestamp"])
@@ -57,7 +63,7 @@ def on_demand_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """An offer for each type."""
+    """Return an offer for each type; `prices` are dollars an hour by type."""
     return [
         Offer(
             instance_type=kind,
@@ -80,14 +86,18 @@ def spot_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """An offer for each type and zone with a spot price row. `advisor`: Spot Advisor's file."""
+    """Return an offer for each type and zone in `prices`, which are dollars an hour.
+
+    `advisor` is Spot Advisor's file, or empty. A type that it lacks gets its worst range of
+    interruption rates as a prior.
+    """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     offers = {}
     for offer in on_demand_offers(types, {}, region=region, price_as_of=price_as_of):
         bucket = advised.get(offer.instance_type.name, {}).get("r")
         source = "Spot Advisor, read"
         if bucket is None:
-            source = "prior: the worst range of Spot Advisor, which lacks the type,"
+            source = "prior: Spot Advisor lacks the type, so its worst range counts,"
         offers[offer.instance_type.name] = replace(
             offer,
             market="spot",
@@ -101,9 +111,9 @@ def spot_offers(
     ]
 
 
-HOURS_A_MONTH = 730.0  # AWS's month of a volume
-# gp3, dollars a GiB and month (https://aws.amazon.com/ebs/pricing/). An unknown region counts as
-# the dearest, Sao Paulo. IOPS and throughput are the free ones.
+HOURS_A_MONTH = 730.0  # AWS bills volumes by this month
+# gp3, dollars per GiB and month (https://aws.amazon.com/ebs/pricing/). An unknown region has the
+# price of the dearest region, Sao Paulo. Volumes have only the free IOPS and throughput.
 GP3_USD_PER_GIB_MONTH = {
     "us-east-1": 0.08,
     "us-east-2": 0.08,
@@ -115,18 +125,18 @@ GP3_USD_PER_GIB_MONTH = {
 }
 WORST_GP3_USD_PER_GIB_MONTH = 0.152
 ADDRESS_USD_PER_HOUR = 0.005  # a public IPv4 address (https://aws.amazon.com/vpc/pricing/)
-# S3 Standard, dollars a request (https://aws.amazon.com/s3/pricing/): us-east-1 and the dearest
-# region. A LIST costs as much as a PUT.
+# S3 Standard, dollars per request (https://aws.amazon.com/s3/pricing/): in us-east-1, and in the
+# dearest region. A LIST costs as much as a PUT.
 PUT_USD, GET_USD = 0.005 / 1000, 0.0004 / 1000
 WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
 # Requests an hour of one machine and its controller while nothing changes (mailbox_s3.py,
-# node/on_ec2/sync.py). PUTs: heartbeats, log, records, the controller's LISTs. GETs: the
-# controller's of each PUT, the machine's of the manifest.
+# node/on_ec2/sync.py). PUTs: heartbeats, log, records, and the controller's LISTs. GETs: the
+# controller fetches each upload, and the machine fetches the manifest.
 PUTS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
 GETS_PER_HOUR = PUTS_PER_HOUR
-# At most: everybody asks every second, and the machine uploads all that node/on_ec2/sync.py lets
-# it: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three times in an hour, since the caps count
-# at least twenty minutes of a machine.
+# Upper bounds: controller and machine poll every second, and the machine uploads as much as
+# node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three times an hour,
+# because the caps count at least twenty minutes of a machine.
 MOST_UPLOADS_PER_HOUR = 720.0 + 1800.0 + 3 * 150.0
 MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
 MOST_GETS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
@@ -136,17 +146,21 @@ MOST_REQUESTS_USD_PER_HOUR = MOST_PUTS_PER_HOUR * WORST_PUT_USD + MOST_GETS_PER_
 
 
 def storage_usd_per_hour(region: str, gib: float) -> float:
-    """Of one machine's volume in its region."""
+    """Return dollars an hour of one machine's gp3 volume of `gib` GiB in `region`."""
     return gib * GP3_USD_PER_GIB_MONTH.get(region, WORST_GP3_USD_PER_GIB_MONTH) / HOURS_A_MONTH
 
 
 def other_usd_per_hour(*, public: bool) -> float:
-    """Of one machine's requests and public address, as expected."""
+    """Return expected dollars an hour of one machine's requests and public address."""
     return REQUESTS_USD_PER_HOUR + (ADDRESS_USD_PER_HOUR if public else 0.0)
 
 
 def most_usd_per_hour_beside(gib: float) -> float:
-    """Of one machine's volume, address and requests in the dearest region; caps count this."""
+    """Return an upper bound of one machine's dollars an hour without the instance itself.
+
+    The bound has the volume of `gib` GiB, the address and the requests in the dearest region. The
+    spending caps use it.
+    """
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
         + ADDRESS_USD_PER_HOUR
@@ -155,7 +169,7 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
-    """`offers` at this account's prices, with volume, address and requests; idempotent."""
+    """Return `offers` at this account's prices, with volume, address and requests. Idempotent."""
     found = []
     for offer in offers:
         public = offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour
@@ -173,13 +187,16 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
 
 
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
-    """Dollars an hour, and why they differ from `public`; a fixed price precedes discounts."""
+    """Return this account's dollars an hour, and why they differ from `public`; "" if equal.
+
+    A price in [ec2.prices] takes precedence over [ec2.discounts].
+    """
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
     if fixed := getattr(terms.prices.get(name), f"{key}_usd_per_hour", None):
-        return float(fixed), f"own price of {name} {offer.market} ([ec2.prices])"
+        return float(fixed), f"account price of {name} {offer.market} ([ec2.prices])"
     matching = (found for pattern, found in terms.discounts.items() if fnmatchcase(name, pattern))
     share = float(getattr(next(matching, None), key, 0.0))
     if public is None or not share:
         return public, ""
-    why = f"own discount of {share:.3g} on {name} {offer.market} ([ec2.discounts])"
+    why = f"account discount of {share:.3g} on {name} {offer.market} ([ec2.discounts])"
     return public * (1 - share), why

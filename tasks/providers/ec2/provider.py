@@ -1,4 +1,4 @@
-"""The EC2 provider: types and prices of AWS or of the package; `machines` launches and ends."""
+"""Provide EC2's types and prices, from AWS or from the package, and launch EC2 clusters."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ from .settings import Ec2
 from .snapshot import packaged
 from .survey import not_launched
 
-_THREADS = 8  # regions asked in parallel
-NOT_LOOKED = "EC2 was not looked at: nothing was launched from this home, and [ec2] bucket is unset"
+_THREADS = 8  # regions that are queried in parallel
+NOT_LOOKED = "EC2 was not checked: nothing was launched from this home, and [ec2] bucket is unset"
 
 
 class Ec2Provider(Provider):
-    """Types and prices of the regions in `choices`; leases under `home`/leases-ec2.
+    """EC2 in the regions of `choices`, with its leases under `home`/leases-ec2.
 
-    `clients` replaces boto3's. `node_package` is what machines run.
+    `clients` replaces boto3's clients. `node_package` is the folder of the code that machines run.
+    If `threaded` is false, no thread syncs the mailboxes.
     """
 
     name = "ec2"
@@ -72,7 +73,7 @@ class Ec2Provider(Provider):
         return list(self._live_types.values())
 
     def offers(self, now: datetime) -> list[Offer]:
-        """On demand by region and spot by zone. A price that AWS does not tell is None."""
+        """Return on-demand offers by region and spot offers by zone; unknown prices are None."""
         types, advisor = self._live_types, Answer()
         if "spot" in self._choices.markets and self._given is None:
             advisor = ec2_api.spot_advisor()
@@ -86,21 +87,24 @@ class Ec2Provider(Provider):
         return packaged_types(self._choices)
 
     def packaged_offers(self) -> list[Offer]:
-        """On demand only: a snapshot has no spot prices."""
+        """Return the packaged on-demand offers; the package has no spot prices."""
         if "on-demand" not in self._choices.markets:
             return []
         regions = self._choices.regions
         return [offer for region in regions for offer in packaged_offers(self._choices, region)]
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """AWS limits how many different questions an account may ask in a day."""
+        """Return spot placement scores by zone, as Provider.placement_scores describes.
+
+        AWS limits how many different requests an account may send in a day.
+        """
         return self._api.placement_scores(region, names, count)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
         return ec2_prices.billed(offers, self._choices)
 
     def limits(self) -> list[str]:
-        """Asks nothing of AWS."""
+        """Return what EC2 cannot do here and how to fix it, without a request to AWS."""
         found = [] if self._choices.bucket else [NO_BUCKET]
         try:
             why = "" if self._given is not None or ec2_api.has_credentials() else NO_CREDENTIALS
@@ -108,19 +112,22 @@ class Ec2Provider(Provider):
             why = str(error)
         if why:
             found.append(
-                f"{why}. Until then, prices are the last known ones, at first the packaged ones of "
-                f"{packaged().prices_as_of:%Y-%m-%d}"
+                f"{why}. Until then, the last known prices are used, at first the packaged prices "
+                f"of {packaged().prices_as_of:%Y-%m-%d}"
             )
         return found + notes_on_types(self._choices)
 
     @staticmethod
     def fits(cluster: Cluster) -> str:
-        """Empty if all machines are in one region, and all or none have GPUs."""
+        """Return why EC2 cannot launch the cluster; "" if it can.
+
+        All machines must be in one region, and all or none of them must have GPUs.
+        """
         regions = {member.region for member in cluster.members}
         if len(regions) != 1:
-            return f"a cluster lies in one region, not in {', '.join(sorted(regions))}"
+            return f"a cluster must be in one region, not in {', '.join(sorted(regions))}"
         if len({member.instance_type.device == "cpu" for member in cluster.members}) > 1:
-            return "machines with and without GPUs do not train together: NCCL reaches GPUs alone"
+            return "machines with and without GPUs cannot train together: NCCL connects only GPUs"
         return ""
 
     def launches(self, cluster: Cluster) -> str:
@@ -130,17 +137,17 @@ class Ec2Provider(Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[RunningCluster]:
-        """In the cluster's market, else on demand. `seed` has no effect."""
+        """Launch the cluster in its market, or else on demand. `seed` has no effect."""
         machines, offers = self._machines, self._known_offers()
         with machines.acquire(cluster, offers, lease_id=lease_id, deadline_s=deadline_s) as running:
             yield running
 
     def leases(self) -> list[Lease]:
-        """Held leases, ended leases that are not fetched yet, and unreadable ones."""
+        """Return held leases, ended leases with missing uploads, and unreadable leases."""
         return self._leases.held("ec2")
 
     def ended(self) -> list[EndedLease]:
-        """Ended leases whose uploads are here; missing uploads are fetched if AWS answers."""
+        """Return ended leases with all uploads. Fetches missing uploads if AWS answers."""
         over = [lease for lease in self._leases.all() if lease.ended_at]
         if not all(lease.fetched for lease in over):
             with suppress(ProviderError):
@@ -154,7 +161,10 @@ class Ec2Provider(Provider):
         self._leases.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End orphaned leases, and machines with our tags past their deadline, in every region."""
+        """End orphaned leases, and tagged machines past their deadline, in every region used.
+
+        Raises NotSwept if a region or lease could not be checked.
+        """
         if self._choices.bucket is None and not self._leases.root.is_dir():
             return [NOT_LOOKED]
         try:
@@ -167,7 +177,10 @@ class Ec2Provider(Provider):
         return Reaper(machines, now, all_of_them).reap()
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """A sweep in the future, by a wrong clock, does not count."""
+        """Return the regions that the reaper has not swept since `moment`.
+
+        A sweep in the future, recorded by a wrong clock, does not count.
+        """
         swept, now = dict[str, datetime](), self._clock.now()
         with suppress(ProviderError):
             swept = self._leases.swept()
@@ -188,7 +201,7 @@ class Ec2Provider(Provider):
         )
 
     def _known_offers(self) -> list[Offer]:
-        """Listed before, else by AWS; and the package's."""
+        """Return the latest offers, listed now if there are none, and the packaged offers."""
         if not self._latest_offers:
             with suppress(ProviderError):
                 self.offers(self._clock.now())
@@ -200,7 +213,7 @@ class Ec2Provider(Provider):
 
     @cached_property
     def _offered(self) -> dict[str, set[str]]:
-        """Region -> offered types that may be wanted."""
+        """Return by region the names of offered types that may be wanted."""
         patterns = self._choices.instance_types
         return {
             region: may_be_wanted(self._api.type_names(region), patterns)
@@ -209,7 +222,10 @@ class Ec2Provider(Provider):
 
     @cached_property
     def _live_types(self) -> dict[str, InstanceType]:
-        """Each type is described by the first region that offers it: it is the same everywhere."""
+        """Return the wanted types by name, as AWS describes them.
+
+        The first region that offers a type describes it, because a type is the same in all regions.
+        """
         answers: list[Answer] = []
         left = set().union(*self._offered.values())
         for region, names in self._offered.items():
@@ -225,6 +241,7 @@ class Ec2Provider(Provider):
     def _offers_of(
         self, region: str, types: dict[str, InstanceType], now: datetime, advisor: Answer
     ) -> list[Offer]:
+        """Return the region's offers of `types` in the wanted markets, at list prices."""
         here = [kind for name, kind in types.items() if name in self._offered[region]]
         found: list[Offer] = []
         if "on-demand" in self._choices.markets:
@@ -237,14 +254,14 @@ class Ec2Provider(Provider):
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Wanted types of the package that a region of `choices` offers."""
+    """Return the packaged types that `choices` want and a region of `choices` offers."""
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)
     return wanted(here, choices.instance_types, image_families(choices.ami_parameter))
 
 
 def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
-    """Wanted types of the package on demand in `region`, with volume and own prices."""
+    """Return packaged on-demand offers in `region`, at this account's prices and with volumes."""
     usd, as_of = packaged().usd.get(region, {}), packaged().prices_as_of
     here = [kind for kind in packaged_types(choices) if kind.name in usd]
     offers = ec2_prices.on_demand_offers(here, usd, region=region, price_as_of=as_of)
@@ -252,19 +269,25 @@ def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
 
 
 def notes_on_types(choices: Ec2) -> list[str]:
-    """Names in [ec2] that the package does not know, and families that `gpu` leaves out."""
+    """Return notes on unknown names in [ec2] and on GPU families that `gpu` leaves out."""
     types = packaged().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
     unknown = [region for region in choices.regions if region not in packaged().usd]
     unknown += [pattern for pattern in patterns if not wanted(types, [pattern])]
-    notes = [f"[ec2] {name!r} matches no region or type that the package knows" for name in unknown]
+    notes = [
+        f"[ec2] {name!r} matches no packaged region or type: check the spelling" for name in unknown
+    ]
     families = image_families(choices.ami_parameter)
     if GPU in choices.instance_types:
         kept = wanted(types, choices.instance_types, families)
         left = {family(kind.name) for kind in types if is_gpu(kind) and kind not in kept}
         if left:
             names = ", ".join(sorted(left))
-            notes.append(f"`gpu` leaves out {names}: the image of ami_parameter lacks support")
+            notes.append(
+                f"`gpu` leaves out {names}: the image in ami_parameter does not support them"
+            )
         if families is None:
-            notes.append("[ec2] ami_parameter is an unknown image: `gpu` is every NVIDIA type")
+            notes.append(
+                "[ec2] ami_parameter names an unknown image, so `gpu` means every NVIDIA type"
+            )
     return notes

@@ -1,8 +1,8 @@
-"""Ends orphaned leases of this home, and machines with our tags past their deadline.
+"""End orphaned leases of this home, and machines with Srift's tags past their deadline.
 
-Looks through every region of srift.toml, of the leases on disk, and of the sweeps of the last 30
-days: a lease may have been moved away. Raises NotSwept, after everything else is done, where it
-could not look or end.
+The reaper sweeps every region of srift.toml, of the leases on disk, and of the sweeps in the last
+30 days, because a lease folder may have been moved away. At the end, it raises NotSwept if it could
+not check a region or lease, or could not end a machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from .termination import (
 
 @dataclass(slots=True)
 class Reaper:
-    """One sweep. `busy`: regions with a lease whose machines did not end."""
+    """One sweep of all regions.
+
+    `sentences` describe everything that was ended or needs attention. `unswept` maps each unchecked
+    region or lease to the reason. `regions` are to be swept. `busy` are the regions with a lease
+    whose machines did not end.
+    """
 
     machines: Ec2Machines
     now: datetime
@@ -39,13 +44,16 @@ class Reaper:
     busy: set[str] = field(default_factory=set)
 
     def reap(self) -> list[str]:
-        """Return a sentence for each resource that was ended or needs attention."""
+        """Return a sentence for each resource that was ended or needs attention.
+
+        Raises NotSwept after the sweep if anything could not be checked or ended.
+        """
         leases = self.machines.leases
         self.regions |= {*self.machines.choices.regions}
         with leases.locked():
             for lease_id in leases.ids():
                 self._lease(lease_id)
-        to_note = {*self.regions}  # a remembered region is forgotten after its 30 days
+        to_note = {*self.regions}  # regions from earlier sweeps are forgotten after 30 days
         try:
             self.regions |= {*leases.used_regions(self.now)}
         except ProviderError as error:
@@ -58,13 +66,14 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
+        """End the lease if it is orphaned, or move its folder aside if lease.json is missing."""
         leases = self.machines.leases
         try:
             lease = leases.read(lease_id)
         except LeaseUnreadable as error:
             self.unswept[f"lease {lease_id}"] = str(error)
             return
-        if lease is None:  # the sweep ends its machines, if there are any
+        if lease is None:  # the sweep of the region ends any machines
             try:
                 kept = leases.set_aside(lease_id)
                 says = f"its records were moved to {kept}" if kept else "it has no records"
@@ -75,9 +84,10 @@ class Reaper:
         self.regions.add(lease.region)
         why = lease.why_end(self.now, all_of_them=self.all_of_them)
         if lease.ended_at is None and (why or lease.releasing):
-            self._end(lease, why or "its machines did not end before")
+            self._end(lease, why or "its machines did not end at the first try")
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
+        """End the lease's machines for the reason `why`, and fetch their uploads."""
         leases, api, name = self.machines.leases, self.machines.api, f"lease {lease.lease_id}"
         outcome = "released" if lease.releasing else "reaped"
         lease, problem = end_machines(api, lease)
@@ -119,14 +129,16 @@ class Reaper:
                 done = "does not end" if name in stays else "was ended"
                 self.sentences.append(f"{machine} {done}: {why[name]}")
             elif not _deadline(tags_of(described)):
-                self.sentences.append(f"{machine} has no readable tag srift:deadline: look at it")
+                self.sentences.append(
+                    f"{machine} has no readable tag srift:deadline: end it if it is not needed"
+                )
         for tags in ours:
             tidy(api, region, tags, lambda tags: bool(self._why_over(tags)))
         if stays:
-            self.unswept[region] = f"machines do not end: {', '.join(stays)}"
+            self.unswept[region] = f"these machines do not end: {', '.join(stays)}"
 
     def _why_over(self, tags: dict[str, str]) -> str:
-        """Why nothing needs what has these tags any more; empty if something may."""
+        """Return why a resource with these tags is no longer needed; "" if it may be needed."""
         deadline, lease_id = _deadline(tags), tags.get("srift:lease", "")
         if deadline and self.now.timestamp() >= deadline:
             return f"its deadline was {datetime.fromtimestamp(deadline, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -135,7 +147,11 @@ class Reaper:
         return ""
 
     def _is_over(self, lease_id: str) -> bool:
-        """A lease of this home is on disk before its machines: without one they are orphans."""
+        """Return whether the lease has ended or does not exist.
+
+        A lease of this home is on disk before its machines start, so machines without a lease are
+        orphans. An unreadable lease counts as open.
+        """
         try:
             lease = self.machines.leases.read(lease_id)
         except LeaseUnreadable:
@@ -146,6 +162,7 @@ class Reaper:
 
 
 def _deadline(tags: dict[str, str]) -> float:
+    """Return the tag srift:deadline (Unix time); 0 if it is missing or not a number."""
     try:
         return float(tags.get("srift:deadline", ""))
     except ValueError:

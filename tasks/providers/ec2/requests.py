@@ -1,8 +1,8 @@
-"""Every request that a launch makes of EC2, as plain dicts that can be printed. Pure.
+"""Build every request that a launch sends to EC2, as plain dicts that can be printed. Pure.
 
-Machines of a lease share a zone, a security group that admits nobody else, and a placement group
-if their types allow one. Each request has a token made of its purpose, so that a repeated request
-buys nothing again.
+Machines of a lease share a zone, a security group that admits only them, and a placement group if
+their types allow it. Names and client tokens depend only on the lease and the purpose, so that a
+repeated request creates nothing twice.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """What all machines of a lease have in common. `subnets`: zone -> subnet id.
+    """The values that all machines of a lease have in common.
 
-    `image`: as DescribeImages describes it.
+    `subnets` maps a zone to a subnet id, and `types` an instance type to its launch facts. `image`
+    is DescribeImages' entry. `role_id` is the id of the machines' IAM role. `controller` is the
+    token of the controller's home.
     """
 
     choices: Ec2
@@ -42,21 +44,22 @@ class LaunchSpec:
 
     @property
     def usd_per_hour_more(self) -> float:
-        """Expected dollars an hour of a machine's volume, requests and public address."""
+        """Return expected dollars an hour of one machine's volume, requests and address."""
         storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
         return storage + other_usd_per_hour(public=self.choices.public)
 
     def token(self, *purpose: str) -> str:
-        """A client token: always the same for the same purpose of the same lease."""
+        """Return a client token, which is always the same for a lease and a purpose."""
         words = (self.choices.deployment, self.controller, self.lease_id, *purpose)
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
     def name(self, *purpose: str) -> str:
+        """Return a resource name, which is always the same for a lease and a purpose."""
         return f"srift-{self.token(*purpose)[:16]}"
 
 
 def security_group(spec: LaunchSpec) -> Request:
-    """CreateSecurityGroup: one a lease, so that no cluster is open to another."""
+    """Return CreateSecurityGroup's request; each lease has a group, which isolates its cluster."""
     return {
         "GroupName": spec.name("security"),
         "Description": "Srift: one cluster, open to itself alone",
@@ -66,20 +69,27 @@ def security_group(spec: LaunchSpec) -> Request:
 
 
 def rules(group_id: str) -> list[tuple[str, list[Request]]]:
-    """(action, rules): in from the group itself; out to itself, as EFA needs, and by HTTPS."""
+    """Return (action, permissions) for each change of a new group's rules.
+
+    Inbound traffic may only come from the group. Outbound traffic may go to the group, as EFA
+    requires, and to HTTPS servers.
+    """
     anywhere = [{"CidrIp": "0.0.0.0/0"}]
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
     https = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": anywhere}
     return [
         ("ec2:AuthorizeSecurityGroupIngress", [itself]),
         ("ec2:AuthorizeSecurityGroupEgress", [itself, https]),
-        # A new group lets everything out.
+        # EC2 creates a group with a rule that allows all outbound traffic.
         ("ec2:RevokeSecurityGroupEgress", [{"IpProtocol": "-1", "IpRanges": anywhere}]),
     ]
 
 
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
-    """CreatePlacementGroup; None for one machine, or a type that cannot be in one."""
+    """Return CreatePlacementGroup's request.
+
+    The result is None for a single machine, and for types that cannot be in a placement group.
+    """
     grouped = all(spec.types[group.type_name].grouped for group in attempt.groups)
     if sum(group.size for group in attempt.groups) < 2 or not grouped:
         return None
@@ -93,7 +103,11 @@ def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
 def launch_template(
     spec: LaunchSpec, attempt: Attempt, group: Group, *, security: str, user_data: str
 ) -> Request:
-    """CreateLaunchTemplate for a group's machines. No key pair: nobody logs in."""
+    """Return CreateLaunchTemplate's request for the machines of `group`.
+
+    `security` is the id of the security group. The template has no key pair, because nobody logs
+    in.
+    """
     volume = {
         "VolumeSize": spec.choices.volume_gib,
         "VolumeType": "gp3",
@@ -108,7 +122,7 @@ def launch_template(
             "HttpTokens": "required",
             "HttpPutResponseHopLimit": 1,
             "HttpEndpoint": "enabled",
-            "HttpProtocolIpv6": "disabled",  # user code is fenced from IPv4 alone
+            "HttpProtocolIpv6": "disabled",  # user code is fenced only from IPv4
         },
         "BlockDeviceMappings": [
             {"DeviceName": spec.image.get("RootDeviceName") or "/dev/sda1", "Ebs": volume}
@@ -128,9 +142,9 @@ def launch_template(
 
 
 def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
-    """CreateFleet, instant: all of the group or none, in one of the zones of its bids.
+    """Return CreateFleet's request: all machines of `group` or none, in one zone of its bids.
 
-    Only spot requests have a highest price.
+    The answer has the machines (type "instant"). Only spot requests have a highest price.
     """
     spot = market == "spot"
     overrides = [
@@ -165,7 +179,10 @@ def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
 def requests_of(
     spec: LaunchSpec, attempt: Attempt, *, security: str, user_data: str
 ) -> Iterator[tuple[str, Request]]:
-    """(action, request) of everything that one attempt asks for, in order."""
+    """Yield (action, request) for every request of one attempt, in order.
+
+    `security` is the id of the security group.
+    """
     if placement := placement_group(spec, attempt):
         yield "ec2:CreatePlacementGroup", placement
     for group in attempt.groups:
@@ -175,7 +192,7 @@ def requests_of(
 
 
 def shortened(request: Request) -> Request:
-    """The request with the digest of its user-data in place of it."""
+    """Return the request with a digest in place of its user-data."""
 
     def short(found: Request) -> Request:
         if text := found.get("UserData"):
@@ -187,10 +204,12 @@ def shortened(request: Request) -> Request:
 
 
 def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:
-    """An EFA on every card that takes one, or one interface. The fleet names the subnet.
+    """Return the network interfaces of a machine, with EFAs if the type has them.
 
-    EC2 gives no public address to a machine with several interfaces; with one, only the first card
-    is used. Several: an ordinary interface, then EFAs without an address, as AWS recommends
+    The fleet names the subnet. EC2 gives no public address to a machine with several interfaces, so
+    a machine with a public address uses only its first card.
+
+    Several interfaces are an ordinary interface and EFAs without an address, as AWS recommends
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
     common = {"Groups": [security], "DeleteOnTermination": True}
@@ -207,6 +226,7 @@ def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Reque
 
 
 def _tagged(spec: LaunchSpec, group: str, *kinds: str) -> list[Request]:
+    """Return TagSpecifications that give Srift's tags to resources of `kinds`."""
     values = {
         "Name": f"srift {spec.lease_id}",
         "srift:deployment": spec.choices.deployment,

@@ -1,6 +1,6 @@
-"""The section [ec2] of srift.toml: regions, instance types, what a launch needs, and the money.
+"""Define the section [ec2] of srift.toml: regions, types, launch settings, and money.
 
-Credentials are AWS's own and never stand here.
+The section never has AWS credentials; boto3 finds them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-# The image line with the torch that pyproject.toml pins; step times of torch versions differ.
+# The image has the torch version that pyproject.toml pins, because step times depend on it.
 AMI_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/"
     "oss-nvidia-driver-gpu-pytorch-2.13-ubuntu-26.04/latest/ami-id"
@@ -38,7 +38,7 @@ class OwnPrice(BaseModel):
 
 
 class Discount(BaseModel):
-    """Share of the public price that is not paid, by market: 0.28 is 28 % off."""
+    """The fraction of the public price that this account saves, by market; 0.28 means 28 %."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,14 +47,18 @@ class Discount(BaseModel):
 
 
 class Ec2(BaseModel):
-    """Regions; types as patterns (`g5.*`, `p4d.24xlarge`, `gpu` for all of NVIDIA); launch; money.
+    """The section [ec2] of srift.toml.
 
-    Without a bucket nothing is launched. Machines are launched into `subnet_ids`, else into the
-    subnets with the tag srift:deployment = `deployment`, else into the default VPC. In "public"
-    `subnets` they get a public address; "private" subnets must reach S3. `prices` are by type and
-    take precedence over `discounts`, which are by pattern; the first pattern that matches counts.
-    `emulated`: machines lack the devices of their types and measure all the same; only with an
-    AWS_ENDPOINT_URL.
+    `instance_types` are patterns: `g5.*`, `p4d.24xlarge`, or `gpu` for all NVIDIA types that the
+    image supports. Without a `bucket`, nothing is launched.
+
+    Machines are launched into `subnet_ids`, else into the subnets with the tag srift:deployment =
+    `deployment`, else into the default VPC. If `subnets` is "public", machines get a public
+    address. If it is "private", the subnets must reach S3.
+
+    `prices` are by type and take precedence over `discounts`, which are by pattern. The first
+    pattern that matches counts. `emulated` is for tests with an AWS_ENDPOINT_URL: machines measure
+    although they lack the devices of their types.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,13 +69,13 @@ class Ec2(BaseModel):
         AfterValidator(lambda found: tuple(dict.fromkeys(found))),
     ] = ("us-east-1",)
     instance_types: tuple[TypePattern, ...] = Field(default=("gpu",), min_length=1)
-    max_hosts: int = Field(default=64, ge=1, le=64)  # of a planned cluster
+    max_hosts: int = Field(default=64, ge=1, le=64)  # in a planned cluster
     markets: tuple[Literal["on-demand", "spot"], ...] = Field(
         default=("on-demand", "spot"), min_length=1
     )
-    # No dots: they break TLS where the host name has the bucket's name.
+    # No dots: a bucket's name in a host name with dots breaks TLS.
     bucket: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$")
-    # No '*' or '$': the prefix stands in IAM policies.
+    # No '*' or '$': IAM policies contain the prefix.
     prefix: str = Field(
         default="srift", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$"
     )
@@ -94,19 +98,19 @@ class Ec2(BaseModel):
 
     @property
     def public(self) -> bool:
-        """Whether machines get a public address."""
+        """Return whether machines get a public address."""
         return self.subnets == "public"
 
     @property
     def torch_line(self) -> str:
-        """Major.minor of the image's torch, from its parameter's name; "" if unknown."""
+        """Return the image's torch version (major.minor) from `ami_parameter`; "" if unknown."""
         found = _TORCH.search(self.ami_parameter)
         return found.group(1) if found else ""
 
     @field_validator("discounts", mode="before")
     @classmethod
     def _number_is_on_demand(cls, discounts: object) -> object:
-        """A plain number is a discount on demand: savings plans do not cover spot."""
+        """Read a plain number as an on-demand discount: savings plans do not cover spot."""
         if not isinstance(discounts, dict):
             return discounts
         return {

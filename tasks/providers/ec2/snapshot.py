@@ -1,12 +1,12 @@
-"""Instance types and on-demand list prices that come with the package.
+"""Load the instance types and on-demand list prices that come with the package.
 
-snapshot.json.gz is made by `python -m tests.snapshot` from moto and apache-libcloud (Apache License
+`python -m tests.snapshot` makes snapshot.json.gz from moto and apache-libcloud (Apache License
 2.0):
 
-    made_on, prices_as_of   day, and moment of the prices (UTC)
+    made_on, prices_as_of   day of creation, and time of the prices (UTC)
     sources                 package, version, licence, notice, and what was taken
     columns                 names of the values below, as in models.domain.cluster.InstanceType
-    several_interfaces      types whose whole network takes several interfaces
+    several_interfaces      types whose full network rate needs several interfaces
     instance_types          name -> values; `usd`: region -> dollars an hour or null
 """
 
@@ -27,7 +27,11 @@ FILE = Path(__file__).with_name("snapshot.json.gz")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """`usd`: region -> offered type -> dollars an hour on demand, None if unknown."""
+    """The packaged instance types and prices.
+
+    `usd` maps a region and an offered type to on-demand dollars an hour, None if unknown.
+    `several_interfaces` are the types whose full network rate needs several interfaces.
+    """
 
     instance_types: tuple[InstanceType, ...]
     usd: Mapping[str, Mapping[str, float | None]]
@@ -37,7 +41,7 @@ class Snapshot:
 
 @cache
 def packaged() -> Snapshot:
-    """The snapshot beside this file."""
+    """Return the content of snapshot.json.gz."""
     body = json.loads(gzip.decompress(FILE.read_bytes()))
     types: list[InstanceType] = []
     usd: dict[str, dict[str, float | None]] = {}

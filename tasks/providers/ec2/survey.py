@@ -1,4 +1,4 @@
-"""What a launch needs to know before it requests anything: image, subnets, role, node package."""
+"""Collect what a launch needs before its first request: image, subnets, role, node package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ def launch_spec(
     controller: str,
     deadline_unix: int,
 ) -> LaunchSpec:
-    """Ask AWS what a launch needs. Raises NotSupported or AwsRefused with the fix."""
+    """Return what a launch of `cluster` needs, as AWS answers now.
+
+    Raises NotSupported if the settings or the account do not allow the launch, AwsRefused if AWS
+    refuses a request. Both messages say what to fix.
+    """
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
     answers = api.instance_types(region, names)
@@ -39,11 +43,14 @@ def launch_spec(
     vpc, subnets = network_of(api, region, choices)
     image, profile = api.image(region, choices.ami_parameter), choices.instance_profile
     if choices.volume_gib < least_gib(image):
-        raise NotSupported(f"{image['ImageId']} needs [ec2] volume_gib = {least_gib(image)}")
+        raise NotSupported(
+            f"{image['ImageId']} does not fit on the volume: "
+            f"set [ec2] volume_gib to at least {least_gib(image)}"
+        )
     found = api.ask("iam:GetInstanceProfile", region, InstanceProfileName=profile)
     roles = found["InstanceProfile"]["Roles"]
     if not roles:
-        raise NotSupported(f"{profile} has no role: add one with the node policy")
+        raise NotSupported(f"{profile} has no IAM role: add a role with the node policy")
     return LaunchSpec(
         choices=choices,
         region=region,
@@ -59,17 +66,17 @@ def launch_spec(
 
 
 def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[str]) -> str:
-    """Why `choices` keep `cluster` from being launched; empty if they do not.
+    """Return why `choices` do not allow a launch of `cluster`; "" if they allow it.
 
-    `several_interfaces`: types whose whole network takes more than one interface.
+    `several_interfaces` are the types whose full network rate needs several interfaces.
     """
     if cluster.market == "mixed":
-        return "the machines of a cluster are launched in one market"
+        return "all machines of a cluster must be in one market"
     families = image_families(choices.ami_parameter)
     for offer in cluster.members:
         kind = offer.instance_type
         if off := off_image(kind, families):
-            return f"{off}; take it out of [ec2] instance_types"
+            return f"{off}; remove this type from [ec2] instance_types"
         if choices.public and len(cluster.members) > 1 and kind.name in several_interfaces:
             return (
                 f"{kind.name} has several network cards, and EC2 gives no public address to a "
@@ -79,16 +86,17 @@ def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[
 
 
 def least_gib(image: Answer) -> int:
-    """Volume size that the image needs."""
+    """Return the smallest volume, in GiB, that holds the image."""
     volumes = (volume.get("Ebs", {}) for volume in image.get("BlockDeviceMappings", ()))
     return max((int(volume.get("VolumeSize", 0)) for volume in volumes), default=0)
 
 
 def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str, str]]:
-    """The VPC, and a subnet for each zone: the first by id of those for machines.
+    """Return the id of the VPC, and for each zone the id of the machines' subnet.
 
-    Those are the subnets that [ec2] names, else those with our tag, else the default VPC's. Raises
-    NotSupported with the fix.
+    The subnets are those in [ec2] subnet_ids, else those with Srift's tag, else (with public
+    addresses) the default subnets. If a zone has several, the first by id counts. Raises
+    NotSupported with the fix if the subnets are not in exactly one VPC.
     """
     filters: list[Filters] = [{"tag:srift:deployment": choices.deployment}]
     if choices.public:
@@ -110,7 +118,10 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
 
 @cache
 def archive(package: Path) -> tuple[bytes, str]:
-    """The node package as .tar.gz and its sha256; the same bytes for the same files."""
+    """Return the node package as a .tar.gz file, and its SHA-256 as hex digits.
+
+    The same files always give the same bytes.
+    """
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:
         files = [path for path in sorted(package.rglob("*")) if path.suffix in (".py", ".txt")]

@@ -1,6 +1,7 @@
-"""Ends machines, looks whether they ended, and says so if they did not.
+"""End machines, check that they ended, and report those that did not.
 
-What cannot be ended stays on the lease for the reaper. Machines end themselves at their deadline.
+Machines that cannot be ended stay on the lease for the reaper. Every machine also ends itself at
+its deadline.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine, utc
 
 SHOWN = timedelta(seconds=120)  # EC2 shows machines by their tags some time after their launch
-SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may send a request again for four minutes
+SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may retry a request for four minutes
 FORGOTTEN = timedelta(minutes=45)  # EC2 shows a terminated machine for about an hour
 LATEST = timedelta(seconds=300)  # a machine's own timer may fire late: rounding, and its boot
-LAST_WORDS_S = 25.0  # a courier uploads for twenty seconds after it was asked to stop
+LAST_WORDS_S = 25.0  # a courier uploads for up to 20 s after it was asked to stop
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED_BY_CALL = "Client.UserInitiatedShutdown"
@@ -34,7 +35,10 @@ _LEFTOVERS = (  # they cost nothing, but fill quotas
 
 
 def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
-    """End every machine of the lease; the lease as known now, and why some may live on, or ""."""
+    """End every machine of the lease.
+
+    Returns the lease with the latest state of its machines, and "" or why some may still run.
+    """
     region, now, name = lease.region, api.now(), f"lease {lease.lease_id}"
     try:
         shown = api.instances(region, tags=lease.tags)
@@ -62,18 +66,22 @@ def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
 
 
 def unsettled(lease: Ec2Lease, now: datetime) -> bool:
-    """Whether a request without an answer may still be served."""
+    """Return whether AWS may still serve a request that it has not answered."""
     return any(
         not request.answered and now < request.asked_at + SETTLED for request in lease.requests
     )
 
 
 def not_answered(lease: Ec2Lease) -> str:
-    return f"a request of lease {lease.lease_id} was not answered, and machines may still come"
+    """Return the problem of a lease with an unanswered request, as a sentence."""
+    return f"a request of lease {lease.lease_id} was not answered, and its machines may still start"
 
 
 def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
-    """Wait until terminated machines are down: until then they may upload measurements."""
+    """Wait up to LAST_WORDS_S seconds until terminated machines are down.
+
+    Until then, machines may upload measurements.
+    """
     ids = [machine.instance_id for machine in lease.machines]
     for _ in api.looks(_LOOK_EVERY_S, LAST_WORDS_S if ids else 0.0):
         with suppress(AwsRefused):
@@ -83,9 +91,10 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 
 
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
-    """Terminate, look, and terminate again; returns those that are alive. Raises AwsRefused.
+    """Terminate machines, several times if necessary; return the ids of those still alive.
 
-    `young` machines that EC2 does not know are not gone: EC2 does not show them yet.
+    EC2 may not show `young` machines yet, so that they count as alive while EC2 does not know them.
+    Raises AwsRefused.
     """
     left = sorted(ids)
     for look in range(_LOOKS):
@@ -99,17 +108,25 @@ def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str]
 
 
 def until(lease: Ec2Lease) -> str:
-    return f"they end themselves by {lease.deadline_at:%Y-%m-%d %H:%M} UTC; `srift reap` ends them"
+    """Return when the lease's machines end themselves, and which command ends them now."""
+    return (
+        f"the machines end themselves by {lease.deadline_at:%Y-%m-%d %H:%M} UTC; "
+        "run `srift reap` to end them"
+    )
 
 
 def tags_of(described: Answer) -> dict[str, str]:
+    """Return the tags of a resource, as a Describe action lists it, by name."""
     return {str(tag["Key"]): str(tag["Value"]) for tag in described.get("Tags", ())}
 
 
 def tidy(
     api: Ec2Api, region: str, tags: Mapping[str, str], over: Callable[[dict[str, str]], bool]
 ) -> None:
-    """Delete groups and templates with `tags` for which `over(tags)`. Failures are ignored."""
+    """Delete groups and templates with `tags`, if `over` returns True for their tags.
+
+    Failures are ignored, because leftovers cost nothing.
+    """
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
             for leftover in api.described(key, describe, region, tag_filters(tags)):
@@ -118,10 +135,11 @@ def tidy(
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
-    """Machines of requests whose answer never came.
+    """Return the machines of requests whose answer never came.
 
-    Those that EC2 shows; if it shows none, all that may have come and gone, until their latest end:
-    too many rather than too few, because the caps must hold.
+    These are the machines that EC2 shows by tag. If EC2 shows none after FORGOTTEN, every requested
+    machine counts until the latest time at which it ended itself. This count is rather too high
+    than too low, because the spending caps must hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -146,13 +164,19 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
 
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
-    """When the machine's own timer ends it; the timer starts with the machine."""
+    """Return the latest time at which the machine's timer ends it.
+
+    The timer starts when the machine starts, and the machine may start later than its request.
+    """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])
     return lease.deadline_at + late + LATEST
 
 
 def _ended_at(described: Answer) -> datetime | None:
-    """The moment in "User initiated (2026-11-20 03:17:00 GMT)"."""
+    """Return the time in "User initiated (2026-11-20 03:17:00 GMT)"; None without a time.
+
+    EC2 gives this text in StateTransitionReason.
+    """
     found = _GMT.search(str(described.get("StateTransitionReason", "")))
     return datetime.fromisoformat(f"{found[1]}Z") if found else None

@@ -1,6 +1,6 @@
-"""The user-data of a machine: deployments/node-bootstrap.sh with its values and one Python file.
+"""Fill deployments/node-bootstrap.sh with values and one Python file: a machine's user-data.
 
-It holds no secret: the machine's role has the rights.
+User-data holds no secret, because the machine's IAM role gives it its permissions.
 """
 
 from __future__ import annotations
@@ -18,19 +18,27 @@ MOST_BYTES = 16_384  # EC2's limit, before base64
 _ROOT = Path(__file__).resolve().parents[3]
 _MARK = "SRIFT_END_OF_FILE"
 _LONGEST_S = 7 * 86_400.0
-_ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # no user, no password
+_ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # without user and password
 
 
 def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
-    """The script that a machine runs as root at its first boot. Raises NotSupported.
+    """Return the script that a machine runs as root at its first boot.
 
-    `values`: bucket, prefix, region (the bucket's), code_sha256, lease, role_id and python, the
-    same for all machines of a lease. `endpoint`: an S3 other than AWS's.
+    The machine ends itself after `deadline_s` seconds. `endpoint` is the URL of an S3 service other
+    than AWS's. `values` are bucket, prefix, region (the bucket's), code_sha256, lease, role_id and
+    python; they are the same for all machines of a lease.
+
+    Raises NotSupported if the endpoint is not a plain address, the deadline is not 1 s to 7 days
+    away, the script is larger than EC2 allows, or Srift does not run from a checkout.
     """
     if re.fullmatch(_ENDPOINT, endpoint) is None:
-        raise NotSupported("AWS_ENDPOINT_URL must be a plain http or https address")
+        raise NotSupported(
+            "AWS_ENDPOINT_URL must be a plain http or https address without user and password"
+        )
     if not 1.0 <= deadline_s <= _LONGEST_S:
-        raise NotSupported(f"a machine's deadline is {deadline_s} s, not 1 to {_LONGEST_S:.0f} s")
+        raise NotSupported(
+            f"a machine's deadline is {deadline_s} s, but must be 1 to {_LONGEST_S:.0f} s"
+        )
     filled = {name: shlex.quote(value) for name, value in values.items()} | {
         "endpoint": shlex.quote(endpoint),
         "endpoint_option": f"--endpoint {shlex.quote(endpoint)}" if endpoint else "",
@@ -43,13 +51,18 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     script = re.sub(r"@([a-z0-9_]+)@", lambda found: filled[found[1]], template)
     size_bytes = len(script.encode())
     if size_bytes > MOST_BYTES:
-        raise NotSupported(f"the user-data has {size_bytes} bytes, and EC2 takes {MOST_BYTES}")
+        raise NotSupported(
+            f"the user-data has {size_bytes} bytes, but EC2 allows only {MOST_BYTES}"
+        )
     return script
 
 
 @cache
 def _files() -> tuple[str, str]:
-    """The template, and the metadata module without comments and docstrings, to save bytes."""
+    """Return the template and the metadata module.
+
+    The module lacks comments and docstrings, because EC2 limits the size of user-data.
+    """
     try:
         template = (_ROOT / "deployments" / "node-bootstrap.sh").read_text()
         tree = ast.parse((_ROOT / "tasks" / "node" / "on_ec2" / "metadata.py").read_text())
