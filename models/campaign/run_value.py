@@ -192,7 +192,10 @@ class Knowledge:
         return known and run.workload in self.values
 
     def needs(self, run: PlannedRun) -> bool:
-        """Return True for a missing profile or sweep; sweeps of types the model knows are not needed."""
+        """Return True for a missing profile or sweep.
+
+        A sweep is not needed if the model knows all its instance types.
+        """
         known = self.model is not None and self.model.types.issuperset(run.members)
         return run.identity not in self.done and not (run.kind == "probe" and known)
 

@@ -71,7 +71,7 @@ class Belief:
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> Floats:
-        """Return (n, places) shifts of all means if a run's outcome is one deviation above its mean."""
+        """Return (n, places) shifts of all means by an outcome one standard deviation too high."""
         return np.asarray(self.covariance[:, places] / self.outcome_sd[places])
 
 

@@ -1,7 +1,7 @@
-"""Fit on one frame of runs, predict another, and compare.
+"""Fit a model to one frame of runs, predict another frame, and compare.
 
-Errors are |predicted - measured| / measured. Measurements of the predicted frame never enter a
-prediction.
+Errors are |predicted - measured| / measured. A prediction never uses measurements of the predicted
+frame.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ COLUMNS = (
     *("coverage_50", "coverage_80", "coverage_90", "median_width"),
 )
 _KIND = ["workload", "cluster", "strategy", "precision", "switches"]
-# Columns that a prediction may see: neither measurements nor their origin.
+# Columns that a prediction may use: neither measurements nor their origin.
 _SETUP = [*_KIND, "layout", "batch_per_device", "accumulation_steps", "provider"]
-_MOST_NAMED = 8  # names in a sentence
+_MOST_NAMED = 8  # names listed in a sentence
 
 
 def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFrame:
-    """Fit on `data` and predict `test` (measurement columns) on the same index.
+    """Fit a model to `data` and predict the rows of `test`, a frame with measurement columns.
 
     Returns:
-        predicted_step_s with its 90 % interval low_s..high_s, NaN where nothing can be predicted;
-        unpredicted, the reason; guessed, whether only facts inform the workload.
+        A frame with the index of `test`. `predicted_step_s` has the 90 % interval `low_s` to
+        `high_s`; all are NaN if a row cannot be predicted, and `unpredicted` is the reason.
+        `guessed` is True if the model has only facts about the workload, no measurements.
 
     Raises:
-        ValueError: if there is nothing to learn from, or rows are of several providers.
+        ValueError: if `data` has nothing to learn from or rows of several providers.
     """
     asked = test[[name for name in _SETUP if name in test.columns]].reset_index(drop=True)
     model = fit(replace(data, instance_types=_described(data, asked)), seed=seed)
-    rows = replace(data, runs=test)  # a test row's facts about its workload count
+    rows = replace(data, runs=test)  # facts that test rows state about their workload may be used
     sizes = {name: one.gradient_bytes for name, one in (exchanges(rows) | exchanges(data)).items()}
     model = all_introduced(model, flops_per_sample(rows) | flops_per_sample(data), sizes)
     found = pd.DataFrame(np.nan, asked.index, list(PREDICTED)).assign(unpredicted="")
@@ -54,7 +55,10 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 
 
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each instance type of the rows; one device where their number is unknown."""
+    """Return a row for each instance type of `data` or `asked`.
+
+    A type with an unknown number of devices gets one device.
+    """
     known = data.instance_types.drop_duplicates("name").set_index("name")
     names = sorted(_rows_by_type(data.runs) | _rows_by_type(asked))
     found = known.reindex(pd.Index(names, name="name"))
@@ -67,8 +71,9 @@ def _rows_by_type(frame: pd.DataFrame) -> Counter[str]:
 
 
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return errors and coverage (COLUMNS) by workload, by number of instances, and for all
-    rows.
+    """Return the errors and coverage (COLUMNS) by workload, by number of instances, and overall.
+
+    `predicted` is the result of `backtest`. Rows without a prediction are left out.
     """
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
         measured_s=test["step_s"].astype(float),
@@ -85,7 +90,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
-    """Return sentences on what was left out and assumed, each with its numbers of rows."""
+    """Return sentences that list what was left out or assumed, with numbers of rows."""
     types, runs = data.instance_types, pd.concat([data.runs, test])
     described = set(types["name"]) | _rows_by_type(data.runs).keys()
     counted = set(types["name"][types["devices"].astype(float) > 0])

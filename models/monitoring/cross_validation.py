@@ -1,8 +1,13 @@
-"""Errors and coverage on setups that the model has not seen.
+"""Measure the model's errors and coverage on setups that it was not fitted to.
 
-Splits leave whole groups out and fit again: a workload's multi-machine rows, a number of
-instances, a workload on a cluster. Errors are |predicted - measured| / measured; coverage is of
-the 90 % interval.
+Each split leaves out whole groups in turn and refits the model:
+
+    workload       the multi-machine rows of a workload
+    cluster_size   the rows on a number of instances
+    setup          a fifth of all pairs of workload and cluster
+
+Errors are |predicted - measured| / measured. Coverage is the share of measurements within their
+90 % interval.
 """
 
 from __future__ import annotations
@@ -30,15 +35,15 @@ COLUMNS = (
     *("coverage_90", "median_width"),
 )
 _SCORED = [*STEP, "split", "group", "row", "run_id", "setup", "measured_s"]
-_FOLDS = 5  # of the split by setup
+_FOLDS = 5  # folds of the split "setup"
 
 HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
-# A `map` whose results come in order, wherever it runs.
+# A function like `map` with results in order; it may run in other processes.
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
-    """Yield (split, group, training data without the group, the group's rows)."""
+    """Yield (split, group, training data without the group, rows of the group)."""
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)
     setup, names = pd.factorize(np.array(_setups(runs), dtype=object), sort=True)
@@ -60,7 +65,7 @@ def _machines(rows: pd.DataFrame) -> IntArray:
 
 
 def _setups(rows: pd.DataFrame) -> list[str]:
-    """Return each row's workload on its sorted cluster."""
+    """Return a label for each row: its workload and mode on its sorted cluster."""
     clusters = [cluster_name(sorted(types_of(str(name)))) for name in rows["cluster"]]
     return [f"{label} on {name}" for label, name in zip(variants_of(rows), clusters, strict=True)]
 
@@ -68,11 +73,19 @@ def _setups(rows: pd.DataFrame) -> list[str]:
 def fitted(
     data: TrainingData, *, seed: int, each: Each = map
 ) -> tuple[StepTimeModel, pd.DataFrame]:
-    """Return the model of all data, and held-out rows with predictions of models without them.
+    """Return the model fitted to all data, and each held-out row with its prediction.
 
-    Columns: split, group, row (place among the valid runs), run_id, setup (workload on sorted
-    cluster), measured_s, step_s, step_low_s, step_high_s. Groups that nothing else informs are left
-    out. Raises as `fit`.
+    The prediction is by a model fitted without the row's group. Columns: split, group, row
+    (position among the valid runs), run_id, setup (workload on sorted cluster), measured_s, step_s,
+    step_low_s, step_high_s. A group is left out if the remaining data cannot predict it.
+
+    Args:
+        data: one provider's measurements.
+        seed: of the fits and of the folds.
+        each: a function like `map` that refits for each group.
+
+    Raises:
+        ValueError: if the model cannot be fitted to `data`.
     """
     model = fit(data, seed=seed)
     scored = each(partial(_held_out_scores, seed=seed, calibrated=model), held_out(data, seed=seed))
@@ -99,9 +112,10 @@ def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 
 
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
-    """Return the scoreboard (COLUMNS) by group, with a group "all" that pools each split.
+    """Return the scoreboard (COLUMNS) of held-out rows by split and group.
 
-    `median_width` is (high - low) / predicted.
+    The group "all" pools the rows of a split. `median_width` is the median of (high - low) /
+    predicted.
     """
     rows = [
         {"split": split, "group": name, **scores(group)}
@@ -112,9 +126,10 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, float | int]:
-    """Return rows, errors, coverage by interval and median width of held-out rows.
+    """Return the number of rows, their errors, coverage of intervals and median interval width.
 
-    Intervals of 50 and 80 % follow from that of 90 %: the distribution is log-normal.
+    The 50 % and 80 % intervals are derived from the 90 % interval, as for a log-normal
+    distribution.
     """
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)
@@ -134,9 +149,10 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 
 
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return predictions of runs whose workload and types `model` has met as they are now.
+    """Return predictions of the runs whose workload and types `model` was trained on.
 
-    Columns as in `fitted`, without split and group. Rows that it was trained on flatter it.
+    The definitions of workload and types must not have changed since. Columns as in `fitted`,
+    without split and group. Errors on rows that the model was trained on are too small.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
@@ -149,8 +165,9 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
-    """Return "workload NAME" and "instance type NAME" that `model` has met as `data` defines
-    them.
+    """Return the workloads and instance types that `model` was trained on, as `data` defines them.
+
+    Each is written "workload NAME" or "instance type NAME".
     """
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")

@@ -1,8 +1,8 @@
-"""Recent runs outside the intervals that were predicted before they were measured, by machines.
+"""Detect drift: too many recent runs lie outside the intervals that the model predicted for them.
 
-    chance = P(as many of n outside),   outside ~ binomial(n, one in ten)
+    chance = P(at least as many of n runs outside),   outside ~ binomial(n, 1/10)
 
-by instance type and zone, with Bonferroni over the groups.
+The test is made for each instance type and zone, with a Bonferroni correction over these groups.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Row = dict[str, Any]
 
 GROUP = ("scope", "instance_type", "zone")
 WHOLE: Group = ("provider", "", "")
-_MISSES = 0.1  # of right 90 % intervals
-_CHANCE = 0.05  # of naming any group although nothing drifts
-_LEAST_RUNS = 5  # that can name a group
-_MOST_RUNS, _MOST_OF_ALL = 30, 60  # newest runs of a group, and of all, that count as recent
-_ONE_SIDED = 2.0  # ratio of runs on either side that gives a drift its direction
+_MISSES = 0.1  # share of runs outside correct 90 % intervals
+_CHANCE = 0.05  # chance of a false alarm in any group if nothing drifts
+_LEAST_RUNS = 5  # runs that a group needs to be tested
+_MOST_RUNS, _MOST_OF_ALL = 30, 60  # newest runs that count as recent: of a group, of all groups
+_ONE_SIDED = 2.0  # ratio of slower to faster runs (or the reverse) that gives a drift a direction
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return runs measured after everything that `model` learned from, with its predictions.
+    """Return the runs measured after all training runs of `model`, with its predictions.
 
-    Columns: those of `predictions_of`, cluster, zone ("" unknown), measured_at.
+    Columns: those of `predictions_of`, and cluster, zone ("" if unknown) and measured_at.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     at = pd.to_datetime(column(runs, "measured_at", None))
@@ -46,11 +46,12 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
-    """Return a row of raw_drift for each type in a zone with `recent` runs, then for all runs.
+    """Return a row of raw_drift for each instance type and zone, then one for all runs.
 
-    `before` are those that drift. A run on mixed machines counts for each type until one of them
-    is named. The most unlikely group is named first, while its chance times the number of groups
-    is within 5 %. A drift goes on while half of its recent runs lie outside.
+    `scored` is the result of `recent`, `before` are the groups that were drifting so far. The group
+    with the smallest chance drifts if its chance times the number of groups is at most 5 %. Its
+    runs are then removed, so that a run on mixed machines blames one type only, and the next group
+    is tested. A known drift goes on while at least half of its recent runs lie outside.
     """
     if not len(scored):
         return []
@@ -96,12 +97,16 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the row's chance; 1 of too few runs."""
+    """Return the row's chance, or 1 if it has too few runs to test."""
     return float(row["chance"]) if row["runs"] >= _LEAST_RUNS else 1.0
 
 
 def _whole(machines: pd.DataFrame) -> Row:
-    """Judge a shift of all runs: more lie outside, most on one side, without any one type too."""
+    """Return the row of all runs together.
+
+    All runs drift if too many lie outside, most on one side, and this remains true without any
+    single instance type.
+    """
     newest = machines[machines.index > machines.index.max() - _MOST_OF_ALL]
     runs = newest[~newest.index.duplicated()]
     without = [runs.drop(same.index) for _, same in newest.groupby("instance_type")]
@@ -116,7 +121,10 @@ def _is_shift(row: Row) -> bool:
 
 
 def _settled(group: Group, row: Row, before: Since) -> Row:
-    """Keep the time since when a group drifts, and let a known drift of half of the runs go on."""
+    """Return the complete row of a group.
+
+    A known drift keeps its start time, and goes on while at least half of the runs lie outside.
+    """
     known = before.get(group)
     goes_on = group in before and 2 * row["outside"] >= row["runs"]
     drifting = row["drifting"] or goes_on

@@ -1,4 +1,7 @@
-"""The promotion rule: a challenger must be better by more than noise, with intervals that cover."""
+"""Decide if a challenger replaces the champion.
+
+The challenger must be better by more than noise, and its intervals must cover enough measurements.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,14 @@ from ..step_time.model import StepTimeModel
 from .cross_validation import known_of, predictions_of, summarise
 
 _ENOUGH_ROWS, _LEAST_COVERAGE = 20, 0.8
-# Mean error on held-out setups from which answers carry a warning.
-LARGE_ERROR = 0.25
-_FRESH_ROWS = 8  # runs that are new to the champion, to judge it on them
-_FEWEST_SETUPS = 3  # whose differences distinguish better from noise
+LARGE_ERROR = 0.25  # mean error on held-out setups above which answers carry a warning
+_FRESH_ROWS = 8  # runs new to the champion that suffice to compare on them alone
+_FEWEST_SETUPS = 3  # setups needed to distinguish an improvement from noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
-    """May the challenger be promoted, and the reason."""
+    """The decision about a challenger, with the reason as a sentence."""
 
     promote: bool
     reason: str
@@ -32,11 +34,18 @@ def verdict(
     challenger: StepTimeModel,
     champion: StepTimeModel | None,
 ) -> Promotion:
-    """Decide by `scored`, the challenger's held-out rows, and the champion's predictions.
+    """Decide if `challenger` replaces `champion`.
 
-    Both are compared on runs that are new to the champion, if there are 8. With fewer, all runs
-    count, which favours the champion; they do not count if the challenger knows more workloads or
-    instance types. A champion without any workload as it is defined now counts as absent.
+    Both are compared on runs that are new to the champion, if there are at least 8. With fewer, all
+    runs are used, which favours the champion. If the challenger knows more workloads or instance
+    types, only runs that are new to the champion are ever used. A champion counts as absent if the
+    definitions of all its workloads have changed.
+
+    Args:
+        data: one provider's measurements.
+        scored: the challenger's held-out rows from `cross_validation.fitted`.
+        challenger: the newest model.
+        champion: the model in use, if any.
     """
     if champion is None:
         return decide(scored, None)
@@ -52,12 +61,17 @@ def verdict(
 
 
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Promotion:
-    """Apply the rule to held-out rows of the challenger and `predictions_of` the champion.
+    """Apply the promotion rule.
 
-    Refuse if the challenger's 90 % intervals cover less than 80 % of 20 rows or more. Else promote
-    if there is no champion, or if the mean error on runs of both is lower by more than noise: the
-    5 % quantile of a bootstrap over setups is above 0. With `news`, workloads and instance types
-    that only the challenger knows, it must not be worse by more than noise.
+    Without a champion the challenger is promoted. Otherwise its 90 % intervals must cover at least
+    80 % of every split with 20 or more rows, and its mean error on common runs must be lower by
+    more than noise: the 5 % quantile of a bootstrap over setups is above 0. With `news` it suffices
+    that the error is not higher by more than noise.
+
+    Args:
+        challenger: held-out rows of the challenger.
+        champion: predictions of the champion from `predictions_of`; None without a champion.
+        news: the workloads and instance types that only the challenger knows, as text.
     """
     board = summarise(challenger)
     short = _coverage_short(board)
@@ -85,7 +99,7 @@ def _promotion(promote: bool, *because: str) -> Promotion:
 
 
 def caution(scoreboard: pd.DataFrame) -> str:
-    """Return the warning that the model's answers carry; empty where none is due."""
+    """Return the warning that the model's answers must carry; empty if none is needed."""
     if not len(scoreboard):
         return "nothing could be held out to judge the model"
     error = _mean_error(scoreboard)
@@ -99,7 +113,7 @@ def _mean_error(scoreboard: pd.DataFrame) -> float:
 
 
 def _coverage_short(scoreboard: pd.DataFrame) -> str:
-    """Describe the splits whose intervals cover too little; empty where none does."""
+    """Describe the splits whose intervals cover too few rows; empty if there is none."""
     judged = scoreboard[(scoreboard["group"] == "all") & (scoreboard["rows"] >= _ENOUGH_ROWS)]
     return ", ".join(
         f"90 % intervals cover {row['coverage_90']:.1%} of {row['rows']} rows held out by"
@@ -109,14 +123,17 @@ def _coverage_short(scoreboard: pd.DataFrame) -> str:
 
 
 def _errors(scored: pd.DataFrame) -> pd.Series[float]:
-    """Return the relative error of each run, the mean over the splits that hold it out."""
+    """Return the relative error of each run, averaged over the splits that hold the run out."""
     return (scored["step_s"] / scored["measured_s"] - 1).abs().groupby(scored["row"]).mean()
 
 
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, float, int]:
-    """Return 5 % and 95 % quantiles of the mean gain over resampled setups, and their number."""
+    """Return the 5 % and 95 % quantiles of the mean gain, and the number of setups.
+
+    The quantiles are of a bootstrap that resamples setups. `gain` and `setup` are indexed by run.
+    """
     sums = gain.groupby(setup.loc[gain.index]).agg(["sum", "size"]).to_numpy(float)
-    # a fixed seed: the decision is a function of the predictions
+    # fixed seed: equal predictions must lead to equal decisions
     picked = np.random.default_rng(0).integers(0, len(sums), (2000, len(sums)))
     total, count = sums[picked].sum(axis=1).T
     low, high = np.quantile(total / count, [0.05, 0.95])

@@ -1,10 +1,9 @@
-"""The regret of published choices, by the runs that were measured after their publication.
+"""Compute the regret of published choices from runs that were measured after publication.
 
-    regret = exp(loss of the choice at its measured step time - least loss of the measured setups)
-    - 1
+    regret = exp(loss of the choice - least loss of the measured setups) - 1
 
-The loss is that of `planner/choice_rule.py`. Of the hours, the work scales with the step time. A
-choice that misses its constraint is a failure: its cost is no comparison.
+`planner/choice_rule.py` defines the loss, here at measured step times. Hours of work scale with the
+step time. A choice that misses its constraint is counted as a failure and has no regret.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ..job.job_conditions import JobConditions, Pool, Stated
 from ..planner.choice_rule import drawn_meeting, losses, misses
 from ..planner.ranking import Row
 
-_DRAWS = 400  # of interruptions, stratified
+_DRAWS = 400  # stratified draws of interruptions
 _QUESTION = ["provider", "workload", "goal", "constraint_hours", "constraint_usd"]
 _KEPT = [
     *[*_QUESTION, "publication_id", "published_at", "model_version", "p_required", "promise_id"],
@@ -48,12 +47,19 @@ def judge(
     conditions: JobConditions | None = None,
     overshoot_price: float = OVERSHOOT_PRICE,
 ) -> list[Row]:
-    """Return a row of raw_ledger for each first choice in `promises` with runs after it.
+    """Return a row of raw_ledger for each published first choice that was measured afterwards.
 
-    Equal promises (question, setup, market) are judged where they were measured before the next
-    was published, each by the runs until the next judged promise: no run counts twice. Rivals are
-    the other setups published beside the choice, each in its best market. `devices` are those of
-    an instance type, for rows without a layout.
+    A promise is the answer to a question in one publication. If the same choice (question, setup,
+    market) was published several times, each run counts for one promise only: the last before it
+    that is judged. Rivals are the other setups of the same answer, each in its best market.
+
+    Args:
+        promises: published rows, with their rank.
+        runs: measured runs.
+        workloads: facts of the workloads, for the checkpoint sizes.
+        devices: the number of devices of each instance type, for rows without a layout.
+        conditions: start-up and interruptions. Default: the rates stated with each offer.
+        overshoot_price: the price of overshooting a limit, see `planner/choice_rule.py`.
     """
     if promises.empty:
         return []
@@ -94,7 +100,10 @@ def _keys(rows: pd.DataFrame, devices: Mapping[str, int]) -> list[str]:
 def _outcome(
     runs: pd.DataFrame, known: JobConditions, sizes: Mapping[str, float], overshoot_price: float
 ) -> Row:
-    """Return the published row with the job's hours and dollars at the measured median step."""
+    """Return the published row with the job's hours, dollars and loss at the measured step time.
+
+    `runs` are the runs of one published setup; the median of their step times is used.
+    """
     (row, *_), step_s = rows_of(runs), float(runs["measured_step_s"].median())
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
     counts = np.array([[pool["count"] for pool in row["pools"]]])
@@ -124,7 +133,10 @@ def _outcome(
 
 
 def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
-    """Compare the first of `outcomes`, the choice, with the others, its measured rivals."""
+    """Return the ledger row: the first of `outcomes` is the choice, the rest are measured rivals.
+
+    `used` are the runs behind all outcomes.
+    """
     choice, *rivals = outcomes
     finite = [rival for rival in rivals if np.isfinite(rival["loss"])]
     best = min(finite, key=lambda rival: float(rival["loss"]), default=dict[str, Any]())
@@ -160,7 +172,7 @@ def _digest(text: str) -> str:
 
 
 def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
-    """Summarise the mart regret_ledger."""
+    """Return the counts and mean values of the mart regret_ledger, None for an unknown mean."""
     regret = ledger["regret"][ledger["verdict"] == "compared"].astype(float)
     numbers = {
         "mean_regret": regret.mean(),

@@ -1,16 +1,18 @@
-"""Measured runs above their interval, and the part of the step that is longer than predicted.
+"""Find runs that took longer than their predicted interval, and name the likely cause.
 
     excess = measured - predicted step
     excess communication = sync_s - predicted exposed communication
 
-    host      a tenth or more of the processor time that the machines wanted was taken away
-    speed     fixed work beside the run took longer than usual too: a slow machine
-    machine   one machine's step without communication is longer than that of its equals
-    link      half of the excess or more is communication
-    input     making batches takes a third of the step or more
+The first cause that applies is named:
+
+    host      the host took away at least a tenth of the processor time that the machines wanted
+    speed     the fixed work measured with the run was slower than usual too: a slow machine
+    machine   one machine's step without communication is longer than that of equal machines
+    link      at least half of the excess is communication
+    input     making batches takes at least a third of the step
     compute   all machines compute longer
 
-Data-parallel steps end together, so that times of whole steps do not distinguish ranks.
+Data-parallel steps end together, so times of whole steps do not distinguish ranks.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ import pandas as pd
 from ..domain.cluster import parse_cluster, parse_numbers
 from ..domain.setup_table import rows_of
 
-TAKEN = 0.1  # share of the processor time wanted from which a run counts as disturbed
-_DEVIATIONS = 3.0  # of the log of fixed work's seconds from which a machine of a type is slow
-_LEAST_APART = 0.1  # of a machine's step above its equals', and of fixed work above the usual
-_LINK, _INPUT = 0.5, 1 / 3
+TAKEN = 0.1  # share of the wanted processor time above which a run counts as disturbed
+_DEVIATIONS = 3.0  # standard deviations of log fixed-work seconds above which a machine is slow
+_LEAST_APART = 0.1  # least excess of a machine over equal machines, and of fixed work over usual
+_LINK, _INPUT = 0.5, 1 / 3  # least shares: communication of the excess, input of the step
 
 Row = Mapping[str, Any]
 Cause = tuple[str, str, str]  # cause, detail, instance type
@@ -37,13 +39,14 @@ Cause = tuple[str, str, str]  # cause, detail, instance type
 def alarms(
     runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tuple[str, str], float]
 ) -> list[dict[str, Any]]:
-    """Return a row of the table raw_alarms for each of `runs` above its interval, the newest first.
+    """Return a row of the table raw_alarms for each run above its interval, newest first.
 
     Args:
-        runs: columns of the mart run_details, and `slowness` of its fixed work (1 is usual).
-        predicted: step_s, step_high_s, exposed_communication_s, aligned by position.
+        runs: columns of the mart run_details, and `slowness`: seconds of the fixed work over the
+            usual seconds.
+        predicted: step_s, step_high_s and exposed_communication_s, aligned with `runs` by position.
         input_share: share of a step that making batches took in profiles, by workload and type.
-            A run with `loader_workers` has its own `input_s` instead.
+            A run with `loader_workers` uses its measured `input_s` instead.
     """
     found = []
     for run, expected in zip(rows_of(runs), rows_of(predicted), strict=True):
@@ -100,21 +103,24 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
 
 
 def _number(row: Row, name: str) -> float:
-    """Return NaN where a run lacks the number: it compares as False."""
+    """Return the number, or NaN if the row lacks it: all comparisons with NaN are False."""
     value = row.get(name)
     return float("nan") if value is None else float(value)
 
 
 def slow_from(usual_spread: float) -> float:
-    """Return the ratio to the usual seconds of fixed work from which a machine is slow."""
+    """Return the ratio of fixed-work seconds to the usual seconds above which a machine is slow.
+
+    `usual_spread` is the standard deviation of the log of the usual seconds.
+    """
     return max(1.0 + _LEAST_APART, float(np.exp(_DEVIATIONS * np.nan_to_num(usual_spread))))
 
 
 def slow_machines(speeds: pd.DataFrame) -> list[str]:
-    """Describe each machine that is slow for its instance type.
+    """Return a sentence for each machine that is slow for its instance type.
 
-    `speeds`: lease_id, node, instance_type, reference_s, usual_s, usual_spread, a row a run and
-    machine.
+    `speeds` has one row per run and machine, with lease_id, node, instance_type, reference_s,
+    usual_s and usual_spread.
     """
     machines = speeds.groupby(["instance_type", "lease_id", "node"]).agg(
         {"reference_s": "median", "usual_s": "first", "usual_spread": "first"}
@@ -129,9 +135,11 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
 
 
 def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
-    """Return the machine that is the slowest beside its equals, and the share above their median.
+    """Return the node that is slowest compared with equal machines, and its excess.
 
-    Equals are machines of a type with as many devices and samples.
+    The excess is its step without communication over the median of equal machines, minus 1. Equal
+    machines have the same type, devices and samples. Returns (0, 0.0) if the run has no seconds of
+    each rank.
     """
     seconds = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(str(run["layout"]), len(types), "layout")

@@ -185,7 +185,7 @@ def _zone(offer: Offer) -> Zone:
 
 
 def _beats(ours: Terms, theirs: Terms) -> bool:
-    """Return True if `ours` sells each type of `theirs` at no higher price and interruption rate."""
+    """Return True if `ours` sells all types of `theirs`, none at a higher price or risk."""
     return all(
         name in ours and ours[name][0] <= usd and ours[name][1] <= hazard
         for name, (usd, hazard) in theirs.items()

@@ -1,1 +1,1 @@
-"""The next launch, under the caps."""
+"""Choose and make the launches of a campaign, within its caps."""

@@ -1,7 +1,7 @@
-"""Money and time of a campaign, and what the caps allow its next launch.
+"""Count a campaign's dollars and seconds, and decide what the caps allow its next launch.
 
-On EC2 the campaign's cap and the month's are hard: a launch's worst case must fit under both. Money
-of local hosts is illustrative, and the estimate decides (`Tally.affords`).
+On EC2 the caps of the campaign and of the month are hard: a launch's worst case must fit under
+both. Prices of local hosts are illustrative, so the estimate alone decides (`Tally.affords`).
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from ..providers.ec2.attempts import SPOT_MARGIN
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
-# Of the deadline on EC2: machines may take ten minutes to report, torchrun two more. With less than
-# the least, or the least of an installation, machines would end before they measured.
+# Seconds of the deadline reserved for start-up on EC2. Machines may take ten minutes to report, and
+# torchrun two more. With less than the least start-up and installation times, machines would end
+# before they measure anything.
 EC2_START_UP_S, EC2_LEAST_START_UP_S = 720.0, 300.0
 LEAST_INSTALL_S = INSTALL_S / 5
-# Share of a launch's seconds for measuring again what its host disturbed: hosts take processors
-# away for minutes, which is free here and paid for on EC2; and share of what is left of the
-# campaign.
+# Seconds for repeating runs that the host disturbed, as a share of the launch's seconds and of the
+# campaign's remaining seconds. A host may take processors away for minutes. Waiting is free on
+# local hosts but not on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE, _CAMPAIGN_PATIENCE = 1.0, 0.25, 1 / 3
-_WARNED = 0.8  # share of the month's dollars from which the user is warned
-# A launch may try spot and on demand in every zone; no region has more than six.
+_WARNED = 0.8  # share of the month's dollars above which the user is warned
+# A launch may try spot and on demand in every zone; no region has more than six zones.
 LATE_S = pure.late_s(2 * 6)
-REFUSED = "refused"  # how the outcome of a launch without machines begins
-RELEASE_S = 2.0  # machines are paid for until a little after they are asked to stop
+REFUSED = "refused"  # prefix of the outcome of a launch that got no machines
+RELEASE_S = 2.0  # machines cost money until shortly after the request to stop
 
 
 def allowance(
@@ -54,8 +55,9 @@ def allowance(
     now: datetime,
     offers: Sequence[Offer] | None = None,
 ) -> Allowance:
-    """Return how long `launch` may last, or why it may not be made; `offers` are the newest
-    prices.
+    """Return the permitted deadline and worst-case cost of `launch`, or why it is refused.
+
+    `offers` bound its price; default: the newest offers.
     """
     if not tally.affords(launch):
         left = f"${tally.left_usd:.4f} and {tally.left_s:.0f} s are left of the campaign"
@@ -81,9 +83,9 @@ def allowance(
 
 
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
-    """Return usual and least seconds before the first run on paid machines.
+    """Return the usual and the least seconds before the first run on EC2 machines.
 
-    Machines install the requirements of workloads one after the other, and fetch data.
+    Both include installing the workloads' requirements, one after another, and fetching their data.
     """
     known, names = workspace.settings.workloads, workload_names(launch)
     installs = sum(bool(known[name].requirements) for name in names if name in known)
@@ -95,7 +97,10 @@ def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tu
 def patience_s(
     workspace: Workspace, launch: PlannedLaunch, tally: Tally, deadline_s: float
 ) -> float:
-    """Return seconds for measuring disturbed runs again, within the deadline and the campaign."""
+    """Return the seconds that a launch may spend on repeating disturbed runs.
+
+    They fit within the deadline and within the campaign's remaining time and dollars.
+    """
     start_up_s, share = START_UP_S, _LOCAL_PATIENCE
     if workspace.spends_money:
         (start_up_s, _), share = _start_up_s(workspace, launch, tally), _EC2_PATIENCE
@@ -107,9 +112,10 @@ def patience_s(
 def caps_of(
     workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]
 ) -> tuple[list[Cap], str]:
-    """Return the campaign's cap and the month's (UTC), and why they are unknown, if so.
+    """Return the campaign's cap and the cap of the calendar month (UTC).
 
-    The ledger is read last: a lease that is loaded meanwhile counts twice rather than not at all.
+    The second value is the reason if an amount is unknown, else empty. Spent dollars are read after
+    the leases: a lease that is loaded between the two reads counts twice rather than not at all.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     held = workspace.provider.leases()
@@ -117,7 +123,7 @@ def caps_of(
     worst = {
         lease.lease_id: _worst(workspace, lease, dearest) for lease in held if not lease.problem
     }
-    try:  # over, and not in the ledger yet
+    try:  # leases that ended but are not in the warehouse yet
         worst |= {lease.lease_id: lease.usd for lease in workspace.provider.closed()}
     except LeaseUnreadable as error:
         problems.append(str(error))
@@ -148,7 +154,10 @@ def caps_of(
 
 
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
-    """Return a warning if most of the month's dollars are spent or committed."""
+    """Return a warning if most of the month's dollars are spent or committed, or are unknown.
+
+    Empty if no warning is needed.
+    """
     if not workspace.spends_money:
         return ""
     (_, month), unknown = caps_of(workspace, tally, now, current_offers(workspace))
@@ -159,9 +168,10 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 
 
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
-    """Return dollars of refreshes that ended in `now`'s month, and why that is unknown, if so.
+    """Return the dollars of refreshes that ended in `now`'s month.
 
-    A refresh from the month before counts for both months.
+    The second value is the reason if the cost of a refresh is unknown, else empty; the dollars are
+    then infinite. A refresh that started in the month before counts in full.
     """
     try:
         spend = reads.mart(workspace.warehouse, "spend", provider=workspace.provider.name)
@@ -178,19 +188,23 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 
 def _spot_margin(workspace: Workspace) -> float | None:
-    """Return the bid over known spot prices where on-demand prices, which bound it, are not
-    used.
+    """Return the factor of the spot bid over the known spot price.
+
+    None if on-demand prices are known, because they bound the spot price.
     """
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 
 
 def _beside(workspace: Workspace) -> float:
-    """Return the most dollars an hour of a machine's volume, public address and requests."""
+    """Return the upper bound of dollars an hour for a machine's volume, address and requests."""
     return most_usd_per_hour_beside(workspace.settings.ec2.volume_gib)
 
 
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
-    """Return dollars of a lease held to its end at the highest prices; None if none is known."""
+    """Return the dollars of a lease that lasts until its deadline, at the highest known prices.
+
+    None if no price is known.
+    """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
     rate = max(lease.usd_per_hour or 0.0, listed)
@@ -202,10 +216,17 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Runs by status, dollars, and seconds by phase of one campaign.
+    """The counts, dollars and seconds of one campaign so far.
 
-    `stop_at` is on `time.monotonic`; lease ids begin with `refresh_id`. `refused` are clusters that
-    were not available. By workload: `fetch_s` to get its data, `lacking` why it cannot be measured.
+    Attributes:
+        cap_usd: the campaign's cap.
+        stop_at: the end of the campaign on the clock `time.monotonic`.
+        refresh_id: prefix of the campaign's lease ids.
+        by_status: number of runs by status.
+        seconds: by phase.
+        refused: clusters that the provider had no capacity or devices for.
+        fetch_s: by workload, the seconds to fetch its data.
+        lacking: by workload, why it cannot be measured.
     """
 
     cap_usd: float
@@ -223,7 +244,10 @@ class Tally:
 
     @classmethod
     def of(cls, workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tally:
-        """Begin a campaign now under `max_usd`, by default that of srift.toml."""
+        """Return the tally of a campaign that starts now.
+
+        `max_usd` None: `[campaign] max_usd` of srift.toml.
+        """
         return cls(
             cap_usd=workspace.settings.campaign.max_usd if max_usd is None else max_usd,
             stop_at=time.monotonic() + workspace.max_minutes * 60.0,
@@ -239,11 +263,13 @@ class Tally:
         return max(0.0, self.stop_at - time.monotonic())
 
     def affords(self, launch: PlannedLaunch) -> bool:
-        """True if `launch` may start by its estimate; `allowance` checks the worst case."""
+        """Return True if the estimated cost of `launch` fits; `allowance` checks the worst case."""
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 
     def stop_of(self, launch: PlannedLaunch) -> float:
-        """Return when `launch` must end: at the campaign's end, or when its dollars are spent."""
+        """Return when `launch` must end, on `time.monotonic`: at `stop_at`, or earlier if the
+        dollars run out.
+        """
         price = launch.cluster.total_usd_per_hour
         if not price:
             return self.stop_at
@@ -253,7 +279,10 @@ class Tally:
     def add(
         self, served: Served, collected: Collected, *, load_s: float, cluster: Cluster | None = None
     ) -> None:
-        """Count one launch of `cluster`."""
+        """Add one launch to the tally.
+
+        `served` and `collected` are its results, `load_s` the seconds to load its records.
+        """
         self.launches += 1
         refused = served.outcome.startswith(REFUSED) and not served.over_cap
         if cluster is not None and (served.lacked_devices or refused):

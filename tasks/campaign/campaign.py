@@ -1,4 +1,4 @@
-"""The next launch: chosen from the past, the offers and the caps, and served under them."""
+"""Choose the next launch from measurements, offers and caps, and carry it out."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
 from .budget import Tally, allowance, patience_s
 
-MOST_LISTS = 4  # of one campaign; with a champion, those without a run
+# Lists of launches that one campaign plans. With a champion only lists without a run count.
+MOST_LISTS = 4
 
 
 def shop(
@@ -62,8 +63,9 @@ def shop(
     champion: Champion | None,
     tally: Tally,
 ) -> list[PlannedLaunch]:
-    """Return launches within what `tally` has left, without its refused clusters and workloads that
-    lack their data.
+    """Return the launches to buy, in order, within the money and time that `tally` has left.
+
+    Clusters that were just refused and workloads without their data are left out.
     """
     workspace = workspace.without(tally.lacking)
     workloads = with_facts(workspace.measurable, frames["workloads"])
@@ -104,10 +106,11 @@ def _limits(workspace: Workspace, tally: Tally) -> CampaignLimits:
 def within(
     workspace: Workspace, champion: Champion | None, tally: Tally
 ) -> Iterator[PlannedLaunch]:
-    """Yield launches within what `tally` has left, list after list.
+    """Yield launches within the money and time that `tally` has left.
 
-    Each list starts from what the last one measured, and leaves out refused clusters until nothing
-    else is left to buy. With a champion every launch is chosen anew.
+    The launches are planned as a list, and planned again after the list is bought, with the new
+    measurements. With a champion the list is planned again after each launch. Refused clusters are
+    left out until nothing else is left to buy.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -131,7 +134,10 @@ def within(
 def affordable(
     workspace: Workspace, launches: Sequence[PlannedLaunch], tally: Tally
 ) -> Iterator[PlannedLaunch]:
-    """Yield the launches that may be made now; say and note in `tally` why others may not."""
+    """Yield the launches that may be made now.
+
+    For each remaining launch, print the reason and add it to the notes of `tally`.
+    """
     offers = current_offers(workspace)
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
     try:
@@ -159,7 +165,10 @@ def _obstacle(
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
-    """Yield a run that loses a machine for each workload without one, on recommended machines."""
+    """Yield an elastic launch for each workload that has no measured elastic run.
+
+    The run uses recommended machines and loses one of them.
+    """
     provider = workspace.provider.name
     if workspace.spends_money:
         reporter().say(f"no elastic run: machines of {provider} share no folder for checkpoints")
@@ -179,9 +188,9 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
 
 
 def with_requirements_installed(workspace: Workspace) -> Workspace:
-    """Leave out workloads whose requirements this computer cannot install.
+    """Return the workspace without workloads whose requirements this computer cannot install.
 
-    Only local hosts share its Python; other machines install on their own.
+    Only local hosts use this computer's Python; EC2 machines install requirements themselves.
     """
     refused = {} if workspace.spends_money else not_installable(workspace.settings)
     for name, reason in refused.items():
@@ -190,10 +199,9 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
 
 
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
-    """Return why `cluster` is not requested again in this campaign; empty if nothing in it was
-    refused.
+    """Return why `cluster` is not requested now; empty if it holds no refused cluster.
 
-    Machines count by type, market and region: a launch tries all zones.
+    Zones do not matter, because a launch tries all zones of its region.
     """
 
     def counted(machines: Cluster) -> Counter[tuple[str, str, str]]:
@@ -204,9 +212,9 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
-    """Return failures that nodes reported of the workloads as their files are now.
+    """Return the failed runs of the workloads as they are defined now, as nodes reported them.
 
-    Failures of machines, data or a package index are no fault of the run.
+    Failures of machines, data or a package index are left out: the run may succeed next time.
     """
     try:
         failed = reads.mart(
@@ -230,8 +238,11 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return the champion's view of workloads and types that it has met as they are defined now."""
-    measured = model.trained  # a mode known by physics alone is still to be measured
+    """Return what a campaign needs of the champion `model`.
+
+    Workloads and instance types whose definition has changed since the training are left out.
+    """
+    measured = model.trained  # modes added by with_compressed below still have to be measured
     for workload in workloads:
         model = with_compressed(model, workload)
     known = comparable(model, offers)
@@ -255,9 +266,9 @@ def _model(
 
 
 def outdating(workspace: Workspace) -> str:
-    """Return a warning if the machine image's torch would make stored runs history.
+    """Return a warning if the machine image's torch version would make stored runs history.
 
-    Local hosts use this computer's torch, and measuring again is free there.
+    Empty on local hosts: they use this computer's torch, and repeating runs is free.
     """
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
@@ -274,7 +285,10 @@ def outdating(workspace: Workspace) -> str:
 
 
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
-    """Return what would be bought of `offers`; works before the first refresh too."""
+    """Return the launches that a refresh would buy now.
+
+    Works before the first refresh, without a warehouse.
+    """
     provider = workspace.provider.name
     try:
         frames = reads.training_frames(workspace.warehouse, provider)
@@ -289,7 +303,10 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Leave out measurements here under a definition that has changed since the last refresh."""
+    """Return the frames without own measurements of workloads whose definition has changed.
+
+    Imported runs stay.
+    """
     noted, runs, profiles = frames["workloads"], frames["runs"], frames["profiles"]
     if not len(noted):
         return frames
@@ -305,10 +322,11 @@ def _of_today(
 def serve_launch(
     workspace: Workspace, launch: PlannedLaunch, lease_id: str, tally: Tally
 ) -> Served:
-    """Acquire, measure and release one cluster within every cap; its mailbox waits to be loaded.
+    """Acquire one cluster, measure the runs of `launch` on it, and release it, within every cap.
 
-    A launch whose worst case does not fit under the caps comes back as a refused row. If this is
-    cut short (Ctrl-C), recorded runs are loaded before the error is raised.
+    The results stay in a mailbox until the caller loads them. If the worst case does not fit under
+    the caps, the result has a row with status "refused". If an error or Ctrl-C stops the launch,
+    the recorded runs are loaded into the warehouse before the error is raised.
     """
     seed = zlib.crc32(f"{workspace.settings.campaign.seed}/{lease_id}".encode())
     carrier = DataCarrier(workspace)
@@ -324,7 +342,7 @@ def serve_launch(
     )
     allowed = allowance(workspace, launch, tally, datetime.now(UTC))
     if allowed.refusal:
-        # shows nothing of availability
+        # no outcome: a refusal by a cap does not mean that the cluster is unavailable
         served = Served(lease_id=lease_id, outcome="", over_cap=True)
         return _not_served(served, job, "refused", allowed.refusal)
     lacking = {plan.name: plan.problem for plan in map(carrier.carry, plans) if plan.problem}
@@ -346,14 +364,17 @@ def serve_launch(
     try:
         return serve(workspace.provider, job, stop_at=tally.stop_of(launch), watch=watch)
     except BaseException:
-        # raise the first error; `srift reap` loads what this could not
+        # The first error must reach the user. `srift reap` loads records that remain.
         with suppress(Exception):
             collect(workspace, lease_id.rpartition("-")[0], datetime.now(UTC))
         raise
 
 
 def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
-    """Replace runs of workloads without data by rows with the reason."""
+    """Return `job` without the workloads in `lacking`, with a failed row for each of their runs.
+
+    `lacking` maps a workload to the reason why its data is missing.
+    """
     for name, why in lacking.items():
         reporter().say(f"{name} is not measured: {why}")
     rows = tuple(
@@ -375,10 +396,18 @@ def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
 def serve(
     provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None
 ) -> Served:
-    """Run `job` until all is recorded or `stop_at` (on `clock`); refusals and losses are rows.
+    """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
 
-    However this ends, Ctrl-C included, the current run gets its row, the machines are released, and
-    the mailbox stays on disk until it is loaded.
+    Refused requests and lost machines become rows of the result. However the job ends, Ctrl-C
+    included, the current run gets a row and the machines are released. The mailbox stays on disk
+    until it is loaded.
+
+    Args:
+        provider: acquires the machines.
+        job: the runs and their cluster.
+        stop_at: end of the job on `clock`.
+        watch: called with progress.
+        clock: replaces the real clock in tests.
     """
     served = Served(lease_id=job.lease_id, rows=list(job.rows), lacked_data=dict(job.lacking))
     laps = Stopwatch(served.seconds, clock or Clock())
@@ -399,10 +428,10 @@ def serve(
                 session.finish()
     except NoCapacity as error:
         _not_served(served, job, "refused", str(error))
-    except ProviderError as error:  # of this launch: the others do not wait for it
+    except ProviderError as error:  # the campaign goes on with its next launch
         _not_served(served, job, "failed", str(error))
     finally:
-        write_rows(served)  # rows that a full disk refused before: the scratch is gone now
+        write_rows(served)  # again: if the disk was full, the released scratch files made room
     laps.lap("release hosts")
     return served
 

@@ -1,6 +1,7 @@
-"""The launches of a refresh with, on EC2, their worst cost and their requests; starts nothing.
+"""List the launches that a refresh would make, without starting any machine.
 
-Names in brackets stand for what only AWS knows. `srift doctor` checks image, network and quotas.
+On EC2 a launch also has its worst-case cost and its AWS requests. Names in brackets stand for
+values that only AWS knows. `srift doctor` checks image, network and quotas.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ _UNCHECKED = (
 
 
 def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> list[Row]:
-    """Return the launches that a refresh, or a measurement of `wish`, would make now."""
+    """Return a row for each launch that a refresh would make now, or a measurement of `wish`.
+
+    `max_usd` is the campaign's cap; None: `[campaign] max_usd` of srift.toml.
+    """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     offers = offers_now(workspace, now)
     if workspace.spends_money:
@@ -67,10 +71,10 @@ def planned(
     now: datetime,
     clients: Clients | None = None,
 ) -> list[Row]:
-    """Return a row for each launch, as if every launch before it had its expected cost.
+    """Return a row for each launch, assuming that earlier launches have their expected cost.
 
-    `worst_usd` is None where nothing is paid and where a cap refuses the launch. `said` are the
-    assumptions, and why a launch is refused.
+    `worst_usd` is None on local hosts, and if a cap refuses the launch. `said` lists assumptions,
+    or the reason for the refusal. `clients` are AWS clients used to look up data.
     """
     carrier = DataCarrier(workspace, clients)
     rows = launches_as_rows(launches)
@@ -92,7 +96,10 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Add spot offers at on-demand prices, which bound them, if no spot price is known."""
+    """Return the offers, with spot offers at on-demand prices if no spot price is known.
+
+    On-demand prices bound spot prices. `market` is the campaign's market.
+    """
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
     if market != "spot" or "spot" in known:
         return list(offers)
@@ -104,7 +111,10 @@ def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
 def _requests(
     workspace: Workspace, cluster: Cluster, offers: Sequence[Offer], name: str, deadline_s: float
 ) -> list[Row]:
-    """Return action and request of the lease and then of each attempt."""
+    """Return the AWS requests of a launch in order: the security group, then each attempt.
+
+    Each row has the `action` and the shortened `request`. `name` is the lease id.
+    """
     ec2, region = workspace.settings.ec2, cluster.members[0].region
     here = [offer for offer in offers if offer.region == region]
     zones = {offer.zone for offer in here if offer.zone.startswith(region)} or {f"{region}a"}

@@ -1,6 +1,6 @@
-"""What `srift measure` buys: named clusters, or pilots of a workload's goals, as planned launches.
+"""Plan the launches of `srift measure`: named clusters, or pilots for a workload's goals.
 
-The caps, the leases, the checks and the loading are those of a campaign.
+Caps, leases, checks and loading are the same as in a campaign.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ _STEP = ("step_s", "step_low_s", "step_high_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A workload, and clusters such as 2xNAME+1xOTHER to measure it on, or at most `pilots`."""
+    """A request to measure `workload`.
+
+    It is measured on `clusters`, such as "2xNAME+1xOTHER". Without clusters, at most `pilots` runs
+    are chosen.
+    """
 
     workload: str
     clusters: tuple[str, ...] = ()
@@ -53,11 +57,13 @@ class Wish:
 
 
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
-    """Return the named clusters, each at its least price, in the campaign's market if sold there.
+    """Return the clusters that `wish` names, each at its lowest price.
+
+    The campaign's market is preferred, if the cluster is sold there.
 
     Raises:
-        SettingsError: for an unknown workload or type, a text that is no cluster, a type without a
-            price, or a cluster that this installation does not launch.
+        SettingsError: if the workload or an instance type is unknown, a text is not a cluster, a
+            type has no price, or this installation does not launch the cluster.
     """
     able = {workload.name for workload in workspace.measurable}
     if wish.workload in workspace.settings.workloads.keys() - able:
@@ -95,9 +101,7 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
 
 
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
-    """Return these machines in one market and zone at the least price; None if not sold
-    together.
-    """
+    """Return these machines at the lowest price in one market and zone; None if not sold there."""
     able = []
     for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
         by_name = {offer.instance_type.name: offer for offer in group}
@@ -116,7 +120,11 @@ def case_of(
 
 
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
-    """Return the launches of `wish`; says why a goal has no pilots. Raises as `clusters_of`."""
+    """Return the launches of `wish`. Prints the reason if a goal has no pilots.
+
+    Raises:
+        SettingsError: as in `clusters_of`, or if a cluster cannot train the workload.
+    """
     costs = case.experience.costs
     with one_thread():
         if not wish.clusters:
@@ -126,8 +134,9 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
 
 
 def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
-    """Return a row for each run of the launches `made`: its step predicted and measured, or why
-    not.
+    """Return a row for each run of the launches `made`, with predicted and measured step time.
+
+    If a run was not measured, `reason` says why.
     """
     runs, failures = _mart(case, "runs"), _mart(case, "failed_runs")
     measured = {planned_id(row["run_id"]): float(row["step_s"]) for row in rows_of(runs)}
@@ -159,7 +168,7 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 
 
 def _predicted(case: Case, run: PlannedRun) -> Row:
-    """Return the model's prediction of a training run; empty if it does not know the setup."""
+    """Return the predicted step times of a training run; empty if the model cannot predict it."""
     known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
     if case.model is None or run.kind != "train" or not known:
         return {}
@@ -179,9 +188,10 @@ def _mart(case: Case, name: str) -> pd.DataFrame:
 
 
 def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
-    """Return missing profiles and a training run of the quickest setup that the model expects.
+    """Return the missing profiles of the cluster's types and one training run on it.
 
-    If it knows too little: of the first mode on all devices at the least global batch.
+    The run has the setup that the model predicts to be fastest. If the model cannot predict it, the
+    run uses the first mode on all devices at the least global batch.
 
     Raises:
         SettingsError: if the cluster cannot train the workload.
@@ -210,7 +220,10 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
 
 
 def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
-    """Return None if the model does not know the workload or a type as it is defined now."""
+    """Return a training run of the setup with the most samples per second on `cluster`.
+
+    None if the model cannot predict the workload or a type, or if no setup is possible.
+    """
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
     if case.model is None or not by_name.keys() <= _known(case):
         return None
@@ -227,8 +240,9 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
-    """Return at most `count` runs, goals with a constraint first; one launch for the same
-    machines.
+    """Return launches of at most `count` pilots, one launch per cluster.
+
+    Pilots of goals with a constraint come first. Prints the reason if a goal has no pilots.
     """
     name, costs = case.workload.name, case.experience.costs
     goals = case.workload.goals or (Goal(goal="cheapest"),)

@@ -1,4 +1,4 @@
-"""Answer a reader's question with the champion over the newest prices."""
+"""Answer a user's question about one workload with the champion and the newest prices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from .recommend import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A workload and one goal. `samples` and `batch` override srift.toml."""
+    """A question: a workload, one goal, and the machines to compare.
+
+    `samples` and `batch` override the values of srift.toml.
+    """
 
     workload: str
     goal: Goal
@@ -39,16 +42,17 @@ class Question:
 
 
 def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> list[dict[str, Any]]:
-    """Return the rows of a question, best first.
+    """Return at most `top` rows that answer the question, best first.
 
-    The first row also has the `frontier` of expected hours and dollars, the number of `candidates`
-    and `pilots`, the runs that would settle the choice (None if none were asked for). A public
-    workload gets its data loaded and a first model fitted.
+    The first row also has the `frontier` of expected hours and dollars and the number of
+    `candidates`. Its `pilots` are up to `pilots` runs that would settle the choice, or None if
+    `pilots` is 0. If the workload is known from public data only, the data is loaded and a first
+    model is fitted.
 
     Raises:
-        SettingsError: the workload is unknown, or too little is known of it.
-        WarehouseMissing: there is no champion.
-        ProviderError: no offer has the machines.
+        SettingsError: if the workload is unknown, or an import lacks samples or batch.
+        WarehouseMissing: if there is no champion.
+        ProviderError: if no offer has the machines of the question.
     """
     name = question.workload
     workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
@@ -60,7 +64,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     if champion is None:
         command = refresh_command(provider, "0")
         raise WarehouseMissing(f"no model of {provider} machines is in force: run `{command}`")
-    if name not in workspace.settings.workloads:  # it tolerates all that it was measured in
+    if name not in workspace.settings.workloads:  # an import states no modes: allow all measured
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
     # The file is opened once, and closed before the slow part, so that others can write.
     with workspace.warehouse.read(), one_thread():
@@ -83,7 +87,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
-    """Fit the first model of a home on the public data, with today's prices."""
+    """Store the current prices, fit the first model to public data, and return it."""
     now = datetime.now(UTC)
     name = workspace.provider.name
     reporter().say(f"no model of {name} machines is in force: fitting one on public step times")
@@ -93,10 +97,10 @@ def _fitted_on_public(workspace: Workspace) -> Champion | None:
 
 
 def _workload(workspace: Workspace, question: Question) -> Workload:
-    """Return the workload of srift.toml or of an import, with the question's goal alone.
+    """Return the workload of srift.toml or of an import, with only the question's goal.
 
     Raises:
-        SettingsError: it is unknown, or an import of it lacks numbers.
+        SettingsError: if the workload is unknown, or an import lacks samples or batch.
     """
     name = question.workload
     if name in workspace.settings.workloads:

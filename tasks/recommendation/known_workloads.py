@@ -1,4 +1,4 @@
-"""What each provider knows of each workload, and which provider to ask about a workload."""
+"""List what is known about each workload, and find the provider that can answer for it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ COUNTS = ("measured_rows", "imported_rows", "public_rows")
 
 
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, Any]]:
-    """Return workloads with rows or facts by name and provider, then those of srift.toml without.
+    """Return a row for each workload and provider with measurements or facts.
 
-    A row counts the rows measured here, imported and public, and names the devices with rows.
-    `provider` is "" for a workload of srift.toml without data.
+    A row has the facts, the numbers of measured, imported and public rows, and the devices that
+    have rows. Workloads of srift.toml without data come last, with `provider` "".
     """
     with warehouse.read_or_empty() as connection:
         marts = ("workload_rows", "workloads", "instance_types")
@@ -53,7 +53,7 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
             fact: None if pd.isna(value) else FACTS[fact](value) for fact, value in stated.items()
         }
         if not rows and not any(known[fact] for fact in FACTS if fact != "samples"):
-            continue  # only noted from srift.toml
+            continue  # the warehouse has only the definition from srift.toml
         kinds = {kind for one in rows for kind in parse_cluster(one["cluster"])}
         newest = [one["newest_measured_at"] for one in rows if pd.notna(one["newest_measured_at"])]
         found.append(
@@ -81,10 +81,12 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
 
 
 def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str) -> tuple[str, str]:
-    """Return the provider with rows or facts of `workload`, local first, and a remark if any.
+    """Return the provider to ask about `workload`, and a remark on the choice, or "".
+
+    The local provider is preferred if it has rows or facts, and if no provider has any.
 
     Raises:
-        SettingsError: no provider knows it.
+        SettingsError: if neither srift.toml nor a provider knows the workload.
     """
     known = workload_providers(warehouse)
     if are_waiting(warehouse, settings):
@@ -106,14 +108,14 @@ def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str)
 
 
 def known_elsewhere(workspace: Workspace, workload: str) -> str:
-    """Say which other provider knows `workload`; empty if none does."""
+    """Return a sentence that names another provider with data about `workload`, or ""."""
     provider, known = workspace.provider.name, workload_providers(workspace.warehouse)
     others = sorted(one for name, one in known if name == workload and one != provider)
     return f"{workload!r} is not known on {provider}: add --provider {others[0]}" if others else ""
 
 
 def unknown(workspace: Workspace, workload: str) -> SettingsError:
-    """Return the error for a workload of which the provider knows nothing."""
+    """Return the error for a workload that the provider has no data about."""
     known = workload_providers(workspace.warehouse)
     names = {*workspace.settings.workloads, *(name for name, _ in known)}
     elsewhere = known_elsewhere(workspace, workload)

@@ -1,4 +1,4 @@
-"""Name the runs that would settle an open choice, with their cost. Buys nothing."""
+"""Name the runs (pilots) that would settle an open choice, with their cost. Buys nothing."""
 
 from __future__ import annotations
 
@@ -29,23 +29,28 @@ from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace
 from .recommend import SEED, Case, comparable, contending, supply_of
 
-# Four machines show how a workload communicates.
+# Four machines suffice to show how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
-SETTLED = 0.01  # expected regret below which no measurement pays
-_HELPS = 0.02  # least share of the regret that named pilots save
+SETTLED = 0.01  # expected regret below which no measurement is worth its cost
+_HELPS = 0.02  # share of the regret that pilots must save at least to be named
 
 Found = dict[str, Any]
 
 
 def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
-    """Return `settled`, the expected `regret` of choosing now, `runs` to measure, and `reason`.
+    """Return the pilots for the first goal of the case's workload, as a dictionary.
 
-    A run has its cluster, layout, batch, seconds, dollars, `planned` (cluster, PlannedRun), and
-    `regret_after` it. If no cluster
-    meets a required probability, `assured_after` is the chance that one then does. `settled` is
-    None if no few runs would settle the choice, or if none can be named: `reason` says why.
-    Runs are bought from `buyable` in the campaign's market, or, without a price there, in another.
-    A workload without a model gets its profiles first.
+    Keys of the result:
+        settled: True if the regret is below SETTLED; None if no small number of runs would settle
+            the choice, or if no run can be named.
+        regret: the expected regret of choosing now; None if it is unknown.
+        runs: at most `count` runs. Each has its setup, `seconds`, `usd`, `planned` (cluster,
+            PlannedRun) and `regret_after` the run. If no cluster meets a required probability,
+            `assured_after` is the chance that a cluster meets it after the run.
+        reason: why no run can be named, or "".
+
+    Runs use offers of `buyable` in the campaign's market, or in any market if none has a price
+    there. A workload that cannot be predicted gets profiles first.
     """
     sold = for_sale(case.workspace, buyable)
     if not sold:
@@ -57,13 +62,13 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
 
 
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
-    """Return offers with a price in the campaign's market; if there is none, in any."""
+    """Return the priced offers of the campaign's market, or of all markets if there is none."""
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
 
 
 def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supply:
-    """Return what a campaign would launch of `offers`."""
+    """Return the supply of clusters that a campaign would launch from `offers`."""
     supply = supply_of(case.workspace, case.workload, offers, case.experience.conditions)
     return replace(supply, max_hosts=max_hosts, fits=case.workspace.provider.launches)
 
@@ -76,7 +81,7 @@ def _no_runs(why: str) -> Found:
 def _pilots(
     case: Case, model: StepTimeModel, plan: Recommendation, sold: Sequence[Offer], count: int
 ) -> Found:
-    """Return the pilots of a workload that can be predicted, if they help."""
+    """Return the pilots of a workload that the model can predict; see `pilots_for`."""
     choice_set = contending(model, case.workload, plan, case.experience.conditions)
     candidates = _candidates(case, model, comparable(model, sold, guessed=case.guessed), choice_set)
     first = plan.rows[0]
@@ -111,9 +116,10 @@ def _pilots(
 def _candidates(
     case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet
 ) -> list[Setup]:
-    """Return unmeasured setups of few machines: the choice set, then the cheapest an hour.
+    """Return unmeasured setups of few machines that pilots may measure.
 
-    For a guessed workload those of one device come first: it doubts computing most.
+    Setups of the choice set come first, then the cheapest an hour. For a guessed workload, setups
+    of one device come before both, because its compute time is most uncertain.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     supply = launched_supply(case, sold, hosts)
@@ -140,7 +146,7 @@ def _candidates(
 
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
-    """Yield the setups of the choice set on machines of the supply."""
+    """Yield the setups of the choice set whose machines the supply sells, with its offers."""
     groups = [
         {one.instance_type.name: one for one in group} for group in sold_together(supply.offers)
     ]
@@ -155,7 +161,10 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
 
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return the run with its machines, billed seconds and dollars."""
+    """Return a row of `pilots_for` for a run that takes `run_s` on `cluster`.
+
+    `seconds` and `usd` are what a separate launch of this run is billed for.
+    """
     seconds, row = costs.billed_s(run_s), run.row()
     del row["workload"]
     return {
@@ -169,7 +178,7 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
 
 
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
-    """Return what a campaign for this workload alone would buy: profiles, then runs."""
+    """Return the runs that a campaign for this workload alone would buy: profiles first."""
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:
         return _no_runs("nothing tells how long this workload takes; an import of its"

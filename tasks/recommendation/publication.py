@@ -1,4 +1,4 @@
-"""Store a publication that passes its checks, and renew the files that readers open."""
+"""Check and store a publication, and replace the published files and the report page."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def store_publication(
     refresh_id: str,
     now: datetime,
 ) -> int:
-    """Return the number of rows stored.
+    """Store `rows` as one publication and return their number.
 
     Raises:
-        PublicationRefused: a check found a wrong row; nothing is stored.
+        PublicationRefused: if a check finds a wrong row; nothing is stored then.
     """
     publication = Publication(
         publication_id=refresh_id,
@@ -50,8 +50,8 @@ def store_publication(
 
 
 def export_copies(workspace: Workspace) -> list[Row]:
-    """Replace published files, metrics and the report page; return the changed rows."""
-    with alone(workspace.home, "export"):  # an older state must not be renamed into place after
+    """Replace the published files, metrics and report page; return the changed recommendations."""
+    with alone(workspace.home, "export"):  # else a parallel export may replace new files by old
         export(workspace.warehouse, workspace.published)
         changes = read_published(workspace.published, "recommendation_changes")
         write_metrics(workspace.published / "metrics.prom", published_rows(workspace.published))
@@ -60,7 +60,7 @@ def export_copies(workspace: Workspace) -> list[Row]:
 
 
 def _renew_page(workspace: Workspace) -> None:
-    """Draw the report page. If that fails the old page stays: the table is published anyway."""
+    """Draw the report page. If drawing fails, the old page stays and a note is printed."""
     page = workspace.report_page
     try:
         frames = reported(workspace.warehouse)
@@ -71,17 +71,17 @@ def _renew_page(workspace: Workspace) -> None:
             for name in frames["publications"]["provider"]
         }
         write_whole(page, report_page.draw(frames, sources))
-    except Exception as error:  # readers of the table must not wait for it
+    except Exception as error:  # the table is published even if the page fails
         logging.getLogger(__name__).info("the report page could not be drawn", exc_info=True)
         why = f"{type(error).__name__}: {one_line(error)}"
         reporter().say(f"note: the report page {page} could not be drawn ({why})")
 
 
 def after_refresh(workspace: Workspace, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Return the published rows to show after a refresh, and sentences about the others.
+    """Return the published rows to show after a refresh, and sentences about hidden workloads.
 
-    Measuring on EC2 costs money: a workload without data there is only named, and imported
-    workloads come with the command that asks about them.
+    Local hosts show all rows. Measuring on EC2 costs money, so workloads without data there are
+    only named in a sentence. Imported workloads are named with the command that answers for them.
     """
     name, settings = workspace.provider.name, workspace.settings
     own = [row for row in rows if row["provider"] == name]

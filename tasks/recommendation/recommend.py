@@ -1,4 +1,4 @@
-"""Ask the champion: plan each workload and add what the warehouse knows to the planner's rows."""
+"""Plan each workload with the champion, and complete the planner's rows from the warehouse."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace, refresh_command
 
 SEED = 7
-UNPRICED_SHARE = 0.25  # of the instance types: readers are warned above it
-MOST_SCORES = 20  # requests for spot placement scores in one publication
+UNPRICED_SHARE = 0.25  # share of instance types without a price above which a caution is added
+MOST_SCORES = 20  # requests for spot placement scores per publication
 
 Row = dict[str, Any]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
@@ -44,11 +44,19 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A workload in its measured modes, and all that its answer rests on.
+    """A workload with everything that its recommendation is based on.
 
-    `runs` are its measured setups. `model` is None if not even a guess can be made; `guessed` is
-    True for a first guess. `known` are the `offers` that can be predicted. `notes` tell readers
-    what the answer rests on, `by_data_sheet` the devices without measurements.
+    Attributes:
+        champion: the model in use, if there is one.
+        workload: the workload, reduced to the modes that can be predicted.
+        offers: the machines to compare.
+        runs: measured setups of the workload.
+        experience: interruptions, start-up times and costs of earlier launches.
+        model: predicts the workload; None if not even a first guess is possible.
+        guessed: True if the workload was never measured and is predicted from its FLOPs.
+        known: the offers whose step times can be predicted.
+        by_data_sheet: devices without measurements, predicted from their data sheet.
+        notes: sentences for the user about the basis of the answer.
     """
 
     workspace: Workspace
@@ -73,7 +81,10 @@ class Case:
         runs: pd.DataFrame,
         experience: Experience | None = None,
     ) -> Case:
-        """Add what the warehouse and the champion know of the workload to its row of `runs`."""
+        """Return the case of `workload`, with facts of the warehouse and predictions.
+
+        `runs` may include other workloads. `experience` defaults to that of the workspace.
+        """
         case = cls(
             workspace=workspace,
             champion=champion,
@@ -85,13 +96,13 @@ class Case:
         return case if champion is None else case._modelled(champion.model)
 
     def _modelled(self, champion: StepTimeModel) -> Case:
-        """Return the case with what `champion` can predict of it."""
+        """Return the case with the model, modes and offers that `champion` can predict."""
         workload, notes = self.workload, []
         known = comparable(champion, self.offers)
         able = with_compressed(champion, workload)
         model: StepTimeModel | None = able
         guessed = not able.met_workload(workload)
-        if guessed:  # a guess rests on fp32 rates and replaces no other mode
+        if guessed:  # a guess uses fp32 rates, so it is only made for plain DDP in fp32
             plain = workload.modes == (Mode(),) and not able.modes_of(workload.name)
             model = introduced(able, workload) if plain else None
             notes.append("a first guess from its FLOPs: it was never measured here")
@@ -121,11 +132,14 @@ class Case:
         )
 
     def plan(self, *, top: int = 5) -> Recommendation:
-        """Return the planner's answer with complete rows; without a prediction they say why."""
+        """Return the planner's answer with complete rows.
+
+        If nothing can be predicted, the rows are infeasible and state the reason.
+        """
         return self.stamped(planned(self.planning(top)))
 
     def planning(self, top: int = 5) -> partial[Recommendation]:
-        """Return a call of the planner that another process can make."""
+        """Return the call of the planner as a picklable function without arguments."""
         if self.model is None or not self.known:
             return partial(planner.nothing, self.workload, _unpredictable(self))
         supply = supply_of(self.workspace, self.workload, self.known, self.experience.conditions)
@@ -134,7 +148,7 @@ class Case:
         )
 
     def stamped(self, found: Recommendation) -> Recommendation:
-        """Add provider, ages, sources and cautions to the planner's rows."""
+        """Return the planner's answer with provider, times, sources and cautions in its rows."""
         measured = self.runs["measured_at"].max() if len(self.runs) else None
         predicted = self.model is not None and len(self.known) > 0
         rows = []
@@ -163,16 +177,17 @@ class Case:
 
 
 def planned(planning: partial[Recommendation]) -> Recommendation:
-    """Make a call of the planner."""
+    """Run a call of the planner; a function of the module, so that a process pool can use it."""
     return planning()
 
 
 def comparable(
     model: StepTimeModel, offers: Sequence[Offer], *, guessed: bool = False
 ) -> list[Offer]:
-    """Return the offers of predictable types: defined as measured, on a known device.
+    """Return the offers whose instance type the model can predict.
 
-    A device is known if it was measured or has a data sheet; a guess needs the data sheet.
+    The type's definition must not have changed since the measurements. Its device must have been
+    measured or have a data sheet. If the workload is `guessed`, the data sheet is required.
     """
     return [
         one
@@ -183,7 +198,10 @@ def comparable(
 
 
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
-    """True if the device was measured; the model has names of its own for devices."""
+    """Return True if a type with the offer's device was measured.
+
+    Devices are compared by the model's names, which differ from those of the offers.
+    """
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)
 
@@ -191,7 +209,7 @@ def _measured(model: StepTimeModel, offer: Offer) -> bool:
 def supply_of(
     workspace: Workspace, workload: Workload, offers: Sequence[Offer], conditions: JobConditions
 ) -> Supply:
-    """Return what is on offer for a job, with vetoes against modes that were not shown to learn."""
+    """Return the supply for a job, with vetoes against modes not shown to converge."""
     learning = reads.learning(workspace.warehouse, workspace.provider.name)
     return Supply(
         offers=without_beaten_zones(offers),
@@ -210,7 +228,10 @@ def recommend_all(
     *,
     each: Each = map,
 ) -> list[Row]:
-    """Return the rows of every workload and goal; `each` maps over workloads."""
+    """Return the recommendations of every workload and goal of the workspace.
+
+    `each` is a function like `map`, used to plan the workloads; it may use other processes.
+    """
     with one_thread():
         experience = experience_of(workspace)
         cases = [
@@ -223,9 +244,10 @@ def recommend_all(
 
 
 def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
-    """Add the provider's score of the chance to get a row's spot machines, if it has scores.
+    """Return the rows with the provider's spot placement score, where it has scores.
 
-    Only for spot machines of one type and zone: a request may be served by any of its types.
+    A score is the provider's rating of the chance to get the machines. Only rows whose spot
+    machines have one type and zone get a score, because any type of a request may satisfy it.
     """
     scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
     scored: list[Row] = []
@@ -238,7 +260,7 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
             if request not in scores and len(scores) < MOST_SCORES:
                 try:
                     scores[request] = workspace.provider.placement_scores(request[0], [kind], count)
-                except ProviderError:  # not allowed, or too often: nothing depends on it
+                except ProviderError:  # no permission or too many requests: scores are optional
                     return [*scored, *rows[len(scored) :]]
             score = scores.get(request, {}).get(str(spot[0]["zone"]))
         scored.append(row | {"placement_score": score})
@@ -248,14 +270,14 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
 def contending(
     model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
-    """Return the setups of a plan that may be chosen once more is measured."""
+    """Return the setups of a plan that may still be chosen after further measurements."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
 
 
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Say where a row's interruption rates come from: launches before the advisor."""
+    """Return the source of a row's interruption rates: own launches, else the spot advisor."""
     spot = [offer for offer in offers if offer.market == "spot"]
     names = [(offer.instance_type.name, offer.interruption_source) for offer in spot]
     sources = {name: experience.get(name) or advised for name, advised in names}
@@ -266,15 +288,15 @@ def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str])
 
 
 def _cautions(row: Row, case: Case) -> list[str]:
-    """Warn of a likely miss, of a model with a large error, and of many unknown prices."""
+    """Return warnings: a likely miss, a model with a large error, many unknown prices."""
     found, champion = [], case.champion
     chance = row["p_meets_constraint"]
     if row["p_required"] is None and chance is not None and chance < EVEN_ODDS:
         what = "usd" if row["constraint_hours"] is None else "hours"
         limit = amount(float(row[f"constraint_{what}"]), what)
         found.append(
-            f"{row['workload']}: the choice for {limit} meets it with {chance:.0%} probability only;"
-            " state p_required to ask for more"
+            f"{row['workload']}: the choice for {limit} meets it with {chance:.0%} probability"
+            " only; state p_required to ask for more"
         )
     scores = None if champion is None else champion.scoreboard
     if champion is not None and scores is not None and (error := caution(scores)):
@@ -288,7 +310,7 @@ def _cautions(row: Row, case: Case) -> list[str]:
 
 
 def _unpredictable(case: Case) -> str:
-    """Say why no step time can be predicted, and which command changes it."""
+    """Return why no step time can be predicted, and which command would help."""
     name = case.workspace.provider.name
     remedy = f"`srift import FILE`, then `{refresh_command(name, '0')}`"
     if case.workspace.can_launch:
@@ -303,7 +325,7 @@ def _unpredictable(case: Case) -> str:
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
-    """Add prices that are not public, and what the case rests on, to the planner's reason."""
+    """Return the planner's reason with data sheets, private prices and the case's notes added."""
     devices = dict.fromkeys(offer.instance_type.device for offer in offers)
     sheets = [f"{one} by its data sheet alone" for one in devices if one in case.by_data_sheet]
     prices = dict.fromkeys(offer.own_price for offer in offers if offer.own_price)
@@ -311,7 +333,7 @@ def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
 
 
 def with_usual_goals(workload: Workload) -> Workload:
-    """Add "cheapest" and "fastest" to the workload's goals."""
+    """Return the workload with the goals "cheapest" and "fastest" added if they are missing."""
     stated = {goal.goal for goal in workload.goals}
     usual = (Goal(goal=name) for name in ("cheapest", "fastest") if name not in stated)
     return replace(workload, goals=(*workload.goals, *usual))

@@ -1,4 +1,4 @@
-"""`srift size`: how far a workload scales and its best batch, from measured runs."""
+"""Answer `srift size`: how far a workload scales and its best batch, from measured runs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from .known_workloads import known_elsewhere, unknown
 def size(
     provider: str, name: str, *, instance_type: str | None = None, batch: int | None = None
 ) -> dict[str, Any]:
-    """Return the rows of `size_workload` for workload `name` with `formulas` and `notes`.
+    """Return the lists of `size_workload` for workload `name`, with `formulas` and `notes`.
 
-    `instance_type` None: all; `batch` None: any that srift.toml allows.
+    `instance_type` None means all types. `batch` is the global batch; None means any batch that
+    srift.toml allows.
 
     Raises:
-        SettingsError: the workload or the instance type is unknown.
-        WarehouseMissing: the workload has no runs on the provider.
+        SettingsError: if the workload or the instance type is unknown.
+        WarehouseMissing: if the workload has no runs on the provider.
     """
     workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
     stated = name in workspace.settings.workloads
@@ -67,7 +68,7 @@ def size(
 
 
 def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each instance type without a result, and for each unknown link."""
+    """Return a note for each instance type without a scaling result or with unknown bandwidth."""
     scaled = {row["instance_type"] for row in scaling}
     batches = {row["instance_type"]: row["batches"] for row in unknown}
     notes = [
