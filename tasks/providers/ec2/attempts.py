@@ -12,7 +12,7 @@ from itertools import groupby
 
 from models.domain.cluster import Cluster, Offer
 
-SPOT_MARGIN = 1.25  # a spot bid is at most this multiple of the spot list price
+SPOT_MARGIN = 1.25  # limit of a spot bid, as a multiple of the spot list price
 LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one minute
 
 

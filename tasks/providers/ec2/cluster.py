@@ -122,6 +122,7 @@ class Ec2Cluster(Launcher, RunningCluster):
         return True
 
     def _alive(self, machine: Ec2Machine) -> bool:
+        """Return whether EC2 shows the machine as alive, or has not shown it yet."""
         described = self._seen.get(machine.instance_id)
         return described is None or described.get("State", {}).get("Name") in ALIVE
 

@@ -32,7 +32,8 @@ RUNNING_WITHIN_S = 300.0
 POLL_S = 2.0
 _COMING = ("pending", "running")
 _LOOK_EVERY_S = 15.0
-_UNCLEAR = ("unsure", "throttled", "gone")  # EC2 may have launched the fleet all the same
+# Kinds of refusal after which EC2 may still have launched the fleet.
+_UNCLEAR = ("unsure", "throttled", "gone")
 
 
 class Launcher:
@@ -60,9 +61,9 @@ class Launcher:
     def launch(self, attempts: Sequence[Attempt]) -> tuple[Attempt, Cluster]:
         """Return the first attempt whose machines all run, and its cluster at current prices.
 
-        Raises NoCapacity if every attempt lacks capacity or the deadline has passed, AwsRefused if
-        AWS refuses for another reason, and ProviderError if the machines of a refused attempt do
-        not end.
+        Raises NoCapacity if every attempt lacks capacity or the deadline has passed. Raises
+        AwsRefused if AWS refuses for another reason, ProviderError if the machines of a refused
+        attempt do not end.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
@@ -92,7 +93,7 @@ class Launcher:
         """Replace the machine of `rank`; return False if EC2 refuses or the old machine still runs.
 
         The old machine is ended first, so that the caps never count an additional machine. Raises
-        ProviderError if AWS does not end machines on request.
+        AwsRefused if AWS refuses to end it, NoCapacity if the deadline has passed.
         """
         region, lost = self.lease.region, self.lease.current[rank]
         group = [each for each in attempt.groups if each.first <= rank][-1]
@@ -282,4 +283,5 @@ class Launcher:
 
 
 def _is_up(described: Answer) -> bool:
+    """Return whether the machine runs and has a private IP address."""
     return described["State"]["Name"] == "running" and bool(described.get("PrivateIpAddress"))

@@ -1,8 +1,8 @@
 """End orphaned leases of this home, and machines with Srift's tags past their deadline.
 
-The reaper sweeps every region of srift.toml, of the leases on disk, and of the sweeps in the last
-30 days, because a lease folder may have been moved away. At the end, it raises NotSwept if it could
-not check a region or lease, or could not end a machine.
+The reaper sweeps the regions of srift.toml, of the leases on disk, and of all sweeps in the last 30
+days. Earlier sweeps count because a lease folder may have been moved away. At the end, the reaper
+raises NotSwept if it could not check a region or lease, or could not end a machine.
 """
 
 from __future__ import annotations
@@ -109,11 +109,14 @@ class Reaper:
             self.busy.add(lease.region)
 
     def _sweep(self, region: str) -> None:
-        """End machines past their deadline, and machines of this home without an open lease."""
+        """End machines past their deadline, and machines of this home without an open lease.
+
+        Deletes leftover groups and templates as well.
+        """
         api, shown = self.machines.api, dict[str, Answer]()
         ours = (
             {"srift:deployment": self.machines.choices.deployment},
-            {"srift:controller": self.machines.leases.token},  # also under an earlier deployment
+            {"srift:controller": self.machines.leases.token},  # earlier deployments too
         )
         try:
             for tags in ours:

@@ -32,6 +32,7 @@ class OwnPrice(BaseModel):
 
     @model_validator(mode="after")
     def _has_a_price(self) -> OwnPrice:
+        """Raise ValueError if both prices are missing."""
         if self.on_demand_usd_per_hour is None and self.spot_usd_per_hour is None:
             raise ValueError("give on_demand_usd_per_hour or spot_usd_per_hour")
         return self
@@ -69,11 +70,11 @@ class Ec2(BaseModel):
         AfterValidator(lambda found: tuple(dict.fromkeys(found))),
     ] = ("us-east-1",)
     instance_types: tuple[TypePattern, ...] = Field(default=("gpu",), min_length=1)
-    max_hosts: int = Field(default=64, ge=1, le=64)  # in a planned cluster
+    max_hosts: int = Field(default=64, ge=1, le=64)  # most machines in a planned cluster
     markets: tuple[Literal["on-demand", "spot"], ...] = Field(
         default=("on-demand", "spot"), min_length=1
     )
-    # No dots: a bucket's name in a host name with dots breaks TLS.
+    # No dots: S3's TLS certificates do not match host names that begin with a dotted bucket name.
     bucket: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$")
     # No '*' or '$': IAM policies contain the prefix.
     prefix: str = Field(

@@ -17,16 +17,16 @@ from .api import ALIVE, Answer, Ec2Api, tag_filters
 from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine, utc
 
-SHOWN = timedelta(seconds=120)  # EC2 shows machines by their tags some time after their launch
+SHOWN = timedelta(seconds=120)  # EC2 may need this long to show a new machine's tags
 SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may retry a request for four minutes
 FORGOTTEN = timedelta(minutes=45)  # EC2 shows a terminated machine for about an hour
-LATEST = timedelta(seconds=300)  # a machine's own timer may fire late: rounding, and its boot
+LATEST = timedelta(seconds=300)  # a machine's timer may end it late: rounding, and the boot
 LAST_WORDS_S = 25.0  # a courier uploads for up to 20 s after it was asked to stop
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED_BY_CALL = "Client.UserInitiatedShutdown"
 _GMT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
-_LEFTOVERS = (  # they cost nothing, but fill quotas
+_LEFTOVERS = (  # leftovers cost nothing, but fill quotas
     ("LaunchTemplates", "ec2:DescribeLaunchTemplates", "ec2:DeleteLaunchTemplate",
      "LaunchTemplateName"),
     ("PlacementGroups", "ec2:DescribePlacementGroups", "ec2:DeletePlacementGroup", "GroupName"),

@@ -28,8 +28,9 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     than AWS's. `values` are bucket, prefix, region (the bucket's), code_sha256, lease, role_id and
     python; they are the same for all machines of a lease.
 
-    Raises NotSupported if the endpoint is not a plain address, the deadline is not 1 s to 7 days
-    away, the script is larger than EC2 allows, or Srift does not run from a checkout.
+    Raises NotSupported if the endpoint is not a plain address or the deadline is not 1 s to 7 days
+    away. Raises it also if the script is larger than EC2 allows, or Srift does not run from a
+    checkout.
     """
     if re.fullmatch(_ENDPOINT, endpoint) is None:
         raise NotSupported(
