@@ -249,7 +249,7 @@ def main(words: list[str]) -> int:
             for name in options.fire:
                 fired = client.read_deployment_by_name(f"{flows[name]}/{name}")
                 client.create_flow_run_from_deployment(fired.id)
-            say("Press Ctrl-C to end all of these.")
+            say("Ctrl-C ends the servers and the worker.")
             while True:
                 for child in service.children:
                     child.check()

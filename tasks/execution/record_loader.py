@@ -207,7 +207,8 @@ def load_lease(
 
     refresh_id: used if the lease's id does not name the refresh that bought it.
     `notes` of the result has a message for each rejected record and each machine that left files
-    behind. Raises WarehouseBusy if another process writes; nothing is loaded or moved then.
+    behind. Raises WarehouseBusy if another process writes; nothing is loaded or moved then. Raises
+    OSError if a rejected record cannot be moved; the next load tries again.
     """
     mailbox, provider = lease.mailbox, workspace.provider.name
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
