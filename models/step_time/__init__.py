@@ -1,1 +1,1 @@
-"""Seconds of one optimizer step of a setup, with 90 % intervals, and the memory it needs."""
+"""Predict the seconds of one optimizer step, with 90 % intervals, and peak memory."""

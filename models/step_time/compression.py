@@ -1,4 +1,4 @@
-"""Bytes and seconds of strategies that send something else than DDP, before any run.
+"""Compute prior bytes and seconds of strategies whose communication differs from DDP.
 
     mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021], with M
                machines of n devices, d values of 4 bytes and density p; it selects p d / n of d / n
@@ -9,7 +9,7 @@
     servers    each of S, at most one a machine, receives (P - n) / S of 4 d from other machines,
                then sends as much back; no machine sends or receives more in either phase [D]
 
-fp16 sends half of dense. A strategy's own runs correct these priors.
+fp16 sends half as much as dense. Runs of a strategy correct these priors.
 """
 
 from __future__ import annotations
@@ -32,53 +32,53 @@ from .machine_specs import Machine
 # Fraction of entries that ddp-mstopk sends, as in tasks/node/strategies/compression.py.
 DENSITY = 0.01
 _BYTES_PER_VALUE = 4.0
-# Rank 4 on networks of vectors and narrow matrices. The built-in workloads send 0.01 to 0.10,
-# square layers of 512 a sixteenth [D]: an upper bound until the workload has runs of its own.
+# An upper bound until the workload has PowerSGD runs: rank 4 on networks of vectors and narrow
+# matrices. The built-in workloads send 0.01 to 0.10, square layers of 512 a sixteenth [D].
 _POWERSGD_PART = 1 / 4
 # Passes over all values, relative to the 20 of ddp-mstopk [D].
 _POWERSGD_PASSES = 3 / 20
 _ADASUM_PASSES = 5 / 20
-# Selection, a value: 20 passes over 4 bytes at the 300 GB/s of slow GPUs [D]; on a core, measured
-# on local hosts.
+# Seconds to select among the entries, per value. GPU: 20 passes over 4 bytes at the 300 GB/s of
+# slow GPUs [D]. Core: measured on local hosts.
 SELECTION_S_GPU, SELECTION_S_CORE = 0.3e-9, 12e-9
 
 
 def sent_everywhere(strategy: str) -> float:
-    """Return bytes sent inside and between machines, relative to DDP."""
+    """Return the bytes sent, both inside and between machines, as a fraction of DDP's."""
     return {FP16_SENT: 0.5, POWERSGD_SENT: _POWERSGD_PART}.get(strategy, 1.0)
 
 
 def in_turn(strategy: str) -> bool:
-    """Return whether the backward pass waits while a bucket is exchanged.
+    """Return True if the backward pass waits while a bucket is exchanged.
 
-    Compression takes the computing device; a divided layer waits for the exchange before it.
+    Compression occupies the computing device. A divided layer waits for the preceding exchange.
     """
     return strategy in (POWERSGD_SENT, MSTOPK_SENT, *COMBINED, *TENSOR)
 
 
 def beside_gradients(strategy: str) -> float:
-    """Return bytes a device holds for the exchange, relative to its gradients [D].
+    """Return the bytes that a device holds for the exchange, as a multiple of its gradients [D].
 
-    They are buckets, and residuals, a peer's values, or the weights before the step.
+    These are the buckets, plus residuals, values of a peer, or the weights before the step.
     """
     servers = Mode(strategy=strategy).servers
-    if servers:  # its part of what a peer sends
+    if servers:  # a server holds its share of a peer's gradients
         return 1.0 + 1.0 / servers
     return {POWERSGD_SENT: 2.0, MSTOPK_SENT: 2.0, ADASUM: 1.5, ADASUM_DELTA: 3.5}.get(strategy, 1.0)
 
 
 def seconds_per_value(machine: Machine) -> float:
-    """Return seconds of the selection for each value of one device."""
+    """Return the seconds of selection per gradient value on one device."""
     return SELECTION_S_GPU if machine.accelerated else SELECTION_S_CORE / min(machine.cores, 1.0)
 
 
 def selection_seconds(
     strategy: str, gradient_bytes: FloatArray, devices: FloatArray, per_value: FloatArray
 ) -> FloatArray:
-    """Return (rows,) seconds of compression or combination.
+    """Return (rows,) seconds of compression or combination in a step.
 
-    `gradient_bytes` are those of `sent_everywhere`. The `devices` of a machine share the selection
-    of ddp-mstopk.
+    `gradient_bytes` are already reduced by `sent_everywhere`, `per_value` are `seconds_per_value`.
+    The `devices` of a machine share the selection of ddp-mstopk.
     """
     values = gradient_bytes / sent_everywhere(strategy) / _BYTES_PER_VALUE
     if strategy == POWERSGD_SENT:
@@ -89,12 +89,18 @@ def selection_seconds(
 
 
 def sums_everywhere(strategy: str) -> float:
-    """Return gloo's bytes over `dataset.sent_part`: it sums at all ranks [torch 2.13]."""
+    """Return the bytes that gloo sends, relative to `dataset.sent_part`.
+
+    Gloo sums at all ranks where NCCL reduces and scatters, so it sends more [torch 2.13].
+    """
     return {"fsdp": 2.0 / 1.5, "zero2": 1.5}.get(strategy, 1.0)
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
-    """Return (rows,) bytes a machine sends to others, over 2 (ranks - 1) / ranks of gradients."""
+    """Return (rows,) bytes that a machine sends to other machines, relative to a ring all-reduce.
+
+    The ring all-reduce sends 2 (ranks - 1) / ranks of the gradient bytes.
+    """
     if strategy in COMBINED:
         return np.asarray((machines - 1) / machines * ranks / np.maximum(ranks - 1, 1), dtype=float)
     servers = Mode(strategy=strategy).servers

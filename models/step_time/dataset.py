@@ -1,15 +1,17 @@
-"""From frames of measurements to training rows: one row a setup, exchanges by workload.
+"""Turn frames of measurements into training rows: one row per setup, exchanges by workload.
 
-Above a limit setups are thinned evenly by workload, then by layout and type: a workload keeps
-min(its setups, cap). Random thinning would lose small workloads, pilots and rare instance types.
+If there are too many setups, they are thinned evenly by workload, then by layout and type. Each
+workload keeps min(its setups, cap). Random thinning would lose small workloads, pilots and rare
+instance types.
 
-Seconds are corrected to nominal speed, if fixed work was timed beside most runs (its usual seconds
-are the instance type's median in the warehouse):
+If most runs have a time of the fixed work, seconds are corrected to nominal speed. The usual
+seconds of the fixed work are the instance type's median in the warehouse:
 
     nominal seconds = seconds / slowness^beta,    slowness = geometric mean of reference / usual
     beta ~ N(reliability, 0.5^2) and repeats,     reliability = 1 - noise^2 / variance
 
-with the variance of log slowness, and the noise of one run's reference from its spread over blocks.
+`variance` is that of log slowness. `noise` is the standard deviation of one run's reference, from
+its spread over blocks.
 """
 
 from __future__ import annotations
@@ -27,20 +29,20 @@ from .compression import in_turn, sent_everywhere
 from .setup_arrays import SetupArrays, as_variants, read_setups, variant, workload_and_mode
 from .tensor import NOTHING, Volumes
 
-# More setups than this are thinned: the regression's cost and memory grow with them.
+# Most setups in the regression, whose time and memory grow with their number.
 _MOST_SETUPS = 9000
-# Backward costs about twice forward: two products to one.
+# Share of the backward pass in a step: it has two matrix products for each one of the forward pass.
 BACKWARD_PART = 2 / 3
-_BETA_SD, _MOST_BETA = 0.5, 1.5  # sd of beta about the reliability, and its maximum
-_LEAST_NOISE = 0.01  # of the log of a step among repeats
-_MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over that of the mean, normal distribution
-_EVERYTHING = 1e18  # bytes of a last bucket that nothing hides
+_BETA_SD, _MOST_BETA = 0.5, 1.5  # prior standard deviation of beta, and its maximum
+_LEAST_NOISE = 0.01  # least standard deviation of the log step time among repeats
+_MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over variance of the mean, if normal
+_EVERYTHING = 1e18  # bytes of the last bucket if no part of the exchange can be hidden
 _SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """One provider's frames, with the columns of the warehouse's marts."""
+    """The measurements of one provider, as frames with the columns of the warehouse's marts."""
 
     runs: pd.DataFrame
     profiles: pd.DataFrame
@@ -52,28 +54,30 @@ class TrainingData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """Distinct setups with the median of their runs at nominal speed; unknown `sync_s` is NaN.
+    """Distinct setups with the median of their runs at nominal speed; arrays are (rows,).
 
-    `speed_sd` is the standard deviation of a run's log seconds between hours, by machine speed; 0
-    if unknown.
+    `sync_s` is NaN if it is unknown. `repeats` is the number of runs of a setup. `speed_sd` is the
+    standard deviation of a run's log seconds that the changing speed of machines causes; 0 if it is
+    unknown.
     """
 
     setups: SetupArrays
     step_s: FloatArray
     sync_s: FloatArray
     repeats: FloatArray
-    spread: FloatArray  # standard deviation of the log among repeats, 0 for one
+    spread: FloatArray  # standard deviation of log seconds among repeats; 0 for a single run
     speed_sd: float
-    types: tuple[str, ...]  # every instance type that any frame mentions
+    types: tuple[str, ...]  # all instance types in any frame
     run_ids: tuple[str, ...]
     provider: str
 
 
 def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
-    """Rename workloads in other modes to their groups, with the workload's facts and digest.
+    """Return the data with each workload renamed to the group of its mode (see setup_arrays.py).
 
-    Profiles of a mode of several devices, in the data or `wanted`, are copies of DDP's. Unknown
-    modes stay as they are; nothing is learned from them.
+    Groups get the facts and digest of their workload. A group whose mode needs several devices gets
+    copies of the profiles in the single-device mode; `wanted` names further groups that need
+    profiles. Rows in unknown modes stay unchanged and are not learned from.
     """
     frames = {name: as_variants(getattr(data, name)) for name in ("runs", "profiles", "buckets")}
     names = {one for frame in frames.values() if len(frame) for one in frame["workload"]}
@@ -93,7 +97,10 @@ def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
 
 
 def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
-    """Replace the rows of each key of `of` by copies of its value's rows."""
+    """Return the frame with rows of each workload in `of` replaced.
+
+    `of` maps a workload to the workload whose rows are copied.
+    """
     if not of or "workload" not in frame:
         return frame
     others = frame[~frame["workload"].isin(list(of))]
@@ -107,7 +114,7 @@ def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
 
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
-    """Return known digests of `workloads` or `instance_types` by the column `name`."""
+    """Return the known digests in `frame`, by its column `name`."""
     if "digest" not in frame:
         return {}
     return dict(frame[[name, "digest"]].dropna().itertuples(index=False))
@@ -124,9 +131,10 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowness(measured: pd.DataFrame) -> FloatArray:
-    """Return (rows,) seconds of the fixed work over the usual ones, geometric mean over machines.
+    """Return (rows,) seconds of the fixed work over its usual seconds; NaN if unknown.
 
-    Reads `reference_s` and `usual_reference_s`: a number, or one a machine. NaN if unknown.
+    Reads `reference_s` and `usual_reference_s`, each a number or one number per machine. Several
+    machines are averaged geometrically.
     """
     found = np.full(len(measured), np.nan)
     if not {"reference_s", "usual_reference_s"}.issubset(measured.columns):
@@ -144,9 +152,10 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 
 
 def at_nominal_speed(data: TrainingData) -> TrainingData:
-    """Return runs and profiles at nominal speed, with `speed_sd` in the runs.
+    """Return the data with runs and profiles at nominal speed and a column `speed_sd` in the runs.
 
-    Data that are corrected already, or with fixed work beside half of the runs or fewer, stay.
+    The data is returned unchanged if it was corrected before, or if at most half of the runs have a
+    time of the fixed work.
     """
     if "speed_sd" in data.runs:
         return data
@@ -169,7 +178,10 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
 
 
 def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
-    """Return the variance of log slowness, and the fraction that is not reference noise."""
+    """Return the variance of log slowness, and the fraction of it that is not measurement noise.
+
+    The fraction is the reliability of the module's formula.
+    """
     spread, blocks = (
         pd.to_numeric(column(runs, name, otherwise)).to_numpy(float)
         for name, otherwise in (("reference_spread", 0.0), ("reference_blocks", 1))
@@ -181,9 +193,9 @@ def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
 
 
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
-    """Return beta: the slope of log step by log slowness among repeats, shrunk to its prior.
+    """Return beta: the slope of log step by log slowness among repeats, shrunk to the reliability.
 
-    Without a setup at two speeds it is the reliability.
+    `slow` (rows,) is log slowness. Returns the reliability if no setup ran at two speeds.
     """
     step = pd.to_numeric(column(runs, "step_s", np.nan)).to_numpy(float)
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP}).reset_index(
@@ -203,15 +215,16 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
 
 
 def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -> pd.DataFrame:
-    """Divide the columns `names` of the frame by a factor a row."""
+    """Return the frame with its columns `names` divided by `factors` (rows,)."""
     numbers = frame[[name for name in names if name in frame]].apply(pd.to_numeric, errors="coerce")
     return frame.assign(**numbers.astype(float).div(factors, axis=0))
 
 
 def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
-    """Pool repeats of a setup at nominal speed, and thin if there are many.
+    """Return one row per setup, the median of its runs, and thin the setups if there are too many.
 
-    Raises ValueError on several providers.
+    Raises:
+        ValueError: if the data has rows of several providers.
     """
     providers = {
         str(one)
@@ -272,9 +285,10 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A workload's exchange: gradient bytes (0: unknown), buckets (NaN: unknown), divided layers.
+    """What a workload exchanges in a step: gradients, their buckets, and divided layers.
 
-    `hidden_part` is the fraction of one device's seconds after the first bucket is ready.
+    `gradient_bytes` is 0 if unknown, the bucket values are NaN. `hidden_part` is the fraction of
+    one device's seconds that remains when the first bucket is ready.
     """
 
     gradient_bytes: float
@@ -284,7 +298,7 @@ class Exchange:
 
 
 def exchanges(data: TrainingData) -> dict[str, Exchange]:
-    """Return exchanges of workloads with known buckets or gradient bytes."""
+    """Return the exchanges of all workloads with known buckets or gradient bytes, in their mode."""
     sizes = {name: 4.0 * many for name, many in facts_of(data, "parameters").items()}  # fp32
     found = {
         name: Exchange(size) for name, size in (sizes | facts_of(data, "gradient_bytes")).items()
@@ -306,10 +320,10 @@ def exchanges(data: TrainingData) -> dict[str, Exchange]:
 
 
 def sent(one: Exchange, workload: str) -> Exchange:
-    """Return the exchange of a workload in its mode, from that in DDP."""
+    """Return the exchange of the group `workload` in its mode, from its exchange `one` in DDP."""
     strategy = workload_and_mode(workload)[1].strategy
     last = _EVERYTHING if in_turn(strategy) else one.last_bucket_bytes
-    if strategy == UPDATES_SHARED:  # weights follow the backward pass: half an all-reduce
+    if strategy == UPDATES_SHARED:  # gathers weights after the backward pass: half an all-reduce
         last += one.gradient_bytes / 2
     return replace(
         one, gradient_bytes=one.gradient_bytes * sent_part(workload), last_bucket_bytes=last
@@ -317,7 +331,7 @@ def sent(one: Exchange, workload: str) -> Exchange:
 
 
 def sent_part(workload: str) -> float:
-    """Return bytes that a step sends, relative to an all-reduce of the gradients.
+    """Return the bytes that a step sends, relative to an all-reduce of the gradients.
 
     An all-reduce sends each gradient twice. `fsdp` gathers weights twice and sums gradients;
     `zero2` gathers weights once and sums gradients; `zero1` gathers weights after an all-reduce
@@ -332,7 +346,7 @@ def flops_per_sample(data: TrainingData) -> dict[str, float]:
 
 
 def facts_of(data: TrainingData, name: str) -> dict[str, float]:
-    """Return a positive figure by workload, from the workloads' frame, else from runs."""
+    """Return the positive values of column `name` by workload, from workloads or else from runs."""
     facts: dict[str, float] = {}
     for frame in (data.runs, data.workloads):
         if name in frame and "workload" in frame:
@@ -342,11 +356,11 @@ def facts_of(data: TrainingData, name: str) -> dict[str, float]:
 
 
 def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
-    """Return ascending positions of at most `most` setups.
+    """Return the ascending positions of at most `most` setups, but at least one per workload.
 
-    `setups` has workload, cluster and layout, machines in one order. Each workload keeps at least
-    one. Of a thinned workload, one-device setups come first, up to half of its share: the others
-    build on them. Instance types take turns, and so do layouts of the same types.
+    `setups` has columns workload, cluster and layout, with machines in a canonical order. Up to
+    half of a workload's share goes to one-device setups first, because predictions of several
+    devices build on them. Then instance types take turns, and so do layouts of the same types.
     """
     if len(setups) <= most:
         return np.arange(len(setups))
@@ -365,7 +379,10 @@ def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
 
 
 def _cap(counts: IntArray, most: int) -> int:
-    """Return the largest number of setups that each workload may keep, at least 1."""
+    """Return the most setups that a workload may keep, at least 1.
+
+    `counts` are the setups of each workload, `most` the total to keep.
+    """
     ascending = np.sort(counts)
     before = np.cumsum(ascending) - ascending
     caps = (most - before) // np.arange(len(counts), 0, -1)  # if this and larger ones are cut
@@ -373,7 +390,7 @@ def _cap(counts: IntArray, most: int) -> int:
 
 
 def _places(group: IntArray, *keys: IntArray) -> IntArray:
-    """Return (rows,) ranks within the group by the keys."""
+    """Return (rows,) the rank of each row within its group, sorted by the keys."""
     order = np.lexsort((*keys[::-1], group))
     sizes = np.bincount(group)
     starts = np.cumsum(sizes) - sizes
@@ -383,7 +400,7 @@ def _places(group: IntArray, *keys: IntArray) -> IntArray:
 
 
 def _numbered(*codes: IntArray) -> IntArray:
-    """Return (rows,) a number for each combination of codes, from 0."""
+    """Return (rows,) a number from 0 that identifies the combination of codes of a row."""
     left, *others = codes
     for right in others:
         left = np.unique(left * (right.max() + 1) + right, return_inverse=True)[1]
@@ -391,5 +408,5 @@ def _numbered(*codes: IntArray) -> IntArray:
 
 
 def _types(cluster: str) -> str:
-    """Return the instance types of a cluster: `a+b` of `2xa+1xb`."""
+    """Return the instance types of a cluster, for example "a+b" for "2xa+1xb"."""
     return "+".join(sorted({part.split("x", 1)[-1] for part in cluster.split("+")}))

@@ -1,4 +1,4 @@
-"""One optimizer step in closed form, and its parameters with their priors.
+"""Compute the seconds of one optimizer step in closed form, from parameters with priors.
 
     step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L + optimizer,   s micro-steps
 
@@ -10,8 +10,9 @@
     R    = 50 (B / 50)^gamma: B Gbit/s, the nominal rate of the slowest link
     L    = the last bucket's C, which no compute hides; all of C if the backward pass waits
 
-b0 is the workload's middle batch. A profile of bucket times shifts f and the last bucket's size. On
-hosts without accelerators alpha goes with their cores. All values are arrays over setups.
+b0 is the workload's middle batch. A profile of bucket times shifts f and the size of the last
+bucket. On hosts without accelerators, alpha is divided by the cores. All values are arrays over
+setups.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _BYTES_PER_GBIT, _STEEPEST = 1.25e8, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Prior mean, and spreads shared by all, by kind, by workload on a kind, and by strategy.
+    """The prior of a parameter: its mean, and the standard deviation at each level.
 
-    A spread of 0 switches the deviation off. Learning starts from these.
+    Levels are: all setups, a kind of device, a cell (a workload on a kind), and a strategy. A
+    deviation of 0 switches a level off. Learning starts from these values.
     """
 
     mean: float
@@ -41,36 +43,37 @@ class Parameter:
     strategy: float = 0.0
 
 
-# Between machines a kind counts a factor of two, a workload on it 1.2; others in proportion.
+# Exchanges between machines vary by a factor of two between kinds, and by 1.2 between workloads on
+# a kind. The other parameters are chosen in proportion.
 PARAMETERS: dict[str, Parameter] = {
-    # of an exchange between machines, against the nominal rate
+    # log of the time of an exchange between machines over the time at the nominal rate
     "log_scale": Parameter(1.8, 1.0, 0.6, 0.2, strategy=0.5),
-    # slope in 1 - 2 / m: growth with machines levels off
+    # slope of log time in 1 - 2 / m: the growth with the number of machines m levels off
     "machines": Parameter(0.3, 0.3, 0.3, 0.1),
-    "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines: another algorithm
+    "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines use a different all-reduce algorithm
     "log_gamma": Parameter(-0.2, 0.2),
-    # of a bucket: 20 to 300 microseconds a launch [D]
+    # log seconds to launch the exchange of a bucket: 20 to 300 microseconds [D]
     "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3, strategy=0.7),
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
-    "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of the last bucket's part of 25 MiB
+    "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of the last bucket's size over 25 MiB
     "log_inside": Parameter(0.5, 1.0, 0.8, 0.3, strategy=0.5),
-    # slope in the log of the fullest machine's devices
+    # slope of log time inside a machine in the log of the fullest machine's devices
     "inside_devices": Parameter(0.3, 0.6, 0.6, 0.4),
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, strategy=0.7),
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
-    # of selecting entries, against compression.py
+    # log of the seconds of selection over those of compression.py
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
 NAMES = tuple(PARAMETERS)
-# Parameters of a micro-step's seconds alone, and of the overlap alone.
+# Parameters that only affect the compute of a micro-step, and only the overlap.
 _OF_COMPUTE, _OF_OVERLAP = (
     ("log_slowdown", "slowdown_batch", "log_crowding"),
     ("log_sharpness", "logit_hidden"),
 )
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
-# Initial spreads of the parameters by level, from shared to a workload on a kind.
+# Initial standard deviations of all parameters, by level.
 LEVELS = {
     level: np.array([getattr(one, level) for one in PARAMETERS.values()])
     for level in ("all", "kind", "strategy", "cell")
@@ -79,7 +82,7 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Inputs of the formula: (rows, members) for members that may be slowest, or (rows,)."""
+    """The inputs of the formula: arrays (rows, members) over a setup's machines, else (rows,)."""
 
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
     middle_s: FloatArray  # (rows, members) T1(b0)
@@ -94,15 +97,17 @@ class Line:
     gbps: FloatArray  # of the slowest link
     core: FloatArray  # cores of the smallest host, at most 1; 1 with accelerators
     hidden: FloatArray  # logit of f from a profile, relative to its prior; 0 without
-    last_bucket: FloatArray  # the same for the log of the last bucket
-    sent_between: FloatArray  # between machines, over 2 (n - 1)/n G
-    selection_s: FloatArray  # of selecting entries
+    last_bucket: FloatArray  # log of the last bucket's size relative to its prior; 0 without
+    sent_between: FloatArray  # bytes between machines over 2 (n - 1)/n G
+    selection_s: FloatArray  # seconds of compression or combination
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """(rows,) seconds of the step, of compute (slowest rank, mean) and communication; slowest
-    member.
+    """The seconds of a step and its parts, (rows,) each.
+
+    `compute_s` is of the slowest rank, `mean_compute_s` the mean over ranks. `slowest` is the
+    position of the slowest member.
     """
 
     step_s: FloatArray
@@ -113,9 +118,9 @@ class Times:
 
 
 def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, float]:
-    """Return `hidden` and `last_bucket` of a line; 0 for NaN.
+    """Return the values `hidden` and `last_bucket` of a Line from a profile; 0 for NaN.
 
-    `hidden_part` is the fraction of one device's seconds that exchanges may hide under.
+    `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden.
     """
     part, last = np.clip(hidden_part, 0.02, 0.98), np.maximum(last_bucket_bytes, 1.0) / _BUCKET
     found = np.array(
@@ -125,7 +130,7 @@ def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, 
 
 
 def step_times(line: Line, values: FloatArray) -> Times:
-    """Evaluate the module's equation; `values` is (rows, parameters) in the order of NAMES."""
+    """Evaluate the module's equation. `values` (rows, parameters) are in the order of NAMES."""
     value = _by_name(values)
     micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
     slowest = micro.argmax(axis=1)
@@ -137,7 +142,7 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 
 def moved_step_s(line: Line, values: FloatArray, *, by: float) -> FloatArray:
-    """Return (rows, parameters) step seconds with one parameter increased by `by` in turn."""
+    """Return (rows, parameters) step seconds with each parameter increased by `by` separately."""
     value = _by_name(values)
     micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
     found = np.empty(values.shape)
@@ -162,7 +167,7 @@ def _step_s(
     micro: FloatArray,
     exchange: tuple[FloatArray, FloatArray],
 ) -> FloatArray:
-    """Return (rows,) seconds of the step from a micro-step's and the exchanges'."""
+    """Return (rows,) step seconds from `micro`, seconds of a micro-step, and of the exchanges."""
     (whole, end), slowest = exchange, micro.argmax(axis=1)[:, None]
     last = np.take_along_axis(micro, slowest, axis=1)[:, 0]
     compute = line.accumulation * last + np.take_along_axis(line.optimizer_s, slowest, axis=1)[:, 0]
@@ -175,13 +180,13 @@ def _step_s(
 
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
-    """Return (rows, members) t of a micro-step."""
+    """Return (rows, members) compute seconds of a micro-step, t of the module's equation."""
     tall = {name: value[name][:, None] for name in _OF_COMPUTE}
     others = np.maximum(line.devices - 1, 0) / 3
     power = 1 + np.exp(np.minimum(tall["log_crowding"], np.log(_STEEPEST - 1)))
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** power, 0.0)
     part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)
-    # below -1 a smaller batch would take longer
+    # a slope below -1 would let a smaller batch take longer
     slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(
         tall["slowdown_batch"], -1
     )
@@ -189,7 +194,10 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Return (rows,) seconds of all gradients and of the last bucket; 0 on one device."""
+    """Return (rows,) seconds to exchange all gradients, C, and the last bucket, L.
+
+    Both are 0 on one device.
+    """
     machines, ranks, across = line.machines, line.ranks, line.machines > 1
     rate = np.log(_GBPS) + np.exp(value["log_gamma"]) * np.log(
         np.where(across, line.gbps, _GBPS) / _GBPS

@@ -1,24 +1,25 @@
-"""Seconds that data loading adds to a step.
+"""Compute the seconds that data loading adds to a step.
 
-A profile has, for a sample, l seconds of a processor and v seconds of waiting for storage. With r
-the step without loading, s b samples a device and step, W workers for each of the k devices of a
-machine, and C processors there (a fraction of one counts as such):
+A profile gives, for one sample, l seconds of a processor and v seconds of waiting for storage. Let
+r be the step without loading, and s b the samples of a device in a step. A machine has k devices,
+W loader workers for each device, and C processors (possibly a fraction of one):
 
     W = 0       step = r + s b (l / min(C, 1) + v)
     W > 0       workers  = s b (l / min(C, 1) + v) / W
                 machine  = s b k l / C
-      devices beside the processor     step = max(r, workers, machine)
+      accelerators                step = max(r, workers, machine)
       the processor is the device
                 step = max(r + min(machine, w rho r), rho r + machine, workers)
 
-rho is the computed fraction of r. A worker starts with the step and gets one computing thread's
-share of the processor [CFS, sched(7)], w = k / max(C, k) of it. Its load during compute, at most
-w rho r, delays the step; the rest is loaded while gradients are exchanged. A simulated processor
-agrees (test_input.py). The slowest machine counts. Shared storage is in v alone.
+rho is the fraction of r spent on compute. A worker starts with the step and gets the same share of
+the processor as one computing thread [CFS, sched(7)], w = k / max(C, k). What it loads during
+compute, at most w rho r, delays the step. The rest is loaded while gradients are exchanged. A
+simulated processor agrees (test_input.py). The slowest machine counts. The cost of shared storage
+is only in v.
 
-Measured steps are inverted with x = step_s - input_s: r = x; if the processor is the device and W
-> 0, r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A row without input_s waited for
-nothing.
+Measured steps are inverted to get r. Let x = step_s - input_s; then r = x. If the processor is the
+device and W > 0, r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A row without input_s is
+taken to have no wait.
 """
 
 from __future__ import annotations
@@ -37,31 +38,39 @@ from .dataset import TrainingData, valid_runs
 from .machine_specs import Machine, read_machines
 from .setup_arrays import SetupArrays, read_setups, workload_and_mode
 
-# Errors in logs of a sample's seconds: profiled on the type; scaled by fixed work; from other
-# types, whose processors differ by up to 1.5 on EC2 [D].
+# Standard deviations of the log seconds of a sample: profiled on the type; scaled by fixed work;
+# taken from other types, whose processors differ by a factor of up to 1.5 on EC2 [D].
 _PROFILED_SD, _SCALED_SD, _ELSEWHERE_SD = 0.05, 0.15, 0.3
-_OFF_SD, _PSEUDO = 0.15, 4.0  # of a workload's loading; rows that the prior counts for
-_INFORMATIVE = 0.3  # least slope of log step by log loading for a row to inform about loading
-_LEAST_REST = 0.02  # of a step
-_H, _EQUAL = 1e-4, 1e-9  # of slopes; of sums in another order
-_GRID = 31  # quantiles each of the rest and of loading
+# Prior standard deviation of a workload's log loading error, and rows that the prior counts for.
+_OFF_SD, _PSEUDO = 0.15, 4.0
+_INFORMATIVE = 0.3  # a row informs about loading if log step rises at least so fast with it
+_LEAST_REST = 0.02  # least share of a step that is not loading
+_H, _EQUAL = 1e-4, 1e-9  # step of finite differences; tolerance for sums in different order
+_GRID = 31  # quantiles of the rest and of loading in the grid of an interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Seconds that loading adds to setups, (rows,) each; 0 for workloads without a loader.
+    """The loading of setups, (rows,) each; 0 for workloads without a loader.
 
-    `before_s` between steps; `supply_s` least seconds of a step by workers or by machines with
-    devices; `beside_s` and `crowd`: `machine` and w of machines whose processor is the device.
+    Attributes:
+        workload: a number that identifies the workload.
+        before_s: seconds of loading between steps, without workers.
+        supply_s: least seconds of a step that the workers allow, or the processors of machines
+            with accelerators.
+        beside_s: `machine` of the module's formula, where the processor is the device.
+        crowd: w of the module's formula, where the processor is the device.
+        log_sd: standard deviation of the log of loading seconds.
+        by_workers: True if more workers would help, False if more processors would.
     """
 
-    workload: IntArray  # a number for each
+    workload: IntArray
     before_s: FloatArray
     supply_s: FloatArray
     beside_s: FloatArray
     crowd: FloatArray
     log_sd: FloatArray
-    by_workers: BoolArray  # more workers would help, not more processors
+    by_workers: BoolArray
 
     def step_s(
         self,
@@ -71,10 +80,14 @@ class Wait:
         factor: FloatArray | float = 1.0,
         about: FloatArray | None = None,
     ) -> FloatArray:
-        """Return (rows,) or (rows, draws) step seconds from `rest_s`, of which `part` is computed.
+        """Return step seconds including loading, in the shape of `rest_s`.
 
-        Loading takes `factor` times as long as expected. The load during compute goes by `about`,
-        the expected rest, so that the log of a step is convex in the logs of both.
+        Args:
+            rest_s: (rows,) or (rows, draws) step seconds without loading.
+            part: (rows,) fraction of the rest that is compute.
+            factor: loading takes `factor` times as long as expected.
+            about: (rows,) the expected rest, by default `rest_s`. It limits the loading during
+                compute, so that the log of a step is convex in the logs of rest and factor.
         """
         about = rest_s if about is None else about
         tall = (slice(None),) + (None,) * (rest_s.ndim - 1)
@@ -86,7 +99,7 @@ class Wait:
         )
 
     def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return (rows,) derivatives of log step by log rest and by log loading."""
+        """Return (rows,) derivatives of log step with respect to log rest and log loading."""
         up, down = np.exp(_H), np.exp(-_H)
         by_rest, by_load = (
             (
@@ -101,7 +114,10 @@ class Wait:
     def interval(
         self, mean: FloatArray, spread: FloatArray, part: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return (rows,) ends of the 90 % interval; logs of rest and loading are normal."""
+        """Return (rows,) the lower and upper ends of the 90 % interval of step seconds.
+
+        `mean` and `spread` are the normal distribution of the log of the rest.
+        """
         low, high = np.exp(mean - Z_90 * spread), np.exp(mean + Z_90 * spread)
         at = np.flatnonzero(self.log_sd > 0)
         own, normal = self.take(at), scipy.special.ndtri((np.arange(_GRID) + 0.5) / _GRID)
@@ -115,7 +131,10 @@ class Wait:
     def joint(
         self, mean: FloatArray, covariance: FloatArray, noise: FloatArray, part: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return mean, covariance and noise of log steps from those of their rests: linearised."""
+        """Return mean, covariance and noise of log steps, linearised about the mean.
+
+        The arguments are mean (rows,), covariance (rows, rows) and noise (rows,) of the log rests.
+        """
         rest = np.exp(mean)
         by_rest, by_load = self.slopes(rest, part)
         load = by_load * self.log_sd
@@ -127,7 +146,7 @@ class Wait:
         )
 
     def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
-        """Return the resource that would shorten the wait: "loader workers", "processors" or ""."""
+        """Return what would shorten each row's wait: "loader workers", "processors" or ""."""
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
         helped = np.where(reached, "loader workers", "processors")
@@ -139,11 +158,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaders:
-    """Loaders by workload, whatever the mode.
+    """What is known about the data loaders, by workload; modes do not matter.
 
-    `workers` of a device; `samples` (l, v) by workload and instance type; `off`, mean and
-    standard deviation of the log by which loading took longer. `fixed_s`: seconds of one
-    processor for the fixed work, by instance type whose processors are its devices.
+    Attributes:
+        workers: loader workers of a device.
+        samples: (l, v) seconds of a sample, by workload and instance type.
+        fixed_s: seconds of one processor for the fixed work, by instance type without accelerator.
+        off: mean and standard deviation of log(measured / expected loading seconds).
     """
 
     workers: dict[str, int] = field(default_factory=dict)
@@ -152,7 +173,10 @@ class Loaders:
     off: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def sample(self, workload: str, name: str) -> tuple[float, float, float]:
-        """Return l, v and the standard deviation of their log on an instance type."""
+        """Return l, v and the standard deviation of their log on the instance type `name`.
+
+        Without a profile on this type, profiles on other types are used.
+        """
         found = self.samples.get((workload, name))
         if found is not None:
             return *found, _PROFILED_SD
@@ -171,7 +195,7 @@ class Loaders:
         return float(np.median([load_s for load_s, _ in others.values()])), wait_s, float(sd)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the wait of `setups`; None without a loader."""
+        """Return the loading of `setups`; None if no workload of theirs has a loader."""
         bases = [workload_and_mode(one)[0] for one in setups.workloads.names]
         if not any(one in self.workers for one in bases):
             return None
@@ -208,7 +232,7 @@ class Loaders:
             0.0,
         )
         beside_s = np.where(some & (device > 0), machine_s, 0.0).max(axis=1, initial=0.0)
-        # a worker could load while the device computes
+        # without workers, a worker would help if it could load while the device computes
         lone = ~some & (own_s > 0) & ((device == 0) | (cores > 1))
         return Wait(
             workload=setups.workloads.codes,
@@ -223,10 +247,10 @@ class Loaders:
 
 
 def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
-    """Return the data without loading, and the loaders.
+    """Return the data with the seconds of loading removed, and the loaders.
 
-    `data` is `by_variant` and `at_nominal_speed`. Workloads without a profiled sample stay as
-    they are.
+    `data` has passed through `at_nominal_speed` and `by_variant`. Rows of workloads without
+    profiled loading stay unchanged.
     """
     profiles, runs = data.profiles, data.runs
     if (
@@ -256,7 +280,7 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
 
 
 def _sample(own: pd.DataFrame) -> tuple[float, float]:
-    """Return medians (l, v) over a profile's rows."""
+    """Return (l, v), the medians over the rows of a profile."""
     load_s, wait_s = (
         float(pd.to_numeric(column(own, name, 0.0)).median()) for name in ("load_s", "load_wait_s")
     )
@@ -264,7 +288,7 @@ def _sample(own: pd.DataFrame) -> tuple[float, float]:
 
 
 def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
-    """Return seconds of one processor by instance type without other devices."""
+    """Return the seconds of one processor for the fixed work, by type without accelerator."""
     usual = pd.to_numeric(column(profiles, "usual_reference_s", np.nan), errors="coerce")
     by_type = usual.groupby(profiles["instance_type"].astype(str)).median()
     return {
@@ -277,7 +301,7 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs with step_s and sync_s of the devices alone, and `off` of Loaders."""
+    """Return the runs with loading removed from step_s and sync_s, and the `off` of Loaders."""
     base = np.array(
         [workload_and_mode(str(one))[0] for one in column(runs, "workload", "")], dtype=object
     )
@@ -303,7 +327,7 @@ def _without_loading(
         whole = pd.to_numeric(column(runs, name, np.nan), errors="coerce").to_numpy(float).copy()
         whole[places] = values
         changed[name] = whole
-    # loading that is all hidden by compute says nothing of its seconds
+    # a row says nothing about loading seconds if compute hides all loading
     informative = np.isfinite(waited) & ((wait.beside_s == 0) | (device_s - wait.beside_s < slowed))
     by_load = wait.slopes(rest, part)[1]
     informative &= by_load > _INFORMATIVE

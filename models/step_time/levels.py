@@ -1,20 +1,23 @@
-"""Step time by levels: each parameter is a shared value plus deviations by kind, strategy and cell.
+"""Fit the step-time formula with multi-level parameters.
+
+Each parameter is a shared value plus deviations by kind of device, strategy and cell:
 
     log step = log formula(setup; theta) + r(setup) + noise
     theta = all + kind + strategy + cell
 
-formula.py has the equation. One device's seconds (one_device.py) are parameters too, with a prior
-of their own. A *cell* is a workload in one mode on a kind of machine. A strategy other than DDP
-deviates alike on all kinds. r is a Gaussian process between neighbours of one cell. Unmeasured
-groups keep their prior, so that no workload needs a separate fit.
+formula.py has the equation. One device's seconds are parameters too; one_device.py gives their
+prior. A *cell* is a workload in one mode on a kind of device. A strategy other than DDP has the
+same deviation on all kinds. r is a Gaussian process between similar setups of one cell. Groups
+without measurements keep their prior, so that no workload needs a separate fit.
 
-The fit is a linear regression around the most probable parameters: z is whitened (0 the prior mean,
-1 a spread off it), rows of a cell have the covariance K_c of r and noise, and
+The fit is a linear regression around the most probable parameters. z are the whitened parameters: 0
+is the prior mean and 1 is one prior standard deviation ("spread") above it. Rows of a cell have the
+covariance K_c of r and noise, and J_c are the derivatives of their log step by z:
 
     A = 1 + sum_c J_c' K_c^-1 J_c,      z ~ N(z_map, A^-1)                               (Laplace)
 
-The levels' spreads are learned by expectation-maximisation with pseudo-counts (empirical Bayes),
-and widened by errors on cells left out in turn.
+The spreads of the levels are learned by expectation-maximisation with pseudo-counts (empirical
+Bayes). They are then widened according to the errors on cells that are left out in turn.
 """
 
 from __future__ import annotations
@@ -33,37 +36,39 @@ from .formula import LEVELS, MEAN, NAMES, Line, Times, moved_step_s, step_times
 from .one_device import Points
 from .setup_arrays import workload_and_mode
 
-# Lengths of the residual's broad and narrow kernel: octaves of batch, machines, devices a machine,
-# imbalance, octaves of speed; and initial spreads.
+# Length scales of the residual's broad and narrow kernel, by feature: octaves of batch, machines,
+# devices per machine, imbalance, octaves of speed.
 LENGTHS = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
-SPREADS = np.array([0.05, 0.04, 0.03])  # broad, narrow, noise of one run
-_PSEUDO = 4.0  # groups that the initial spreads count for
-_LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)  # factor on the residual in each round
-_TURNS, _LAST = 8, 10  # Gauss-Newton steps in each, and at the end
-# Rows of a cell: while spreads are learned; at the end; for neighbours.
+# Initial standard deviations: broad kernel, narrow kernel, noise of one run.
+SPREADS = np.array([0.05, 0.04, 0.03])
+_PSEUDO = 4.0  # number of groups that the initial spreads count for
+_LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)  # factor on the residual's spreads in each round
+_TURNS, _LAST = 8, 10  # Gauss-Newton steps in each round, and in the last search
+# Most rows of a cell: while spreads are learned; in the last search; for predictions.
 _SOUGHT_ON, _SEARCHED, _MOST = 120, 400, 1200
-_FREEDOM = 2.0  # of outliers' weights
+_FREEDOM = 2.0  # degrees of freedom of Student's t for outlying rows
 _ENOUGH, _RESIDUAL_SD = (
     40,
     0.5,
-)  # rows to learn a cell's spreads; their sd in logs around its kind's
-_TAIL = 4.0  # of deviations
-# Calibration: cells left out, known rows the second time, Gauss-Newton steps, most on variance.
+)  # rows needed to learn a cell's spreads; prior sd of their log around those of the kind
+_TAIL = 4.0  # degrees of freedom of Student's t for deviations
+# Calibration: cells left out, rows of a cell with few rows, Gauss-Newton steps, largest factor on
+# the variance.
 _MOST_LEFT_OUT, _FEW, _LEFT_OUT_TURNS, _MOST_WIDER = 9, 6, 6, 9.0
 _STEP = 1e-4
 _LEARNED = ("z", "prior", "spread", "residual", "noisier", "widened", "widened_begun")
-_SETTLED = 3e-4  # part of the loss below which a step is the last
+_SETTLED = 3e-4  # relative fall of the loss below which the search stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Setups laid out for the regression."""
+    """The input rows of the regression, one per setup."""
 
     line: Line
     workload: Keys
     kind: Keys
-    features: FloatArray  # (rows, 5) of the residual
-    point: IntArray  # (rows, members) in `points`; -1 where padded
+    features: FloatArray  # (rows, 5) features of the residual's kernel
+    point: IntArray  # (rows, members) positions among all points; -1 for padding
 
     def take(self, at: IntArray) -> Rows:
         line = Line(*(getattr(self.line, name)[at] for name in Line.__slots__))
@@ -76,7 +81,7 @@ class Rows:
         )
 
     def joined(self, other: Rows) -> Rows:
-        """Append rows whose points are others."""
+        """Return the rows followed by `other`, whose points are not renumbered."""
         width = max(self.point.shape[1], other.point.shape[1])
 
         def wide(values: Any, padded: float = 0.0) -> Any:
@@ -105,34 +110,35 @@ class Block:
     """The rows of one cell in the regression."""
 
     name: tuple[str, str]
-    at: IntArray  # rows
-    columns: IntArray  # of z
+    at: IntArray  # positions of the rows
+    columns: IntArray  # positions in z
     factor: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # Cholesky of K_c
     slopes: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # J_c
     off: FloatArray = field(default_factory=lambda: np.zeros(0))  # log measured - log formula at z
-    # factors of the noise's variance
+    # (rows,) factors on the variance of the noise: above 1 for outliers
     outlying: FloatArray = field(default_factory=lambda: np.zeros(0))
-    neighbours: Neighbours | None = None  # once the fit is done
+    neighbours: Neighbours | None = None  # computed after the fit
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """A fitted cell's rows; rows of equal features are pooled to their mean by precision.
+    """The rows of a fitted cell, prepared for predictions.
 
-    Predictions are the same [D]: with E (rows, places) of ones, D the noise of rows, k any
-    covariances,
+    Rows with equal features are pooled into one place, by their mean weighted with precision.
+    Pooling does not change predictions [D]. With E (rows, places) the indicator of places, D the
+    noise of rows and k any covariances,
 
         k E' (E K E' + D)^-1 y = k (K + N)^-1 N E' D^-1 y,      N = (E' D^-1 E)^-1
     """
 
     features: FloatArray  # (places, 5)
     place: IntArray  # (rows,)
-    weight: FloatArray  # (rows,) in the mean of its place
+    weight: FloatArray  # (rows,) weight in the mean of its place
     factor: FloatArray  # Cholesky of K + N
     solved: FloatArray  # slopes and residuals at the places, whitened by `factor`
 
     def whitened(self, values: FloatArray) -> FloatArray:
-        """Return (places, columns) of values by row."""
+        """Return (places, columns) the values (rows, columns), pooled and whitened."""
         return _whitened(self.factor, self.place, self.weight[:, None] * values)
 
 
@@ -149,7 +155,11 @@ def distinct(features: FloatArray) -> tuple[FloatArray, IntArray]:
 
 
 class Columns:
-    """Columns of z: each level's deviations, and each workload's one-device seconds."""
+    """The columns of z: the deviations of each level, and the one-device seconds of workloads.
+
+    `cells` are the (workload, kind) pairs of the rows. `points` is the number of columns for the
+    one-device seconds of each workload.
+    """
 
     def __init__(self, cells: Sequence[tuple[str, str]], points: dict[str, int]) -> None:
         sizes: dict[tuple[str, object], int] = {}
@@ -165,7 +175,7 @@ class Columns:
         self.count = ends[-1]
 
     def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
-        """Return the levels of a cell, learned or not; DDP has no strategy level."""
+        """Return the groups of a cell by level, learned or not; DDP has no strategy level."""
         mode = workload_and_mode(workload)[1]
         strategy: list[tuple[str, object]] = (
             [("strategy", mode.strategy)] if mode.of_several else []
@@ -173,13 +183,16 @@ class Columns:
         return [("all", ""), ("kind", kind), *strategy, ("cell", (workload, kind))]
 
     def of(self, workload: str, kind: str) -> IntArray:
-        """Return the columns of a cell, one device's last."""
+        """Return the columns of z that affect a cell; those of one-device seconds come last."""
         keys = [*self.keys(workload, kind), ("alone", workload)]
         return np.concatenate([self.groups[key] for key in keys if key in self.groups])
 
 
 def kernel(one: FloatArray, other: FloatArray, spread: FloatArray) -> FloatArray:
-    """Return (one, other) covariance of the residual of one cell by features."""
+    """Return (rows of one, rows of other) covariance of a cell's residual.
+
+    `one` and `other` are features; `spread` are the standard deviations of the kernels.
+    """
     found = np.zeros((len(one), len(other)))
     for length, own in zip(LENGTHS, spread, strict=False):
         a, b = one / length, other / length
@@ -189,7 +202,7 @@ def kernel(one: FloatArray, other: FloatArray, spread: FloatArray) -> FloatArray
 
 
 class Regression:
-    """The fit on laid-out rows; see the module's docstring."""
+    """The multi-level regression; see the module's docstring."""
 
     def __init__(
         self,
@@ -201,9 +214,16 @@ class Regression:
         offsets: dict[str, int],
         points: dict[str, tuple[Points, FloatArray]],
     ) -> None:
-        """`weight`: runs that a row counts for. `alone`: by workload, mean and factor (points,
-        columns) of one device's log seconds. `offsets`: the workload's first place among all
-        points. `points`: the workload's points, and what turns their logs into columns.
+        """Prepare the regression; `fit` or `restore` follows.
+
+        Args:
+            rows: the input rows.
+            log_step: (rows,) log of measured step seconds.
+            weight: (rows,) effective number of runs of a row.
+            alone: by workload, mean (points,) and factor (points, columns) of the prior of one
+                device's log seconds.
+            offsets: by workload, the position of its first point among all points.
+            points: by workload, its points and the matrix that maps their log seconds to columns.
         """
         self.points = points
         self.rows, self.log_step, self.weight, self.alone, self.offsets = (
@@ -235,21 +255,25 @@ class Regression:
             for cell, own in sorted(places.items())
         ]
         self.noisier: dict[tuple[str, str], float] = {}
-        self.widened: dict[str, float] = {}  # by kind; "" for one never measured
-        self.widened_begun: dict[str, float] = {}  # of a cell with few rows
+        # factors on the levels' spread by kind ("": any other kind), for cells without rows
+        self.widened: dict[str, float] = {}
+        self.widened_begun: dict[str, float] = {}  # the same for cells with few rows
         self.precision = np.eye(self.columns.count)
-        self.prior = np.ones(self.columns.count)  # precisions of z, with Student's tails
+        self.prior = np.ones(self.columns.count)  # prior precisions of z, with Student's tails
 
     # values and slopes
 
     def times(self, rows: Rows, workload: str, kind: str, drift: FloatArray) -> Times:
-        """Evaluate a cell's formula; `drift` (rows, members) shifts one device's log seconds."""
+        """Return the times of `rows`, all of one cell, by the formula with learned parameters.
+
+        `drift` (rows, members) is added to one device's log seconds.
+        """
         return step_times(
             _moved(rows.line, drift), np.tile(self.values(workload, kind, self.z), (len(drift), 1))
         )
 
     def values(self, workload: str, kind: str, z: FloatArray) -> FloatArray:
-        """Return (parameters,) of a cell."""
+        """Return (parameters,) the formula's parameters of a cell at `z`."""
         found = MEAN.copy()
         for key in self.columns.keys(workload, kind):
             if key in self.columns.groups:
@@ -258,17 +282,18 @@ class Regression:
         return found
 
     def log_alone(self, workload: str, z: FloatArray) -> FloatArray:
-        """Return (points,) log seconds of one device at a workload's points."""
+        """Return (points,) log seconds of one device at a workload's points, at `z`."""
         mean, factor = self.alone[workload]
         return np.asarray(mean + factor @ z[self.columns.groups["alone", workload]], dtype=float)
 
     def slopes(
         self, rows: Rows, values: FloatArray, drift: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray, Times]:
-        """Return log step, its derivatives (rows, parameters) and by the slowest's log seconds,
-        times.
+        """Return log step seconds with their derivatives, and the times.
 
-        `values` is (rows, parameters); `drift` (rows, members) shifts one device's log seconds.
+        The derivatives are with respect to the parameters, (rows, parameters), and to the log
+        seconds of one device, (rows,). `values` (rows, parameters) are the parameters; `drift`
+        (rows, members) is added to one device's log seconds.
         """
         line = _moved(rows.line, drift)
         here = step_times(line, values)
@@ -279,7 +304,10 @@ class Regression:
         return base, found, by_alone, here
 
     def design(self, by: FloatArray, known: Sequence[tuple[str, object]]) -> FloatArray:
-        """Return (rows, columns) derivatives by z of the levels `known`."""
+        """Return (rows, columns) derivatives with respect to z of the groups `known`.
+
+        `by` (rows, parameters) are derivatives with respect to the parameters.
+        """
         return np.concatenate(
             [
                 by[:, LEVELS[level] > 0] * self.spread[level][LEVELS[level] > 0]
@@ -291,9 +319,9 @@ class Regression:
     def _state(
         self, blocks: Sequence[Block], z: FloatArray
     ) -> tuple[Rows, FloatArray, FloatArray, FloatArray]:
-        """Return the rows of all blocks, parameter values at z, drift, and places among the points.
+        """Return the rows of all blocks, their parameters at z, drift, and places of their points.
 
-        Places are (rows, members) within the workload's points, -1 without.
+        Places (rows, members) are positions among the workload's points, -1 for padding.
         """
         rows = self.rows.take(
             np.concatenate([block.at for block in blocks] or [np.zeros(0, dtype=np.intp)])
@@ -312,7 +340,7 @@ class Regression:
     def _sides(
         self, blocks: Sequence[Block], z: FloatArray
     ) -> Iterator[tuple[Block, FloatArray, FloatArray]]:
-        """Yield each block with residuals and slopes; all are evaluated at once."""
+        """Yield each block with its residuals and slopes at z; all are evaluated in one call."""
         rows, values, drift, place = self._state(blocks, z)
         base, by, by_alone, times = self.slopes(rows, values, drift)
         slowest, first = np.take_along_axis(place, times.slowest[:, None], axis=1)[:, 0], 0
@@ -325,7 +353,7 @@ class Regression:
             yield block, self.log_step[block.at] - base[own], slopes
 
     def slowness(self) -> dict[str, float]:
-        """Return logs by which exchanges of a kind take longer than the shared value."""
+        """Return, by kind, the log of its exchange time relative to the value of all kinds."""
         place = NAMES.index("log_scale")
         moved = LEVELS["kind"] > 0
         at, spread = int(moved[:place].sum()), self.spread["kind"][place]
@@ -333,7 +361,7 @@ class Regression:
         return {str(name): float(spread * self.z[own[at]]) for name, own in kinds.items()}
 
     def neighbours(self, block: Block) -> Neighbours:
-        """Return what predictions need of a fitted cell's rows."""
+        """Return the prepared rows of a fitted cell; they are computed on the first call."""
         if block.neighbours is None:
             features, place = distinct(self.rows.features[block.at])
             precision = 1 / self._noise(block)
@@ -355,12 +383,12 @@ class Regression:
         return np.asarray(noise + 1e-8, dtype=float)
 
     def learned(self) -> dict[str, Any]:
-        """What `fit` and `calibrate` found."""
+        """Return the results of `fit` and `calibrate`, for `restore`."""
         blocks = tuple((block.name, block.at, block.outlying) for block in self.blocks)
         return {name: getattr(self, name) for name in _LEARNED} | {"blocks": blocks}
 
     def restore(self, learned: Mapping[str, Any]) -> None:
-        """Put back what `learned` returned for the same rows."""
+        """Set the results that `learned` returned for a regression on the same rows."""
         for name in _LEARNED:
             setattr(self, name, learned[name])
         self.blocks = [
@@ -373,11 +401,11 @@ class Regression:
     # the fit
 
     def fit(self, *, seed: int) -> None:
-        """Learn spreads on some rows of each cell, then the parameters on all."""
+        """Learn the spreads on some rows of each cell, then the parameters on more rows."""
         whole = self.blocks
         self.blocks = self._some(_SOUGHT_ON, seed)
         for at, looser in enumerate(_LOOSER):
-            if looser > 1:  # a wide residual first: rows of a poor start pull little
+            if looser > 1:  # start with a wide residual, so that a poor start pulls less
                 self.residual = dict.fromkeys(self.residual, looser * SPREADS)
             self._factor()
             self._search(_TURNS)
@@ -393,15 +421,15 @@ class Regression:
         self._weigh()
         self._factor()
         self._search(_LAST)
-        # a wider limit: no formula may fit the cell
+        # allow a larger residual: the formula may not fit the cell
         self._learn_residual(2.7)
-        for block in self.blocks:  # few rows do not show the spread
+        for block in self.blocks:  # few rows cannot show a small spread
             if len(block.at) < _ENOUGH:
                 usual = self._of_kind(block.name[1], self.residual, SPREADS)
                 self.residual[block.name] = np.maximum(self.residual[block.name], usual)
         searched, self.blocks = {one.name: one for one in self.blocks}, whole
         self.blocks = self._some(_MOST, seed)
-        for block in self.blocks:  # rows of the search come first, by the same seed
+        for block in self.blocks:  # keep the outlier factors of rows used in the search
             outlying = dict(
                 zip(
                     searched[block.name].at.tolist(),
@@ -434,7 +462,7 @@ class Regression:
             block.factor = np.asarray(np.linalg.cholesky(covariance), dtype=float)
 
     def _linearise(self, z: FloatArray) -> tuple[float, FloatArray]:
-        """Store slopes, residuals and precision at z; return the loss and its gradient."""
+        """Store the slopes, residuals and precision at z. Return the loss and its gradient."""
         self.precision = np.diag(self.prior)
         gradient, loss = self.prior * z, 0.5 * float(z @ (self.prior * z))
         for block, off, slopes in self._sides(self.blocks, z):
@@ -459,7 +487,7 @@ class Regression:
         return loss
 
     def _search(self, rounds: int) -> None:
-        """Take Gauss-Newton steps, halved until the loss falls."""
+        """Take up to `rounds` Gauss-Newton steps, each halved until the loss falls."""
         for _ in range(rounds):
             loss, gradient = self._linearise(self.z)
             step = -scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.precision), gradient)
@@ -477,7 +505,10 @@ class Regression:
         self._linearise(self.z)
 
     def _weigh(self, *, prior: bool = True) -> None:
-        """Weigh outliers by each row's distance from the prediction of its cell's others."""
+        """Update the outlier factors by each row's leave-one-out residual in its cell.
+
+        With `prior`, also update the prior precisions of the deviations.
+        """
         for block in self.blocks:
             inverse = scipy.linalg.cho_solve((block.factor, True), np.eye(len(block.at)))
             away = (inverse @ block.off) / np.sqrt(np.diag(inverse))
@@ -505,7 +536,11 @@ class Regression:
                 self.z[at] *= old / new
 
     def _learn_residual(self, most: float = 0.5) -> None:
-        """Maximise the marginal likelihood of each cell's spreads, around its kind's."""
+        """Maximise the marginal likelihood of each cell's residual spreads.
+
+        The prior is around the spreads of the cell's kind. `most` is the largest log factor over
+        SPREADS.
+        """
         usual = {
             kind: self._of_kind(kind, self.residual, SPREADS)
             for kind in {one.name[1] for one in self.blocks}
@@ -542,7 +577,10 @@ class Regression:
             self.residual[block.name] = centre * np.exp(found.x)
 
     def _of_kind(self, kind: str, values: dict[tuple[str, str], Any], default: Any) -> Any:
-        """Return the geometric median over a kind's large cells, else all large cells, else all."""
+        """Return the geometric median of `values` over the large cells of a kind.
+
+        Without such a cell, over all large cells, else over all cells.
+        """
         many = {one.name: len(one.at) for one in self.blocks}
         enough = {cell: one for cell, one in values.items() if many.get(cell, 0) >= _ENOUGH}
         own = (
@@ -554,10 +592,10 @@ class Regression:
         return np.exp(np.median(np.log(own), axis=0))
 
     def _judge_noise(self) -> None:
-        """Widen the noise to the errors of rows against other clusters of their cell.
+        """Learn a factor on each cell's noise from the errors on clusters left out of the cell.
 
-        Rows of one cluster share its peculiarity, so they are left out together. Their parameters
-        count as not learned yet.
+        Rows of one cluster have errors in common, so they are left out together. The errors assume
+        that the cell's parameters still have their prior.
         """
         for block in self.blocks:
             before = block.slopes / np.sqrt(self.prior[block.columns])
@@ -579,7 +617,10 @@ class Regression:
             self.noisier[block.name] = float(np.clip(np.quantile(away, 0.9) / Z_90, 0.8, 4.0))
 
     def residual_of(self, workload: str, kind: str) -> tuple[FloatArray, float]:
-        """Return a cell's spreads and their factor; its kind's or all cells' if it has few rows."""
+        """Return the residual's spreads of a cell, and the factor by which they are widened.
+
+        A cell with few rows takes the factor of its kind, or of all cells.
+        """
         many = {one.name: len(one.at) for one in self.blocks}.get((workload, kind), 0)
         noisier = self.noisier if many >= _ENOUGH else {}
         wider = noisier.get((workload, kind), float(self._of_kind(kind, self.noisier, 1.3)))
@@ -587,16 +628,17 @@ class Regression:
         return spread, wider
 
     def calibrate(self, *, seed: int) -> None:
-        """Learn factors on the levels' spreads for cells without rows and with few.
+        """Learn the factors on the levels' spreads, for cells without rows and with few rows.
 
-        Some cells are left out in turn; the parameters are refitted with the learned spreads.
+        Some cells are left out in turn, first all their rows and then all but a few. The parameters
+        are refitted each time with the learned spreads.
         """
         kept = self.z, self.prior, self.precision, self.blocks
         ratios: dict[tuple[tuple[str, str], bool], float] = {}
         self.blocks = self._some(_SOUGHT_ON, seed)
         self._factor()
         every = self.blocks
-        # all-reduces alone have no seconds of one device
+        # the cells of probes have no seconds of one device
         cells = [at for at, block in enumerate(every) if len(self.alone[block.name[0]][0])]
         order = np.random.default_rng(seed).permutation(cells)[:_MOST_LEFT_OUT]
         for at in order.tolist() if len(cells) > 2 else []:
@@ -625,7 +667,7 @@ class Regression:
                 )
         self.z, self.prior, self.precision, self.blocks = kept
         many = len(ratios) // 2
-        # Student's t for few cells
+        # Student's t instead of the normal, because few cells are left out
         few_groups = float(scipy.special.stdtrit(max(many - 1, 1) + 1, 0.95) / Z_90)
         for begun, widened in ((False, self.widened), (True, self.widened_begun)):
             shown = {cell: one for (cell, own), one in ratios.items() if own == begun}
@@ -637,11 +679,11 @@ class Regression:
             widened[""] = few_groups * float(np.sqrt(max(pooled, 1.0)))
 
     def calibrate_as(self, other: Regression) -> None:
-        """Copy the factors of a fit to nearly the same rows."""
+        """Copy the factors of `calibrate` from a fit to nearly the same rows."""
         self.widened, self.widened_begun = dict(other.widened), dict(other.widened_begun)
 
     def wider_levels(self, workload: str, kind: str) -> float:
-        """Return the factor on the levels' spread: of a cell without, with few or many rows."""
+        """Return the factor on the levels' spread for a cell, by its number of rows."""
         many = {one.name: len(one.at) for one in self.blocks}.get((workload, kind), 0)
         if many >= _ENOUGH:
             return 1.0
@@ -650,5 +692,5 @@ class Regression:
 
 
 def _moved(line: Line, drift: FloatArray) -> Line:
-    """Shift the line's one-device log seconds by (rows, members) `drift`."""
+    """Return the line with `drift` (rows, members) added to one device's log seconds."""
     return replace(line, alone_s=line.alone_s * np.exp(drift))

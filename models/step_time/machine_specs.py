@@ -1,4 +1,4 @@
-"""Facts of instance types that the model needs: cores, link, devices, memory, speed."""
+"""Read the facts of instance types that the model needs: cores, link, devices, memory, speed."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ import pandas as pd
 from ..domain.workload import Mode
 from .setup_arrays import workload_and_mode
 
-# Defaults if no type has the figure. Cores are only compared with each other. 10 Gbit/s is usual
-# Ethernet, within the middle half of EC2's types (3.75 to 50 in mid 2026).
+# Defaults if the value is unknown for all types. Cores are only compared with each other. 10 Gbit/s
+# is usual Ethernet, within the middle half of EC2's types (3.75 to 50 in mid 2026).
 _CORES, _GBPS = 1.0, 10.0
-# Peak fp32 rate of a core as the operating system counts them: two units of eight lanes, two
-# operations a lane at about 3 GHz are 0.1 TFLOP/s for two of them [D].
+# Peak fp32 rate of a core as the operating system counts cores. Two units of eight lanes with two
+# operations at about 3 GHz are 0.1 TFLOP/s, shared by two such cores [D].
 _CORE_TFLOPS = 0.05
-# Default of an accelerator: within a factor of five of those on offer in 2026 (4.4 to 67).
+# Default of an accelerator: within a factor of five of the accelerators of 2026 (4.4 to 67).
 _DEVICE_TFLOPS = 15.0
-# Usual GB/s of memory a core, and a TFLOP/s of an accelerator without data sheet; its confidence.
+# Usual GB/s of memory per core, and per TFLOP/s of an accelerator without a data sheet; the
+# confidence in a rate without a data sheet.
 _CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.6
-_ALIKE = 2.0  # a stated rate may differ from its data sheet: tensor cores are counted or not
+_ALIKE = 2.0  # a stated rate may differ so much from the data sheet: tensor cores count or not
 _NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One instance type. `prior_speed` is the peak TFLOP/s of a device, or of all cores."""
+    """The facts of one instance type.
+
+    `prior_speed` is the peak TFLOP/s of a device, or of all cores without an accelerator.
+    """
 
     cores: float
     bandwidth_gbps: float
@@ -39,13 +43,13 @@ class Machine:
     prior_speed: float
     device_memory_gib: float | None = None
     device_tflops: float | None = None
-    speed_known: bool = True  # False: the median of other types
+    speed_known: bool = True  # False: `prior_speed` is the median of other types
     link_known: bool = True
     device: str = _NO_DEVICE  # the accelerator's name; empty if unknown
 
     @property
     def accelerated(self) -> bool:
-        """Whether the machine is known to have an accelerator."""
+        """True if the machine is known to have an accelerator."""
         return self.device not in ("", _NO_DEVICE) or self.device_tflops is not None
 
 
@@ -64,10 +68,7 @@ def _device(row: _Row) -> str:
 
 
 def _speed(row: _Row) -> float | None:
-    """Return TFLOP/s of a device, or of the cores of a machine without one; None if unknown.
-
-    The host's cores do not count for an accelerator.
-    """
+    """Return the TFLOP/s of a device, or of all cores without an accelerator; None if unknown."""
     if _device(row) != _NO_DEVICE:
         return _positive(row.get("device_tflops"))
     cores = _positive(row.get("cores"))
@@ -75,9 +76,10 @@ def _speed(row: _Row) -> float | None:
 
 
 def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str, Machine]:
-    """Return machines by name: described ones, and ones only `seen` in measurements.
+    """Return the machines by name: all rows of `instance_types`, and all names of `seen`.
 
-    An unknown figure is the median over the types in `seen`, whatever else is asked for.
+    `seen` are the instance types of the measurements. Unknown values are medians over these types
+    only, so that further rows of `instance_types` do not change predictions.
     """
     rows = {str(row["name"]): row for row in instance_types.to_dict("records")}
     names = sorted({*seen, *rows})
@@ -104,7 +106,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
 
 
 def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
-    """Return the machine of a row, with these values for unknown ones."""
+    """Return the machine of a row; `cores`, `gbps` and `speed` replace unknown values."""
     known_gbps, known_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
     return Machine(
         cores=_positive(row.get("cores")) or cores,
@@ -120,9 +122,9 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
 
 
 def device_kind(name: str, machine: Machine) -> str:
-    """Return the name of a machine's accelerator, or the type's name without one.
+    """Return the kind of device: the name of the accelerator, or of the type without one.
 
-    The rate is added where no data sheet has it: a slice of a GPU is another kind.
+    The rate is added if it does not match a data sheet, because a slice of a GPU is another kind.
     """
     if not machine.accelerated or not machine.device:
         return name
@@ -133,7 +135,10 @@ def device_kind(name: str, machine: Machine) -> str:
 
 @cache
 def _sheet(device: str, memory_gib: float | None) -> tuple[str, float]:
-    """Return name and fp32 TFLOP/s of a device's data sheet, the nearest in memory of several."""
+    """Return the name and fp32 TFLOP/s of a device's data sheet.
+
+    Of several data sheets, the one nearest in memory is taken. The rate is NaN without any.
+    """
     own = _sheets(device)
     if not len(own):
         return device, math.nan
@@ -143,24 +148,24 @@ def _sheet(device: str, memory_gib: float | None) -> tuple[str, float]:
 
 
 def _sheets(device: str) -> pd.DataFrame:
-    """Return the data sheets of a device, one a size of its memory."""
+    """Return the data sheets of a device, one row per memory size."""
     table = data_sheets()
     return table[table.index.str.fullmatch(re.escape(device) + "( [0-9]+gb)?")]
 
 
 @cache
 def data_sheets() -> pd.DataFrame:
-    """Return gpu_data_sheets.csv by device: memory, bandwidth, rates without sparsity.
+    """Return gpu_data_sheets.csv indexed by device: memory, bandwidth, rates without sparsity.
 
-    Each row has its date and source; `checked` is the page it was compared with.
+    Each row has its date and source. `checked` is the page that the row was compared with.
     """
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
 
 def computes(device: str, mode: Mode) -> bool:
-    """Return whether a device computes in a mode; a device without a data sheet does.
+    """Return True if a device can compute in a mode; True for a device without a data sheet.
 
-    TF32 and bfloat16 came with Ampere. A processor has no TF32 and nothing to offload to.
+    TF32 and bfloat16 need Ampere or later. A processor has no TF32, and cannot offload.
     """
     precision = mode.precision
     if device == _NO_DEVICE:
@@ -177,10 +182,11 @@ _RATES = {"tf32": "tf32_tflops", "bf16": "fp16_tflops", "fp16": "fp16_tflops"}
 def sheets_of(
     machines: Mapping[str, Machine], table: pd.DataFrame, workloads: Iterable[str] = ()
 ) -> dict[str, tuple[float, float, float]]:
-    """Return GB/s, TFLOP/s in fp32 or TF32, and confidence (1: `table`, 0: unknown) by device kind.
+    """Return (GB/s, TFLOP/s in TF32 or else fp32, confidence) by kind of device.
 
-    `kind|workload` has the rate of each of `workloads` in another precision. A machine without an
-    accelerator is a kind of its own.
+    The confidence is 1 for a row of `table` and 0 if the rate is unknown. Keys "kind|workload" have
+    the rate in the precision of a group in `workloads`. Each type without an accelerator is a
+    separate kind.
     """
     rate = table["tf32_tflops"].fillna(table["fp32_tflops"])
     found = {

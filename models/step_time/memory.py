@@ -1,4 +1,4 @@
-"""Peak bytes of one rank: measured if profiled, else bounded from facts.
+"""Predict the peak memory of one rank: from profiles if there are any, else bounded from facts.
 
     peak      = (base + beside + working) (1 + headroom)                 no headroom from facts
     profiled    base and a by peak(b) = base + max(G, a b): G gradient bytes, a b activations
@@ -20,12 +20,12 @@
     zero2, offload   W + W' + 2 G' + (W' + G') / n - S                 a b
     peak      <= memory of any device on which that batch or a larger one has run
 
-S bytes of weights and optimizer states, W = G of weights, n ranks, c columns of a grid. W' and G'
-are of a group of weights that is gathered while the next one is, and of its gradients, which are
-copied to be summed. Activations are freed as gradients are made, so the larger counts. In all
-micro-steps but the first, and from facts, both count, and gradients stay whole until the last.
-Predictions are high rather than low: a refused batch runs in accumulation steps, a batch that does
-not fit fails.
+S is bytes of weights and optimizer states, W = G bytes of weights, n ranks, c columns of a grid. W'
+is a group of weights that is gathered while the next group is gathered. G' are its gradients, which
+are copied to be summed. Activations are freed as gradients are made, so only the larger counts. In
+all micro-steps after the first, and in bounds from facts, both count, and gradients stay whole
+until the last micro-step. Predictions are high rather than low: a batch that is refused can run in
+accumulation steps, but a batch that does not fit fails.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from .dataset import TrainingData, exchanges, facts_of, flops_per_sample, sent_p
 from .machine_specs import Machine
 from .setup_arrays import SetupArrays, workload_and_mode
 
-Line = tuple[float, float]  # base, and bytes of a sample's activations
-# Bytes of a device, the largest batch that ran on it, and the fewest ranks that shared.
+Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
+# (Memory bytes of a device, largest batch that ran on it, fewest ranks that shared its states.)
 Ran = tuple[float, float, float]
 
-# Ranks took at most 12 % more than predicted on two workloads: gaps of the allocator, and groups of
-# weights larger than an eighth.
+# Two workloads used at most 12 % more than predicted, because of gaps of the allocator and groups
+# of weights larger than an eighth.
 _HEADROOM = 0.075
 # torch and its communication: 0.35 GB on local hosts, more with CUDA and NCCL.
 _CONTEXT = 0.8e9
-# Bytes kept for backward per operation: twice a ResNet-50's 0.1 GB for 25 GFLOP a sample, since
-# narrow layers keep more. The maximum of the provider's profiles replaces it.
+# Bytes kept for the backward pass per operation: twice those of a ResNet-50 (0.1 GB for 25 GFLOP a
+# sample), because narrow layers keep more. The maximum over the provider's profiles replaces it.
 _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
-# Weights and Adam's two moments, per byte of gradients; a checkpoint tells the true bytes.
+# Weights and Adam's two moments, per byte of gradients; used if the checkpoint size is unknown.
 _STATE_PER_GRADIENT = 3.0
-_GROUP = 0.125  # of all weights, gathered together at most (node/switches.py)
-# Fraction of a single measured batch's bytes that is proportional to the batch.
+_GROUP = 0.125  # largest share of all weights that is gathered together (node/switches.py)
+# Share of the peak that is proportional to the batch, if only one batch was profiled.
 _PROPORTIONAL = 0.9
 
 
 class Held(NamedTuple):
-    """Bytes of a workload: all gradients, weights and states, the largest gathered group."""
+    """The bytes of a workload: gradients, weights plus optimizer states, largest gathered group."""
 
     gradients: float = 0.0
     states: float = 0.0
@@ -73,15 +73,20 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, gradients: float, states: float = 0.0) -> Held:
-        """`states` 0: Adam's, the largest usual ones."""
+        """Return the bytes from the gradient bytes; `states` 0 stands for those of Adam."""
         return cls(gradients, states or _STATE_PER_GRADIENT * gradients, _GROUP * gradients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """`lines` are measured, by workload and type; `facts` bound workloads without a profile.
+    """Predicts the peak memory of a rank.
 
-    `accumulated` are those of `ran` that ran in several micro-steps.
+    Attributes:
+        lines: fitted to profiles, by workload and instance type.
+        facts: upper bounds of workloads without a profile.
+        held: gradients, states and groups by workload.
+        ran: by workload, what ran without an out-of-memory error.
+        accumulated: the entries of `ran` that ran in several micro-steps.
     """
 
     lines: dict[tuple[str, str], Line] = field(default_factory=dict)
@@ -93,7 +98,7 @@ class MemoryModel:
     def with_facts(
         self, workload: str, *, gradient_bytes: float, flops_per_sample: float
     ) -> MemoryModel:
-        """Add a bound for a workload with these facts; known values stay."""
+        """Return the model with a bound for a workload from its facts; known values are kept."""
         held = Held.of(gradient_bytes)
         line = (_base(held), _PER_OPERATION * flops_per_sample)
         return replace(self, facts={workload: line} | self.facts, held={workload: held} | self.held)
@@ -107,7 +112,11 @@ class MemoryModel:
         *,
         accumulates: bool = False,
     ) -> float:
-        """Return peak memory of one of `ranks` ranks; NaN if the workload is unknown."""
+        """Return the peak bytes of one rank of a setup; NaN if the workload is unknown.
+
+        `batch` is the samples of a device in a micro-step, `ranks` the number of ranks.
+        `accumulates` is True for several micro-steps.
+        """
         mode = workload_and_mode(workload)[1]
         line, measured = self._line(workload, instance_type)
         if line is None:
@@ -133,7 +142,7 @@ class MemoryModel:
             () if mode.divided else self.ran.get(workload, ())
         )  # on more ranks a divided layer gathers more
         if accumulates:
-            # fewer samples, whose activations make room for the gradients
+            # runs of one micro-step: fewer samples would also fit with whole gradients
             least = [
                 max(1 - held.gradients / max(memory - 2 * held.gradients, 1.0), 0.0)
                 for memory, _, _ in ran
@@ -148,7 +157,10 @@ class MemoryModel:
         )
 
     def _line(self, workload: str, instance_type: str) -> tuple[Line | None, bool]:
-        """Return this type's line, else the largest of other types', else facts; if profiled."""
+        """Return the memory line of a workload on a type, and True if it is from profiles.
+
+        Without a profile on this type, the largest values of other types are used, else facts.
+        """
         own = self.lines.get((workload, instance_type))
         others = (
             [line for (owner, _), line in self.lines.items() if owner == workload]
@@ -161,7 +173,10 @@ class MemoryModel:
 
 
 def _shared(mode: Mode, held: Held, ranks: int) -> float:
-    """Return bytes beside one device's where ranks share; negative if they share more."""
+    """Return the change of a rank's bytes in a sharded mode, compared with a single device.
+
+    Negative if sharding saves more than the exchange needs.
+    """
     if mode.strategy == UPDATES_SHARED:
         return held.gradients - (1 - 1 / ranks) * max(held.states - held.gradients, 0.0)
     elsewhere = 1.0 if mode.offloaded else 1 - 1 / ranks
@@ -185,10 +200,14 @@ def fit_memory(
     flops_per_sample: Mapping[str, float],
     checkpoint_bytes: Mapping[str, float],
 ) -> MemoryModel:
-    """Return lines from profiled peaks, and bounds for the other workloads of `ran` and the facts.
+    """Fit lines to profiled peaks, and bound the workloads without profiles.
 
-    `profiles` has workload, instance_type, batch and peak_bytes; `ran` are measured setups. Other
-    arguments are by workload; unknown values are absent or 0.
+    Args:
+        profiles: frame with workload, instance_type, batch and peak_bytes.
+        ran: measured setups.
+        machines: by instance type.
+        gradient_bytes, flops_per_sample, checkpoint_bytes: by workload. Unknown values are absent
+            or 0.
     """
     sizes = {
         name: Held.of(size, checkpoint_bytes.get(name, 0.0))
@@ -210,7 +229,7 @@ def fit_memory(
         {*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}
     ):
         held = sizes.get(workload, Held())
-        # the least beside the activations: weights and gradients, a share of them, or neither
+        # least memory besides activations: weights and gradients, or a share; none if offloaded
         least = 0.0 if workload_and_mode(workload)[1].offloaded else 2 * held.gradients
         bounds = [
             max(memory - least / ranks, 0.0) / batch
@@ -224,7 +243,10 @@ def fit_memory(
 
 
 def memory_of(data: TrainingData, ran: SetupArrays, machines: Mapping[str, Machine]) -> MemoryModel:
-    """Apply `fit_memory` to data that is `by_variant`; `ran` are measured setups."""
+    """Fit the memory model to data that has passed through `by_variant`.
+
+    `ran` are measured setups.
+    """
     return fit_memory(
         data.profiles,
         ran,
@@ -238,10 +260,11 @@ def memory_of(data: TrainingData, ran: SetupArrays, machines: Mapping[str, Machi
 
 
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
-    """Return (base, a) of peak = base + max(gradients, a batch), by least squares.
+    """Fit (base, a) of peak = base + max(gradients, a batch) by least squares.
 
-    The fit chooses which peaks are of gradients. If all are, activations may equal gradients at the
-    largest batch; of a single batch they are most of its peak.
+    All splits into small batches, where gradients count, and large batches, where activations
+    count, are tried. If gradients count at all batches, activations are assumed to equal gradients
+    at the largest batch. If there is a single batch, most of its peak is assumed to be activations.
     """
     if len(np.unique(batch)) == 1:
         middle = float(np.median(peak))
@@ -277,7 +300,10 @@ def _profiled(profiles: pd.DataFrame, sizes: Mapping[str, Held]) -> dict[tuple[s
 
 
 def _largest_that_ran(ran: SetupArrays, machines: Mapping[str, Machine]) -> dict[str, list[Ran]]:
-    """By workload, one entry an amount of memory and, for shared states, a number of ranks."""
+    """Return, by workload, the largest batch that ran on each amount of device memory.
+
+    Modes with shared states have separate entries for each number of ranks.
+    """
     found: dict[str, dict[tuple[float, float], float]] = {}
     for workload, types, batches, ranks in zip(
         ran.workloads, ran.types, ran.batch, ran.ranks, strict=True

@@ -52,26 +52,32 @@ LIMITS = (
     "input",
 )
 
-# Fractions above which communication or stragglers limit a step, and making batches its compute.
+# Fractions of a step above which communication or stragglers are its bottleneck, and of compute
+# above which making batches is.
 _LIMITED, _MOSTLY = 0.2, 0.5
-# Setups predicted and bounded at once; setups of one covariance.
+# Setups per chunk, for predictions and for the formula; most setups of one covariance matrix.
 _CHUNK, _MANY, MOST_JOINT = 2500, 200_000, 4000
-# Of log step, a doubling of devices beyond the measured: another algorithm may begin.
+# Standard deviation of log step for each doubling of devices beyond the measured number: the
+# library may switch to another algorithm.
 _BEYOND_SD = 0.1
-# Directions of one device's seconds that are known better are no parameters; the number is limited,
-# since a workload may have thousands of batches.
+# Directions of one device's log seconds become parameters only if their standard deviation is
+# larger. Their number is limited, because a workload may have thousands of batches.
 _UNKNOWN_SD, _MOST_UNKNOWN = 0.02, 100
-_PSEUDO = 4.0  # groups that a level's initial spread counts for
-_APART = np.full((1, LENGTHS.shape[1]), 1e-3)  # lengths of run noise: independent between setups
-_WAVES = 128  # random features of each kernel
+_PSEUDO = 4.0  # number of groups that a level's initial spread counts for
+_APART = np.full((1, LENGTHS.shape[1]), 1e-3)  # tiny lengths: run noise differs between setups
+_WAVES = 128  # random Fourier features of each kernel
 
 
 def bottlenecks(
     exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArray, machines: FloatArray
 ) -> list[str]:
-    """Return one of LIMITS a setup, from fractions of its step and of its compute.
+    """Return one of LIMITS for each setup.
 
-    `exposed` communication, `uneven` wait for the slowest rank, `input_part` of making batches.
+    Args:
+        exposed: (rows,) share of exposed communication in the step.
+        uneven: (rows,) share of waiting for the slowest rank in the step.
+        input_part: (rows,) share of making batches in the compute.
+        machines: (rows,) number of machines.
     """
     across = np.where(machines > 1, "communication between nodes", "communication inside a node")
     labels = np.where(
@@ -83,16 +89,24 @@ def bottlenecks(
 
 
 def waits(input_share: FloatArray, exposed: FloatArray) -> list[bool]:
-    """Return whether loading limits each step."""
+    """Return True for each step whose bottleneck is loading.
+
+    `input_share` and `exposed` are shares of loading and exposed communication in the step.
+    """
     return [bool(one) for one in (input_share > _LIMITED) & (input_share >= exposed)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The measurements: distinct setups, log of their median step, and runs they count for.
+    """The measurements that a model was fitted to.
 
-    `run_sd`: standard deviation of the log between runs of a setup at other hours. `probes`: all-
-    reduces alone (cluster, bytes, seconds). `profiled`: instance types of profiles.
+    Attributes:
+        setups: distinct setups.
+        log_step: (rows,) log of the median step seconds.
+        weight: (rows,) effective number of runs.
+        run_sd: standard deviation of log seconds between runs of a setup at different hours.
+        probes: all-reduces without training, with columns cluster, bytes and seconds.
+        profiled: instance types with profiles.
     """
 
     setups: SetupArrays
@@ -105,7 +119,10 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeModel:
-    """Predicts step seconds with intervals."""
+    """Predicts step seconds, intervals, joint draws and peak memory for one provider.
+
+    Internally a workload in one mode is a group with a name, see setup_arrays.py.
+    """
 
     provider: str
     facts: SetupFacts
@@ -113,9 +130,10 @@ class StepTimeModel:
     measured: Measured
     memory: MemoryModel = field(default_factory=MemoryModel)
     loaders: Loaders = field(default_factory=Loaders)
-    guessed: frozenset[str] = frozenset()  # workloads with facts alone
-    trained_on: tuple[str, ...] = ()  # run ids
-    workload_digests: dict[str, str] = field(default_factory=dict)  # as measured
+    guessed: frozenset[str] = frozenset()  # workloads without measurements, known by facts
+    trained_on: tuple[str, ...] = ()  # ids of the training runs
+    # digests of the definitions at the time of the fit
+    workload_digests: dict[str, str] = field(default_factory=dict)
     type_digests: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -124,7 +142,7 @@ class StepTimeModel:
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        """Names of the groups that can be predicted."""
+        """The names of all groups that can be predicted."""
         return tuple(sorted({*self.facts.alone.workloads, *self.guessed}))
 
     @property
@@ -137,7 +155,10 @@ class StepTimeModel:
         return frozenset({*self.measured.setups.met_types, *self.measured.profiled})
 
     def can_guess(self, instance_type: str) -> bool:
-        """Whether an unmeasured workload can be predicted: the device's rate is known."""
+        """Return True if an unmeasured workload can be predicted on this type.
+
+        This needs an accelerator whose rate is known.
+        """
         machine = self.machines[instance_type]
         believed = self.facts.alone.sheets.get(
             device_kind(instance_type, machine), (0.0, 0.0, 0.0)
@@ -149,38 +170,46 @@ class StepTimeModel:
         return tuple(one for one in MODES if variant(workload, one) in self.workloads)
 
     def met_workload(self, workload: Workload) -> bool:
-        """Whether the workload was measured by its present digest, in a tolerated mode."""
+        """Return True if the workload can be predicted in one of its modes.
+
+        The definition must have the same digest as when it was measured.
+        """
         met = set(workload.modes) & set(self.modes_of(workload.name))
         return bool(met) and self.workload_digests.get(workload.name) == workload.digest
 
     def as_measured(self, workload: Workload) -> Workload:
-        """Return the workload with the modes in which it can be predicted."""
+        """Return the workload with only the modes in which it can be predicted."""
         known = set(self.modes_of(workload.name))
         return replace(workload, modes=tuple(one for one in workload.modes if one in known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
-        """Whether the instance type was measured by its present digest."""
+        """Return True if the model knows the instance type with its present digest."""
         name = instance_type.name
         return name in self.machines and self.type_digests.get(name) == instance_type.digest
 
     # predictions
 
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
-        """Predict setups (measurement columns; workload, cluster, batch_per_device), on the same
-        index.
+        """Predict the step seconds of setups.
 
-        Columns: step_s with the 90 % interval step_low_s..step_high_s of a new measurement,
-        samples_per_s, compute_s (the slowest rank alone), communication_s (all collectives),
-        exposed_communication_s, bottleneck (one of LIMITS), input_s (added by loading), input_by
-        ("loader workers", "processors" or ""), nearest_doublings (see nearest.py; NaN without
-        runs).
+        Args:
+            setups: frame with measurement columns, at least workload, cluster, batch_per_device.
 
-        Raises ValueError on an unknown workload, instance type or mode, another provider, bad text.
+        Returns:
+            A frame with the index of `setups` and the columns: step_s; step_low_s and step_high_s,
+            the 90 % interval of a new measurement; samples_per_s; compute_s, of the slowest rank;
+            communication_s, of all collectives; exposed_communication_s; bottleneck, one of LIMITS;
+            input_s, added by loading; input_by ("loader workers", "processors" or "");
+            nearest_doublings (see nearest.py; NaN without runs).
+
+        Raises:
+            ValueError: if a workload, instance type or mode is unknown, a row is of another
+                provider, or a text cannot be parsed.
         """
         return self.predict_arrays(self._read(setups)).set_index(setups.index)
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
-        """Predict setups that were read or planned, numbered from 0."""
+        """Return the columns of `predict` for setups as arrays, indexed from 0."""
         return pd.concat(
             [self._predict(arrays.take(part)) for part in _chunks(arrays, _CHUNK)],
             ignore_index=True,
@@ -242,7 +271,10 @@ class StepTimeModel:
         )
 
     def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
-        """Return (rows,) step seconds by the learned formula, without neighbouring measurements."""
+        """Return (rows,) step seconds by the learned formula.
+
+        Faster than `predict_arrays`, because corrections by similar measured setups are left out.
+        """
         found, computed = np.empty((2, len(arrays.workloads)))
         alike = np.lexsort((arrays.kind[:, 0], arrays.workloads.codes))  # few cells a chunk
         for chunk in (alike[one] for one in _chunks(arrays, _MANY)):
@@ -257,10 +289,12 @@ class StepTimeModel:
         return found if wait is None else wait.step_s(found, computed)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return mean (setups,), covariance (setups, setups) of log step seconds, and a run's
-        variance.
+        """Return the joint normal distribution of log step seconds.
 
-        Raises ValueError above 4,000 setups, and as `predict`.
+        Returns mean (setups,), covariance (setups, setups), and the variance of one run (setups,).
+
+        Raises:
+            ValueError: if there are more than 4,000 setups, or as in `predict`.
         """
         if len(setups) > MOST_JOINT:
             raise ValueError(f"{len(setups)} setups at once: at most {MOST_JOINT} jointly")
@@ -303,13 +337,16 @@ class StepTimeModel:
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
         """Return (setups, count) joint draws of step seconds.
 
-        A setup's draws do not depend on other setups. They come in pairs about the prediction.
-        Raises ValueError as `predict`.
+        The draws of a setup are the same whatever other setups are drawn. They come in pairs that
+        are symmetric about the prediction in logs.
+
+        Raises:
+            ValueError: as in `predict`.
         """
         return self.draw_arrays(self._read(setups), count=count, seed=seed)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
-        """Draw for setups that were read or planned."""
+        """Return (rows, count) joint draws, as `draws` does, for setups as arrays."""
         drawn = np.empty((len(arrays.workloads), count))
         for chunk in _chunks(arrays, _CHUNK):
             drawn[chunk] = self._draw(arrays.take(chunk), count=count, seed=seed)
@@ -355,7 +392,10 @@ class StepTimeModel:
         return wait.step_s(rest, computed, factor=factor, about=np.exp(mean))
 
     def _drawn_near(self, part: _Part, *, count: int, seed: int) -> tuple[_Field, FloatArray]:
-        """Return prior draws of a cell's residual, and (rows, count) corrections by its rows."""
+        """Return prior draws of a cell's residual, and the whitened errors at its measured places.
+
+        The errors, (places, count), condition the draws on the cell's measurements.
+        """
         kept = self._drawn(count, seed)
         if part.cell not in kept:
             field_ = _Field.of(part, seed=seed, count=count)
@@ -373,8 +413,10 @@ class StepTimeModel:
         return found
 
     def _drawn(self, count: int, seed: int) -> dict[object, Any]:
-        """Draws by cell or workload, shared by the chunks of one call; those of the last call
-        stay."""
+        """Return the cache of draws by cell or workload, which the chunks of a call share.
+
+        Only the cache of the last (count, seed) is kept.
+        """
         if (count, seed) not in self._draws:
             self._draws.clear()
             self._draws[count, seed] = {}
@@ -385,7 +427,7 @@ class StepTimeModel:
         return {}
 
     def _drawn_alone(self, part: _Part, *, count: int, seed: int) -> FloatArray:
-        """Return (points, count) draws of one device's log seconds, beside z."""
+        """Return (points, count) draws of one device's log seconds, without the part that z has."""
         alone, (workload, _) = self.facts.alone, part.cell
         off = alone.draws(part.alone.asked, count=count, seed=seed)
         if workload not in self.regression.points:
@@ -398,7 +440,7 @@ class StepTimeModel:
 
     @property
     def trained(self) -> frozenset[tuple[str, Mode]]:
-        """Workloads with the modes in which they can be predicted."""
+        """The (workload, mode) pairs that can be predicted."""
         return frozenset(workload_and_mode(name) for name in self.workloads)
 
     def compute_line(
@@ -406,7 +448,8 @@ class StepTimeModel:
     ) -> tuple[float, float]:
         """Return (a, k): forward and backward of one device take about a + k * batch seconds.
 
-        Raises ValueError if unknown.
+        Raises:
+            ValueError: if the workload, mode or instance type is unknown.
         """
         workload = variant(workload, mode)
         self._require([workload], [instance_type])
@@ -431,7 +474,11 @@ class StepTimeModel:
         mode: Mode = MODES[0],
         accumulates: bool = False,
     ) -> float:
-        """Return peak memory of one of `ranks` ranks; NaN if the workload is unknown."""
+        """Return the peak bytes of one rank; NaN if the workload is unknown.
+
+        `batch` is the samples of a device in a micro-step, `ranks` the number of ranks.
+        `accumulates` is True for several micro-steps.
+        """
         return self.memory.peak_bytes(
             variant(workload, mode), instance_type, batch, ranks, accumulates=accumulates
         )
@@ -443,7 +490,7 @@ class StepTimeModel:
         require_known(list(types), self.instance_types, "instance type")
 
     def _require_rates(self, arrays: SetupArrays) -> None:
-        """Raises ValueError for an unmeasured workload on a device of unknown rate."""
+        """Raise ValueError for an unmeasured workload on a device with an unknown rate."""
         for workload, name, _ in arrays.pairs():
             if workload in self.guessed and not self.can_guess(name):
                 raise ValueError(
@@ -479,7 +526,7 @@ class StepTimeModel:
 
     @cached_property
     def _covariance(self) -> FloatArray:
-        """(columns, columns) of z."""
+        """(columns, columns) posterior covariance of z."""
         return np.asarray(np.linalg.inv(self.regression.precision), dtype=float)
 
     @cached_property
@@ -495,7 +542,10 @@ class StepTimeModel:
         return {}
 
     def _held(self, block: Block) -> tuple[float, float]:
-        """Return the least and most by which neighbours moved measured setups' logs."""
+        """Return the range of corrections to log seconds of measured setups by similar setups.
+
+        Corrections of predictions are clipped to it.
+        """
         if block.name not in self._bounds:
             fit, spread = self.regression, self.regression.residual_of(*block.name)[0]
             known = fit.neighbours(block)
@@ -508,9 +558,12 @@ class StepTimeModel:
     def _one_device(
         self, workload: str, own: Rows, points: Sequence[Point]
     ) -> tuple[IntArray, Points, FloatArray, FloatArray]:
-        """Return members' places among the asked points, the points, their ties to z, and shifts.
+        """Return the one-device points of a cell's rows.
 
-        Places and shifts are (rows, members), ties are (asked, columns).
+        Returns:
+            The place (rows, members) of each member among the points; the points; the derivatives
+            (points, columns) of their log seconds with respect to z; and the shift (rows, members)
+            of the log seconds at the learned z.
         """
         used, place = np.unique(own.point[own.point >= 0], return_inverse=True)
         where = np.zeros(own.point.shape, dtype=np.intp)
@@ -524,7 +577,7 @@ class StepTimeModel:
         return where, asked, tied, np.where(own.point >= 0, moved[where], 0.0)
 
     def _parts(self, arrays: SetupArrays) -> Iterator[_Part]:
-        """Yield the setups cell by cell."""
+        """Yield the prediction terms of the setups, cell by cell."""
         fit = self.regression
         rows, points, _ = self.facts.lay_out(arrays)
         for (workload, kind), at in _cells(rows):
@@ -594,7 +647,7 @@ class StepTimeModel:
 
     @cached_property
     def _reach(self) -> dict[str, float]:
-        """Devices of the largest measured cluster, at least 2, by kind."""
+        """By kind, the devices of the largest measured cluster, at least 2."""
         found: dict[str, float] = {}
         rows = self.regression.rows
         for name, ranks in zip(rows.kind, rows.line.ranks.tolist(), strict=True):
@@ -603,11 +656,18 @@ class StepTimeModel:
 
 
 def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = None) -> StepTimeModel:
-    """Fit to one provider's measurements; rows without a positive finite step time are left out.
+    """Fit a model to the measurements of one provider.
 
-    Factors on intervals of unmeasured cells are `calibrated`'s, else learned by leaving cells
-    out, which takes most of the time. Raises ValueError without compute to learn from, or on
-    several providers.
+    Runs without a positive finite step time are left out. Equal data and seed give equal models.
+
+    Args:
+        data: the measurements.
+        seed: of thinning, the search and calibration.
+        calibrated: a model of nearly the same data, whose calibration of intervals is reused.
+            Otherwise calibration takes most of the time.
+
+    Raises:
+        ValueError: if there is no compute to learn from, or rows of several providers.
     """
     data, loaders = separated(by_variant(at_nominal_speed(data)))
     rows = training_rows(data, seed=seed)
@@ -635,7 +695,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     regression.fit(seed=seed)
     refined = replace(facts, slowness=regression.slowness())
     before, now = (list(one.kinds(measured.setups)) for one in (facts, refined))
-    if before != now:  # mixed clusters have another slowest link
+    if before != now:  # learned link speeds change which link of a mixed cluster is the slowest
         regression = lay_out(refined, measured)
         regression.fit(seed=seed)
     if calibrated is None:
@@ -657,7 +717,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
 
 
 def lay_out(facts: SetupFacts, measured: Measured) -> Regression:
-    """Return the regression on the measurements, before `fit` or `restore`."""
+    """Return the regression on the measurements; the caller calls `fit` or `restore` next."""
     several = np.flatnonzero(measured.setups.ranks > 1)
     laid, points, log_s = facts.lay_out(measured.setups.take(several))
     tied: dict[str, tuple[Points, FloatArray]] = {}
@@ -687,7 +747,7 @@ def lay_out(facts: SetupFacts, measured: Measured) -> Regression:
 
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
-    """Return median seconds of valid all-reduces by cluster and size."""
+    """Return the median seconds of valid all-reduces on several machines, by cluster and bytes."""
     columns = ["cluster", "bytes", "seconds"]
     if not set(columns) <= set(probes.columns):
         return pd.DataFrame(columns=columns)
@@ -704,9 +764,9 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 
 
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
-    """Return the model, able to predict an unmeasured `workload` on types with a known rate.
+    """Return a model that also predicts the unmeasured `workload`, on types with a known rate.
 
-    None if its FLOPs are unknown, or a workload of its name was measured.
+    None if its FLOPs are unknown, or if a workload with its name was measured.
     """
     name, flops = workload.name, workload.flops_per_sample
     if flops is None:
@@ -718,7 +778,10 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 def all_introduced(
     model: StepTimeModel, flops_per_sample: Mapping[str, float], gradient_bytes: Mapping[str, float]
 ) -> StepTimeModel:
-    """Introduce every workload of `flops_per_sample`; unknown `gradient_bytes` are 0."""
+    """Return a model that also predicts every unmeasured workload of `flops_per_sample`.
+
+    Both mappings are by workload. Unknown `gradient_bytes` are absent or 0.
+    """
     facts, memory = model.facts, model.memory
     new = {
         name: flops for name, flops in flops_per_sample.items() if name not in facts.alone.workloads
@@ -741,26 +804,26 @@ def all_introduced(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alone:
-    """One device's seconds of each row's slowest member, beside z."""
+    """The one-device log seconds of each row's slowest member, without the part that z has."""
 
     asked: Points
     tied: FloatArray  # (asked, columns)
     point: IntArray  # (rows,) into `asked`
-    slope: FloatArray  # (rows,) of the log of a step by the log of the member's seconds
+    slope: FloatArray  # (rows,) derivative of log step with respect to the member's log seconds
     variance: FloatArray  # (rows,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Setups of one cell in the regression."""
+    """The terms of the predictions for the setups of one cell."""
 
     cell: tuple[str, str]
     at: IntArray
     mean: FloatArray
-    times: Times  # by the formula alone
-    columns: IntArray  # of z
+    times: Times  # by the formula only
+    columns: IntArray  # positions in z
     slopes: FloatArray
-    unknown: list[tuple[tuple[str, object], FloatArray]]  # slopes of unmeasured levels
+    unknown: list[tuple[tuple[str, object], FloatArray]]  # slopes of groups without measurements
     alone: _Alone
     near: FloatArray  # variance of the residual
     noise: float  # variance of one run
@@ -769,14 +832,17 @@ class _Part:
     widened: float  # factor on the levels' spread
     features: FloatArray
     several: FloatArray  # 1 for more than one device
-    white: FloatArray  # (measured places, distinct features) their covariance, whitened
-    near_at: IntArray  # (rows,) into the distinct features
+    white: FloatArray  # (measured places, distinct features) whitened covariance
+    near_at: IntArray  # (rows,) positions among the distinct features
     block: Block | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Prior draws of a process by random Fourier features, independent of other setups."""
+    """Prior draws of a Gaussian process by random Fourier features.
+
+    A draw at a setup does not depend on which other setups are drawn.
+    """
 
     waves: FloatArray
     phases: FloatArray
@@ -784,7 +850,7 @@ class _Field:
 
     @classmethod
     def of(cls, part: _Part, *, seed: int, count: int) -> _Field:
-        """Draw the residual of a cell."""
+        """Return `count` draws of the residual of a cell."""
         return cls.draw(
             LENGTHS, part.spread[:2], random=_random(seed, ("field", part.cell)), count=count
         )
@@ -793,7 +859,7 @@ class _Field:
     def draw(
         cls, lengths: FloatArray, spread: FloatArray, *, random: np.random.Generator, count: int
     ) -> _Field:
-        """Draw a sum of processes, each with a row of `lengths` and a `spread`."""
+        """Return draws of a sum of processes, each with a row of `lengths` and a `spread`."""
         parts, features = lengths.shape
         waves = random.standard_normal((parts, _WAVES, features)) / lengths[:, None, :]
         phases = random.uniform(0, 2 * np.pi, (parts, _WAVES))
@@ -802,7 +868,7 @@ class _Field:
         return cls(waves.reshape(-1, features), phases.ravel(), weights.reshape(-1, count))
 
     def at(self, features: FloatArray) -> FloatArray:
-        """Return (rows, count)."""
+        """Return (rows, count) the values of the draws at `features`."""
         return np.asarray(np.cos(features @ self.waves.T + self.phases) @ self.weights, dtype=float)
 
 
@@ -811,13 +877,16 @@ def _random(seed: int, key: object) -> np.random.Generator:
 
 
 def _heavier(fit: Regression, level: str) -> float:
-    """Return Student's t over the normal at 90 %, with groups and pseudo-groups as freedom."""
+    """Return the ratio of Student's t to the normal at 90 %.
+
+    The degrees of freedom are the groups of the level plus the pseudo-groups of its prior.
+    """
     groups = sum(name == level for name, _ in fit.columns.groups)
     return float(scipy.special.stdtrit(groups + _PSEUDO, 0.95) / Z_90)
 
 
 def _cells(rows: Rows) -> list[tuple[tuple[str, str], IntArray]]:
-    """Return workload and kind with the places of their rows."""
+    """Return each cell (workload, kind) with the positions of its rows."""
     many = len(rows.kind.names)
     pair = rows.workload.codes * many + rows.kind.codes
     order = np.argsort(pair, kind="stable")
@@ -830,6 +899,6 @@ def _cells(rows: Rows) -> list[tuple[tuple[str, str], IntArray]]:
 
 
 def _chunks(arrays: SetupArrays, size: int) -> list[IntArray]:
-    """Return positions of `size` setups at once; one empty chunk for none."""
+    """Return the row positions in chunks of `size`; one empty chunk if there are no rows."""
     many = len(arrays.workloads)
     return [np.arange(first, min(first + size, many)) for first in range(0, max(many, 1), size)]

@@ -1,4 +1,4 @@
-"""Distance to the nearest measurement of the same workload, in doublings.
+"""Compute the distance to the nearest measurement of the same workload, in doublings.
 
 distance = |log2 batch ratio| + |log2 devices ratio| + |log2 machines ratio|
            + |log2 accumulation ratio|
@@ -20,12 +20,12 @@ from .setup_arrays import SetupArrays
 
 Marks = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
-# Least distance of another setup: the sums do not distinguish all setups.
+# Least distance of an unmeasured setup: different setups may have a computed distance of 0.
 _LEAST = 0.1
 
 
 class Nearness:
-    """Measured setups by workload, with a KD-tree (Manhattan distance) for each."""
+    """An index of the measured setups: a KD-tree with Manhattan distance for each workload."""
 
     def __init__(self, measured: SetupArrays) -> None:
         self._types = {name: at for at, name in enumerate(sorted(measured.met_types), start=1)}
@@ -35,9 +35,10 @@ class Nearness:
         self._measured = {name: np.unique(marks[rows]) for name, rows in groups}
 
     def doublings(self, setups: SetupArrays) -> FloatArray:
-        """Return (rows,) distances: 0 for a measured setup, else at least 0.1; NaN without any.
+        """Return (rows,) distances in doublings; NaN if the workload has no measured setup.
 
-        The order of machines does not matter.
+        A measured setup has distance 0 and any other setup at least 0.1. The order of machines does
+        not matter.
         """
         found = np.full(len(setups.workloads), np.nan)
         places, marks = self._places(setups), self._marks(setups)
@@ -48,7 +49,11 @@ class Nearness:
         return found
 
     def _places(self, setups: SetupArrays) -> FloatArray:
-        """Return (rows, 7 + types); the column before the types is of unmeasured types."""
+        """Return (rows, 7 + types) coordinates of the setups.
+
+        The last columns are shares of instance types: first of all unmeasured types together, then
+        of each measured type.
+        """
         count, ranks, instances = (
             setups.count,
             np.maximum(setups.ranks, 1),
@@ -73,9 +78,9 @@ class Nearness:
         return np.hstack([numbers.T, (np.array(uneven) / instances).T, kinds])
 
     def _marks(self, setups: SetupArrays) -> Marks:
-        """Return (rows,) hashes of the sets of machines and steps.
+        """Return (rows,) hashes of a setup's machines, in any order, and accumulation steps.
 
-        All types without measurements hash alike: no setup with such a type was measured.
+        All unmeasured types have the same hash, because no setup with such a type was measured.
         """
         known = np.array(
             [self._types.get(name, 0) for name in setups.names] + [0], dtype=np.uint64
@@ -92,5 +97,5 @@ def _bits(numbers: FloatArray) -> Marks:
 
 
 def _mixed(numbers: Marks) -> Marks:
-    """Hash numbers elementwise."""
+    """Return the hash of each number."""
     return np.asarray(hash_array(numbers.ravel()), dtype=np.uint64).reshape(numbers.shape)

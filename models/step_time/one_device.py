@@ -1,13 +1,14 @@
-"""Seconds of one device by batch, over workloads and GPU kinds: a Gaussian process on their logs.
+"""Predict the seconds of one device by a Gaussian process over workloads, GPU kinds and batches.
 
     log T1(w, k, b) = a_w + g_w x - u_w log(bandwidth_k) - v_w log(rate_k)
                       + s_w(x) + e_k + d_wk + h_wk x + r_wk(x)
 
-w a workload at a precision, k a kind of device, x octaves of batch from the workload's middle.
-Bandwidth (GB/s) and the arithmetic rate in use (TFLOP/s) are the data sheet's. g, u and v are
-shared with deviations by workload. s and r are curves with a part by batch, since some workloads
-are not monotone in batch. A kind without data sheet has a wider e_k. With known operations a
-sample, the prior of a_w is their seconds at the efficiency that workloads share.
+w is a workload at a precision, k a kind of device, x the octaves of batch from the workload's
+middle. Bandwidth (GB/s) and the arithmetic rate in use (TFLOP/s) are from the data sheet. g, u and
+v are shared values with deviations by workload. s and r are smooth curves plus a deviation for each
+batch, because some workloads are not monotone in batch. A kind without a data sheet has a wider
+prior of e_k. If the operations of a sample are known, the prior of a_w is their seconds at an
+efficiency that workloads share.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ import scipy
 from ..domain.categorical import Keys, numbered
 from ..domain.numeric import FloatArray, IntArray
 
-# Prior means of g (per octave), u and v: a network is bound by memory in some operations and by
-# arithmetic in others [D].
+# Prior means of g (per octave), u and v. Memory limits some operations of a network, arithmetic
+# limits the rest [D].
 _GROWTH, _BANDWIDTH, _RATE = 0.9 * np.log(2), 0.5, 0.5
-# GB/s and TFLOP/s of a usual device, where data sheets are centred.
+# GB/s and TFLOP/s of a usual device; data sheets are relative to it.
 _USUAL = (500.0, 20.0)
-# Standard deviations of the logs; learned by marginal likelihood around these.
+# Prior standard deviations in logs. Marginal likelihood learns values around them.
 SPREADS: dict[str, float] = {
     "shared_growth": 0.1,
     "shared_bandwidth": 0.25,
     "shared_rate": 0.25,
-    "growth": 0.1,  # by workload, an octave
+    "growth": 0.1,  # of a workload, per octave
     "bandwidth": 0.15,
     "rate": 0.15,
     "curve": 0.3,
@@ -46,50 +47,55 @@ SPREADS: dict[str, float] = {
     "cell_curve": 0.06,
     "cell_batch": 0.02,
     "shared_work": 0.2,
-    "efficiency": 0.4,  # of workloads with known operations, around the shared one
-    "run": 0.02,  # of a measurement, beyond its own sd
+    "efficiency": 0.4,  # of workloads with known operations, around the shared efficiency
+    "run": 0.02,  # of a measurement, in addition to its stated sd
 }
 _NAMES = tuple(SPREADS)
-# Spreads of a workload's level, of the shared efficiency, of a kind without a data sheet.
+# Standard deviations of a workload's level, of the shared efficiency, and of a kind without a data
+# sheet.
 _LEVEL, _SHARED_EFFICIENCY, _NO_SHEET = 5.0, 1.0, 1.5
-# The shared efficiency, its slope by a step's operations, and the log seconds of 1e12 operations.
+# Prior mean of the shared efficiency, slope of log seconds in the log of a step's operations, and
+# log seconds of 1e12 operations.
 _EFFICIENCY, _BY_WORK = 0.4, -0.2
 _USUAL_WORK = float(np.log(1e12 / (0.4 * _USUAL[1] * 1e12)))
-_USUAL_OCTAVE = 5.0  # log2 of a batch without measurements
-_OCTAVES = 2.5  # length over which a curve bends
-_FREEDOM = 4.0  # degrees of freedom of outliers' weights
-_MOST = 700  # points to fit, and to learn spreads from
-_MOST_LEARNED = 400
-# Freedom of a workload's efficiency; rounds of learning it; rounds that learn spreads too.
+_USUAL_OCTAVE = 5.0  # log2 of the middle batch, if no workload was measured
+_OCTAVES = 2.5  # length scale of the curves, in octaves of batch
+_FREEDOM = 4.0  # degrees of freedom of Student's t for outliers
+_MOST = 700  # most points in the fit
+_MOST_LEARNED = 400  # most points from which spreads are learned
+# Degrees of freedom of workloads' efficiency; rounds that learn it; rounds that learn spreads too.
 _UNUSUAL_FREEDOM, _TURNS, _LEARNED = 2.0, 5, 2
-_WAVES = 128  # random features of a curve, for draws
-_RUN_FACTOR = 4.0  # noise differs most between providers
+_WAVES = 128  # random Fourier features of a curve, for draws
+_RUN_FACTOR = 4.0  # prior factor of "run" is wider: noise differs most between providers
 
 
-# GB/s and TFLOP/s in use, and their confidence: 1 by a data sheet.
+# (GB/s, TFLOP/s in use, confidence: 1 with a data sheet, 0 if unknown).
 Sheet = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """(points,) inputs of one device's seconds; codes number workloads and kinds."""
+    """The inputs of the process, (points,) each.
+
+    `workload` and `kind` are numbers that identify them, negative if they were not measured.
+    """
 
     workload: IntArray
     kind: IntArray
     octave: FloatArray  # log2 batch from the workload's middle
-    bandwidth: FloatArray  # log GB/s from the usual; 0 where unknown
-    rate: FloatArray  # log TFLOP/s from the usual; 0 where unknown
-    sheet: FloatArray  # confidence in both
+    bandwidth: FloatArray  # log of GB/s over the usual device's; 0 if unknown
+    rate: FloatArray  # log of TFLOP/s over the usual device's; 0 if unknown
+    sheet: FloatArray  # confidence in bandwidth and rate
     work: FloatArray  # log seconds of the operations on the usual device; 0 if unknown
-    work_known: FloatArray  # 1 if known
-    own: FloatArray  # factor on the spread of the workload's efficiency; 0 if unknown
+    work_known: FloatArray  # 1 if `work` is known, else 0
+    own: FloatArray  # factor on the spread of the workload's efficiency; 0 if `work` is unknown
 
     def take(self, picked: IntArray) -> Points:
         return Points(*(getattr(self, name)[picked] for name in self.__slots__))
 
 
 def _kernel(one: Points, other: Points, spread: Mapping[str, float]) -> FloatArray:
-    """Return (one, other) prior covariance."""
+    """Return (points of one, points of other) prior covariance."""
     same = one.workload[:, None] == other.workload
     kind = one.kind[:, None] == other.kind
     x, bandwidth, rate = (
@@ -134,7 +140,7 @@ def _mean(points: Points) -> FloatArray:
 
 
 class _Solved(NamedTuple):
-    """Kernel weights, the Cholesky factor of the points' covariance, and sds of their noise."""
+    """The solved process: kernel weights, Cholesky factor of the covariance, sds of the noise."""
 
     weights: FloatArray
     factor: FloatArray
@@ -143,14 +149,14 @@ class _Solved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OneDevice:
-    """Log seconds of one device with their joint uncertainty."""
+    """Predicts the log seconds of one device (forward and backward) with joint uncertainty."""
 
     workloads: dict[str, int]
     kinds: dict[str, int]
     middle: dict[str, float]  # log2 batch by workload
     sheets: dict[str, Sheet]
-    flops: dict[str, float]  # of forward and backward of a sample, by workload
-    unusual: dict[str, float]  # by workload, a factor on the spread of its efficiency
+    flops: dict[str, float]  # operations of forward and backward of a sample, by workload
+    unusual: dict[str, float]  # factor on the spread of the efficiency, by workload
     points: Points
     log_s: FloatArray
     sd: FloatArray
@@ -164,10 +170,16 @@ class OneDevice:
         sheets: Mapping[str, Sheet],
         flops: Mapping[str, float] | None = None,
     ) -> OneDevice:
-        """Fit to `points`: workload, kind, batch, log_s and its sd.
+        """Fit the process.
 
-        `sheets` are by kind, or `kind|workload`; `flops` of forward and backward of a sample by
-        workload. Raises ValueError without points.
+        Args:
+            points: frame with workload, kind, batch, log_s (log seconds) and sd, its standard
+                deviation.
+            sheets: data sheets by kind, or by "kind|workload" for another precision.
+            flops: operations of forward and backward of a sample, by workload.
+
+        Raises:
+            ValueError: if there are no points.
         """
         batch, log_s, sd = (points[name].to_numpy(float) for name in ("batch", "log_s", "sd"))
         if not len(points):
@@ -206,8 +218,8 @@ class OneDevice:
     def _off(self) -> dict[str, float]:
         """Return, by workload, a factor on the spread of its efficiency, with Student's tails.
 
-        Most networks of equal operations take equal time, a few twice as long; these must not
-        bend the prior.
+        Most networks with equal operations take equal time, but some take twice as long. The factor
+        keeps such networks from bending the prior of the rest.
         """
         points, weights = self.points, self._solved.weights
         found = {}
@@ -224,7 +236,10 @@ class OneDevice:
         return found
 
     def at(self, workload: Sequence[str], kind: Sequence[str], batch: FloatArray) -> Points:
-        """Return points; an unknown workload or kind keeps its prior."""
+        """Return the inputs of the process for these workloads, kinds and batches.
+
+        An unknown workload or kind is predicted by its prior.
+        """
         owners, kinds = Keys.of(workload), Keys.of(kind)
         middle = owners.values(self.middle_of)
         octave = np.log2(batch) - middle
@@ -263,17 +278,20 @@ class OneDevice:
         return np.asarray(_kernel(one, other, self.spread) - left.T @ right, dtype=float)
 
     def draws(self, points: Points, *, count: int, seed: int) -> FloatArray:
-        """Return (points, count) joint draws of errors of log seconds, independent of other points.
+        """Return (points, count) joint draws of the errors of log seconds.
 
-        By Matheron's rule: draws of the prior, less the measurements' draws.
+        A draw at a point does not depend on which other points are drawn. Matheron's rule: draws of
+        the prior are corrected by simulated measurements.
         """
         before = self._before(points, count=count, seed=seed)
         near = _kernel(points, self.points, self.spread)
         return np.asarray(before - near @ self._drawn_weights(count, seed))
 
     def _drawn_weights(self, count: int, seed: int) -> FloatArray:
-        """(known points, count) kernel weights of drawn measurements; those of the last draw
-        stay."""
+        """Return (measured points, count) kernel weights of simulated measurements.
+
+        Only the weights of the last (count, seed) are cached.
+        """
         if (count, seed) not in self._drawn:
             known, solved = self.points, self._solved
             noise = np.random.default_rng([seed, 1]).standard_normal((len(known.octave), count))
@@ -287,11 +305,11 @@ class OneDevice:
         return {}
 
     def _before(self, points: Points, *, count: int, seed: int) -> FloatArray:
-        """Return (points, count) draws of the process with covariance `_kernel`."""
+        """Return (points, count) draws of the prior, whose covariance is `_kernel`."""
         found = np.zeros((len(points.octave), count))
 
         def add(where: IntArray, what: object, values: FloatArray) -> None:
-            """`values` (rows, columns) of weights that are drawn once for `what`."""
+            """Add `values` (rows, columns) times weights that are drawn once for each `what`."""
             random = np.random.default_rng([seed, zlib.crc32(repr(what).encode())])
             found[where] += values @ random.standard_normal((values.shape[1], count))
 
@@ -353,13 +371,13 @@ class OneDevice:
         return found
 
     def reaches(self, workload: str) -> tuple[float, float]:
-        """Return the least and largest measured batch of a workload; 1, 1 without."""
+        """Return the least and largest measured batch of a workload, or (1, 1) if it has none."""
         own = self.points.octave[self.points.workload == self.workloads.get(workload, -1)]
         middle = self.middle.get(workload, 0.0)
         return (2 ** (own.min() + middle), 2 ** (own.max() + middle)) if len(own) else (1.0, 1.0)
 
     def middle_of(self, workload: str) -> float:
-        """Return log2 of the workload's middle batch, or the median over workloads."""
+        """Return log2 of the workload's middle batch; the median over workloads if unknown."""
         return self.middle.get(workload, self._usual_octave)
 
     @cached_property
@@ -368,7 +386,7 @@ class OneDevice:
 
     @cached_property
     def _solved(self) -> _Solved:
-        """The posterior, with outliers weighed down as Student's t has it."""
+        """The posterior, with outliers downweighted as by Student's t distribution."""
         off = self.log_s - _mean(self.points)
         known = _kernel(self.points, self.points, self.spread)
         noise = self.sd**2 + self.spread["run"] ** 2
@@ -377,7 +395,7 @@ class OneDevice:
             covariance = known + np.diag(noise * outlying) + 1e-9 * np.eye(len(off))
             factor = np.asarray(np.linalg.cholesky(covariance), dtype=float)
             weights = scipy.linalg.cho_solve((factor, True), off)
-            # leave-one-out residuals: a point does not judge itself
+            # leave-one-out residuals, so that an outlier does not hide itself
             inverse = scipy.linalg.cho_solve((factor, True), np.eye(len(off)))
             away = weights / np.diag(inverse) * np.sqrt(np.diag(inverse))
             outlying = np.maximum(1.0, (_FREEDOM + away**2) / (_FREEDOM + 1)) ** 2
@@ -385,12 +403,18 @@ class OneDevice:
 
 
 def _number(known: Mapping[str, int], name: str) -> int:
-    """Return the name's number, or a negative hash (Python's own changes by process)."""
+    """Return the name's number, or a negative checksum.
+
+    Python's `hash` is not used, because it differs between processes.
+    """
     return known.get(name, -1 - zlib.crc32(name.encode()))
 
 
 def _learned(model: OneDevice) -> dict[str, float]:
-    """Maximise the marginal likelihood of the spreads on some points, around the defaults."""
+    """Return the spreads that maximise the marginal likelihood on some points.
+
+    The prior of the spreads is around SPREADS.
+    """
     every = np.arange(len(model.log_s))
     picked = (
         every
@@ -411,7 +435,7 @@ def _learned(model: OneDevice) -> dict[str, float]:
         except np.linalg.LinAlgError:
             return 1e9
         white = scipy.linalg.solve_triangular(factor, off, lower=True)
-        # Student's t over all points together: one wild point moves no spread far
+        # with fewer than three points use Student's t: one outlier must not move a spread far
         fit = (
             0.5 * (free + len(off)) * np.log1p((white @ white) / free)
             if len(off) < 3

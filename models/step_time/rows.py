@@ -1,4 +1,4 @@
-"""Measurements laid out for the regression of levels.py."""
+"""Convert setups and measurements into the input rows of the regression in levels.py."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from .one_device import OneDevice, Points
 from .setup_arrays import SetupArrays, variant, workload_and_mode
 from .tensor import machine_bytes, weight_bytes
 
-# The workload of all-reduces that were timed alone.
+# Name of the workload that stands for all-reduces without training.
 PROBE = "(all-reduce alone)"
-_USUAL_BYTES = 1e8  # of gradients, if unknown
-# Errors in logs of one device's seconds: measured; profiled; several devices less their wait; with
-# guessed compute; and the relative error of sync_s.
+_USUAL_BYTES = 1e8  # gradient bytes, if no workload has known bytes
+# Standard deviations of one device's log seconds: from its runs; from profiles; from runs of
+# several devices minus their wait; with guessed compute. The last is the relative error of sync_s.
 _ALONE_SD, _PROFILED_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.01, 0.08, 0.6, 0.05
 _LEAST_COMPUTE, _COMPUTE_PART = 0.02, 0.7
-_POOLED_SD, _CROWDED_SD = 0.04, 0.03  # of rows of one batch; by further device of a machine
+# Further standard deviations: of pooled rows of one batch; for each further device of a machine.
+_POOLED_SD, _CROWDED_SD = 0.04, 0.03
 
-# Repeated setups that the prior counts for; least spread of a contradiction.
+# Repeated setups that the prior of the noise counts for; least spread of contradicting runs.
 _FEW_REPEATED, _LEAST_CONTRADICTION = 4, 0.03
 
 Point = tuple[str, str, float]  # workload, kind of device, batch
@@ -39,10 +40,16 @@ Point = tuple[str, str, float]  # workload, kind of device, batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupFacts:
-    """Known facts of a setup's seconds: machines, one device's seconds, bytes, optimizers.
+    """The facts from which the regression's input is computed.
 
-    By (workload, kind), `optimizer_part` is the optimizer's share added to one device's seconds
-    at the middle batch, `input_part` the share of making the batch.
+    Attributes:
+        machines: by instance type.
+        alone: predicts the seconds of one device.
+        exchanges: by group.
+        optimizer_part: by (group, kind), optimizer seconds over one device's seconds of a
+            micro-step at the middle batch.
+        input_part: by (group, kind), share of making batches in one device's seconds.
+        slowness: by kind, log of the time of exchanges over the time that all kinds share.
     """
 
     machines: dict[str, Machine]
@@ -50,13 +57,10 @@ class SetupFacts:
     exchanges: dict[str, Exchange]
     optimizer_part: dict[tuple[str, str], float] = field(default_factory=dict)
     input_part: dict[tuple[str, str], float] = field(default_factory=dict)
-    # logs by which a kind's links fell short of their rate
     slowness: dict[str, float] = field(default_factory=dict)
 
     def kinds(self, setups: SetupArrays) -> Keys:
-        """Return (rows,) the kind of the machine with the slowest link; of equals the first by
-        name.
-        """
+        """Return (rows,) the kind of the machine with the slowest link, by name among equals."""
         names = self._by_link(setups)
         order = {name: at for at, name in enumerate(names)}
         first = setups.by_type({name: float(at) for name, at in order.items()}, np.inf).min(axis=1)
@@ -65,13 +69,16 @@ class SetupFacts:
         )
 
     def lay_out(self, setups: SetupArrays) -> tuple[Rows, list[Point], FloatArray]:
-        """Return rows, distinct (workload, device, batch) points, and the points' log seconds."""
+        """Return the regression's rows, the distinct points, and the points' log seconds.
+
+        A point is a (group, kind of device, batch), of which the seconds of one device are needed.
+        """
         kind, batch, layout, count = setups.kind, setups.batch, setups.layout, setups.count
         present = kind >= 0
         same = ((kind == kind[:, :1]) | ~present).all(axis=1) & (
             (batch == batch[:, :1]) | ~present
         ).all(axis=1)
-        if same.all():  # equal members: the one that holds most devices is the slowest
+        if same.all():  # equal members: the machine with the most devices is the slowest
             kind, batch, layout = kind[:, :1], batch[:, :1], layout.max(axis=1, keepdims=True)
             count = setups.instances[:, None]
             present = kind >= 0
@@ -138,7 +145,7 @@ class SetupFacts:
         return rows, points, log_s
 
     def lay_out_probes(self, probes: pd.DataFrame) -> Rows:
-        """Return all-reduces of `bytes` on `cluster` as rows of a workload without compute."""
+        """Return rows for probes (columns `cluster` and `bytes`): a workload without compute."""
         types = [parse_cluster(str(one)) for one in probes["cluster"]]
         most = max((len(one) for one in types), default=1)
         ones = np.array([[float(at < len(one)) for at in range(most)] for one in types]).reshape(
@@ -193,7 +200,7 @@ class SetupFacts:
         )
 
     def _links(self, setups: SetupArrays) -> dict[str, FloatArray]:
-        """Return Gbit/s of the slowest link and cores of the smallest host."""
+        """Return the Line fields `gbps` of the slowest link and `core` of the smallest host."""
         slowest = self._by_link(setups)
         order = setups.by_type({name: float(at) for at, name in enumerate(slowest)}, np.inf).min(
             axis=1, initial=np.inf
@@ -208,7 +215,10 @@ class SetupFacts:
     def _compression(
         self, setups: SetupArrays, size: FloatArray, most: FloatArray
     ) -> dict[str, FloatArray]:
-        """Return bytes between machines and seconds of selection of the strategies."""
+        """Return the Line fields `sent_between` and `selection_s` for each setup's strategy.
+
+        `size` (rows,) are gradient bytes, `most` (rows,) the devices of the fullest machine.
+        """
         sent, chosen = np.ones_like(size), np.zeros_like(size)
         modes = [workload_and_mode(name)[1] for name in setups.workloads.names]
         gloo = {name: float(not one.accelerated) for name, one in self.machines.items()}
@@ -232,9 +242,9 @@ class SetupFacts:
     def _divided(
         self, workload: str, setups: SetupArrays, size: FloatArray, most: FloatArray
     ) -> FloatArray:
-        """Return bytes of divided layers that a machine sends, over 2 (n - 1)/n of all gradients.
+        """Return (rows,) bytes that a machine sends with divided layers, relative to DDP.
 
-        1 if the layers' exchange is unknown.
+        DDP sends 2 (n - 1)/n of the gradients on n ranks. 1 if the layers' sizes are unknown.
         """
         divided = self.exchanges.get(workload, Exchange(0.0)).divided
         if not divided.known:
@@ -250,7 +260,7 @@ class SetupFacts:
         return np.nan_to_num(found / (2 * (ranks - 1) / ranks * size), nan=1.0)
 
     def _by_link(self, setups: SetupArrays) -> list[str]:
-        """Return instance types from the slowest link on."""
+        """Return the instance types sorted from the slowest to the fastest link."""
 
         def rate(name: str) -> float:
             machine = self.machines[name]
@@ -261,9 +271,7 @@ class SetupFacts:
         return sorted(setups.names, key=lambda one: (rate(one), one))
 
     def _variety(self, setups: SetupArrays) -> FloatArray:
-        """Return (rows,) mean doublings by which machines are faster than the one with the slowest
-        link.
-        """
+        """Return (rows,) mean doublings of machine speed over the machine with the slowest link."""
         log_speed = {name: float(np.log2(self.machines[name].prior_speed)) for name in setups.names}
         speed = setups.by_type(log_speed, 0.0)
         order = setups.by_type(
@@ -276,9 +284,9 @@ class SetupFacts:
         )
 
     def _exchange(self, workload: str) -> tuple[float, float, float]:
-        """Return bytes, hidden and last bucket as in formula.py."""
+        """Return the Line fields gradient_bytes, hidden and last_bucket of a group."""
         own = self.exchanges.get(workload, Exchange(0.0))
-        if not own.gradient_bytes > 0:  # the median of the others, in this mode
+        if not own.gradient_bytes > 0:  # take the median over workloads, sent in this mode
             plain = {
                 name: one
                 for name, one in self.exchanges.items()
@@ -292,14 +300,14 @@ class SetupFacts:
         return own.gradient_bytes, *known_overlap(own.hidden_part, own.last_bucket_bytes)
 
     def _optimizer(self, workload: str, kind: str) -> float:
-        """Return the profiled share, else the median over other kinds; 0 without a profile."""
+        """Return the `optimizer_part`, else the median over other kinds; 0 without a profile."""
         if (workload, kind) in self.optimizer_part:
             return self.optimizer_part[workload, kind]
         known = [one for (owner, _), one in self.optimizer_part.items() if owner == workload]
         return float(np.median(known)) if known else 0.0
 
     def _seconds(self, points: Sequence[Point]) -> tuple[FloatArray, FloatArray]:
-        """Return log seconds of the points, and of their workloads' middle batches."""
+        """Return (points,) log seconds at each point, and at its workload's middle batch."""
         many = len(points)
         if not many:
             return np.zeros(0), np.zeros(0)
@@ -316,9 +324,10 @@ Parts = dict[tuple[str, str], float]
 def one_device_points(
     rows: TrainingRows, profiles: pd.DataFrame, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, Parts, Parts]:
-    """Return points of one device without its optimizer, and `optimizer_part` and `input_part`.
+    """Return training points of one device, `optimizer_part` and `input_part`.
 
-    Points are workload, kind, batch, log seconds of a micro-step and sd.
+    Points have the columns workload, kind, batch, log_s (log seconds of a micro-step without
+    optimizer) and sd, the standard deviation of log_s.
     """
     profiled = _profile_points(profiles, machines)
     optimizer: Parts = {}
@@ -338,9 +347,9 @@ def one_device_points(
 def _run_points(
     rows: TrainingRows, machines: Mapping[str, Machine], profiled: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return points of one-device runs, and of runs of equal machines less their waits.
+    """Return points from one-device runs, and from runs of equal machines minus their wait.
 
-    The optimizer's share is the profiles'.
+    `profiled` are the points of profiles; they give the share of the optimizer.
     """
     setups = rows.setups
     ranks, layout = setups.ranks, setups.layout.max(axis=1, initial=0)
@@ -391,11 +400,11 @@ def _run_points(
     measured = pd.MultiIndex.from_frame(found[cell]).isin(pd.MultiIndex.from_frame(copies[cell]))
     others = found[
         ~found["alone"] & (found["known"] | ~measured)
-    ]  # no guess if another mode has runs
+    ]  # no guessed compute if the single-device mode was measured
     others = others[
         ~pd.MultiIndex.from_frame(others[keys]).isin(pd.MultiIndex.from_frame(alone[keys]))
     ]
-    # a device computes no longer than the shortest step of its batch
+    # guessed compute is at most the shortest value of the same batch
     shortest = others.groupby(keys)["log_s"].transform("min")
     others = others.assign(log_s=others["log_s"].where(others["known"], shortest))
     others = others.assign(weight=others["sd"] ** -2, weighed=others["log_s"] * others["sd"] ** -2)
@@ -411,7 +420,10 @@ def _run_points(
 
 
 def _copies(alone: pd.DataFrame, workloads: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Yield one-device points for modes of several devices, in which one device computes alike."""
+    """Yield copies of one-device points for modes of several devices.
+
+    One device computes the same in such a mode as in its single-device mode.
+    """
     for name in workloads:
         workload, mode = workload_and_mode(name)
         if mode.of_several:
@@ -419,9 +431,9 @@ def _copies(alone: pd.DataFrame, workloads: Sequence[str]) -> Iterator[pd.DataFr
 
 
 def run_noise(rows: TrainingRows) -> float:
-    """Return the standard deviation of the log among runs of a setup: the median over setups.
+    """Return the standard deviation of log seconds among runs of a setup: the median over setups.
 
-    Half of the standard deviations of n normals are below sqrt(chi^2_0.5(n - 1) / (n - 1)) sd.
+    The sample standard deviation of n runs has the median sqrt(chi^2_0.5(n - 1) / (n - 1)) sd.
     """
     again = rows.repeats > 1
     freedom = rows.repeats[again] - 1
@@ -430,15 +442,16 @@ def run_noise(rows: TrainingRows) -> float:
 
 
 def run_weights(rows: TrainingRows) -> FloatArray:
-    """Return (rows,) runs that each setup counts for: fewer if they contradict each other."""
+    """Return (rows,) the effective number of runs of each setup: fewer if its runs disagree."""
     usual = max(run_noise(rows), _LEAST_CONTRADICTION)
     return np.asarray(rows.repeats / np.maximum(rows.spread / usual, 1.0) ** 2, dtype=float)
 
 
 def _optimizer_shares(profiled: pd.DataFrame, asked: pd.DataFrame) -> FloatArray:
-    """Return (asked,) the optimizer's fraction of a one-device step, by profiles; 0 without any.
+    """Return (asked,) the optimizer's share of a one-device step; 0 without a profile.
 
-    `asked` has workload, kind, batch and accumulation. Other kinds' profiles stand in.
+    `asked` has columns workload, kind, batch and accumulation. If the kind has no profile, the
+    median over the profiles of other kinds is used.
     """
     found = np.zeros(len(asked))
     profiles: dict[Any, pd.DataFrame] = dict(iter(profiled.groupby(["workload", "kind"])))
@@ -458,7 +471,10 @@ def _optimizer_shares(profiled: pd.DataFrame, asked: pd.DataFrame) -> FloatArray
 
 
 def _profile_points(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return forward and backward of one device by batch, with optimizer_s and input_part."""
+    """Return points from profiles, with additional columns optimizer_s and input_part.
+
+    `log_s` is the log of forward plus backward seconds. Points are medians over equal profiles.
+    """
     keys = ["workload", "kind", "batch"]
     if not {"workload", "instance_type", "batch", "forward_s", "backward_s"} <= set(
         profiles.columns

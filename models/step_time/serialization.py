@@ -1,4 +1,4 @@
-"""The step-time model as JSON text and back, exactly: floats are read back bit for bit."""
+"""Convert the step-time model to JSON text and back without loss: floats keep every bit."""
 
 from __future__ import annotations
 
@@ -36,17 +36,21 @@ _SEQUENCES: dict[str, Any] = {
 
 
 class NotAModel(ValueError):
-    """The text is no step-time model."""
+    """Raised if a text does not contain a step-time model."""
 
 
 def dump(model: StepTimeModel) -> str:
-    """The model as text."""
+    """Return the model as JSON text."""
     bare = replace(model, regression=None)  # type: ignore[arg-type]
     return json.dumps({"model": _plain(bare), "learned": _plain(model.regression.learned())})
 
 
 def load(text: str) -> StepTimeModel:
-    """The model in `text`. Raises NotAModel."""
+    """Return the model in `text`.
+
+    Raises:
+        NotAModel: if the JSON is not a step-time model.
+    """
     body = json.loads(text)
     if not isinstance(body, dict) or "learned" not in body:
         raise NotAModel("not a step-time model")
@@ -76,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 
 def _value(plain: Any) -> Any:
-    """The inverse of `_plain`."""
+    """Return the value that `_plain` converted."""
     if not isinstance(plain, list):
         return plain
     kind, content = plain

@@ -1,6 +1,7 @@
-"""Setups as arrays, and the model's groups: each mode of a workload is a group with a name.
+"""Represent setups as arrays, and name the model's groups.
 
-A group's name stays inside this package; callers give a workload and a mode.
+A group is a workload in one mode. Group names are only used inside this package; callers give a
+workload and a mode.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _OTHERS = {str(mode): mode for mode in MODES[1:]}
 
 
 def variant(workload: str, mode: Mode) -> str:
-    """Return the group's name: the workload's own name for DDP in fp32."""
+    """Return the name of the group. For DDP in fp32 it is the workload's name."""
     return workload if mode == MODES[0] else f"{workload}{_IN}{mode}"
 
 
@@ -34,10 +35,11 @@ def workload_and_mode(name: str) -> tuple[str, Mode]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupArrays:
-    """Parsed setups in rank order; (rows, members) arrays are zero where padded.
+    """Setups as arrays (rows, members), in rank order.
 
-    A member is `count` equal instances of the type `names[kind]` (-1: padded), each with `layout`
-    devices of `batch` samples. Measured rows have one instance a member, planned rows several.
+    A member is `count` equal instances of the type `names[kind]`. Each instance uses `layout`
+    devices with `batch` samples each. Measured rows have one instance per member, planned rows may
+    have several. Padding has kind -1 and zeros. `accumulation` (rows,) is the number of steps.
     """
 
     workloads: Keys
@@ -58,7 +60,10 @@ class SetupArrays:
         layout: FloatArray,
         accumulation: FloatArray,
     ) -> SetupArrays:
-        """One instance a member: `types[i]` are row i's instance types in rank order."""
+        """Return setups with one instance per member.
+
+        `workloads` are group names; `types[i]` are row i's instance types in rank order.
+        """
         clusters, which = numbered(tuple(row) for row in types)
         places = {
             name: at for at, name in enumerate(sorted({name for row in clusters for name in row}))
@@ -81,8 +86,10 @@ class SetupArrays:
     def planned(
         cls, workload: str, modes: Sequence[Mode], mode: IntArray, **columns: Any
     ) -> SetupArrays:
-        """Setups of one workload; `mode` (rows,) numbers `modes`, `columns` are the other
-        fields."""
+        """Return setups of one workload.
+
+        `mode` (rows,) are positions in `modes`. `columns` are the other fields of the class.
+        """
         groups = Keys.of([variant(workload, one) for one in modes])
         return cls(workloads=groups.take(mode), **columns)
 
@@ -92,26 +99,26 @@ class SetupArrays:
         return tuple(workload_and_mode(name)[1] for name in self.workloads.names)
 
     def dense(self) -> SetupArrays:
-        """The same setups in the modes of plain data parallelism with which theirs are compared."""
+        """Return the setups in the dense modes with which their modes are compared."""
         pairs = (workload_and_mode(name) for name in self.workloads.names)
         table = Keys.of([variant(workload, mode.dense) for workload, mode in pairs])
         return replace(self, workloads=table.take(self.workloads.codes))
 
     @property
     def types(self) -> tuple[tuple[str, ...], ...]:
-        """Each row's instance type by member."""
+        """The instance types of each row's members."""
         return tuple(
             tuple(self.names[one] for one in row if one >= 0) for row in self.kind.tolist()
         )
 
     @property
     def met_types(self) -> set[str]:
-        """Instance types that some row has."""
+        """The instance types that occur in any row."""
         return {self.names[at] for at in np.unique(self.kind[self.kind >= 0]).tolist()}
 
     @property
     def present(self) -> BoolArray:
-        """(rows, members): is there an instance?"""
+        """(rows, members) True for members, False for padding."""
         return self.layout > 0
 
     @property
@@ -132,7 +139,7 @@ class SetupArrays:
         )
 
     def pairs(self) -> Iterator[tuple[str, str, tuple[IntArray, IntArray]]]:
-        """Each workload with each instance type that it meets, and (rows, members) where."""
+        """Yield each occurring pair of group and instance type with its (rows, members) indices."""
         code = self._pair
         for one, workload, name in self._met(code):
             rows, members = np.nonzero(code == one)
@@ -141,8 +148,10 @@ class SetupArrays:
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], padded: Sequence[float]
     ) -> tuple[FloatArray, ...]:
-        """Return (rows, members) of each value by workload and instance type, `padded`
-        elsewhere."""
+        """Return a (rows, members) array for each value that `value(group, type)` returns.
+
+        `padded` are the values for padding.
+        """
         code = self._pair
         table = np.tile(
             np.array(padded, dtype=float)[:, None], len(self.workloads.names) * len(self.names) + 1
@@ -152,12 +161,12 @@ class SetupArrays:
         return tuple(own[code] for own in table)
 
     def by_type(self, value: Mapping[str, float], padded: float) -> FloatArray:
-        """(rows, members) the value of each member's type, `padded` where there is none."""
+        """Return (rows, members) the value of each member's type, or `padded` for padding."""
         known = np.array([value[name] for name in self.names] + [padded], dtype=float)
         return np.asarray(known[self.kind], dtype=float)
 
     def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> SetupArrays:
-        """The rows at these positions."""
+        """Return the rows at these positions."""
         used = np.flatnonzero((self.kind[picked] >= 0).any(axis=0))
         width = int(used[-1]) + 1 if len(used) else 1
         return SetupArrays(
@@ -172,7 +181,7 @@ class SetupArrays:
 
     @property
     def _pair(self) -> IntArray:
-        """(rows, members) a number of each workload with each type; the last where padded."""
+        """(rows, members) a number for the pair of group and type; the largest for padding."""
         many = len(self.names)
         code = self.workloads.codes[:, None] * many + self.kind
         return np.asarray(
@@ -190,10 +199,12 @@ class SetupArrays:
 
 
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
-    """Parse the measurement columns; `devices` by instance type stands in for an empty layout.
+    """Parse measurement columns into setups, with each workload in its group (`variant`).
 
-    A workload in another mode than plain data parallelism in fp32 is another one (`variant`).
-    Raises ValueError on a missing column or on text that is not of the contract's form.
+    `devices` is the number of devices of each instance type, used where the layout is empty.
+
+    Raises:
+        ValueError: if a column is missing or a text cannot be parsed.
     """
     missing = [
         name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns
@@ -225,7 +236,7 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
 
 
 def variants_of(frame: pd.DataFrame) -> list[str]:
-    """The name of each row's group."""
+    """Return the name of each row's group."""
     if not len(frame):
         return []
     rows, which = numbered(zip(frame["workload"].astype(str), modes_of(frame), strict=True))
@@ -234,7 +245,10 @@ def variants_of(frame: pd.DataFrame) -> list[str]:
 
 
 def as_variants(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rename the workloads of rows in other known modes to their groups' names."""
+    """Return the frame with workloads renamed to their groups and modes set to the default.
+
+    Rows in unknown modes stay unchanged.
+    """
     if not len(frame):
         return frame
     other = np.array([mode in MODES[1:] for mode in modes_of(frame)])

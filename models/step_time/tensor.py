@@ -1,4 +1,4 @@
-"""Elements that tensor parallelism sends, before any run; P ranks.
+"""Compute the prior number of elements that tensor parallelism sends on P ranks.
 
 A linear layer of K to N features has inputs |X| = rows K and outputs |Y| = rows N, of all ranks'
 samples, and weights |W| = K N:
@@ -9,8 +9,8 @@ samples, and weights |W| = K N:
     tensor-1d                2 (P - 1) / P |X| of the first layer of a pair and 2 (P - 1) / P |Y| of
                              the second, forward and backward [Shoeybi et al. 2019]
 
-Ranks of a row are numbered consecutively, then those of a column. Only exchanges with ranks on
-other machines leave a machine. Biases, LayerNorms and the ends of a sequence are left out [D].
+Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines leave a
+machine. Biases, LayerNorms and the ends of a sequence are left out [D].
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _BYTES_PER_VALUE = 4.0
 
 
 class Volumes(NamedTuple):
-    """Elements of a workload's divided layers: weights, and for one sample inputs and pairs.
+    """The numbers of elements in a workload's divided layers.
 
-    `pairs` are inputs of the first and outputs of the second layer of each pair.
+    `weights` are all weights. `inputs` are the inputs of all layers for one sample. `pairs` are the
+    inputs of the first and the outputs of the second layer of each pair, for one sample.
     """
 
     weights: float = 0.0
@@ -52,11 +53,18 @@ def machine_bytes(
     most: FloatArray,
     samples: FloatArray,
 ) -> FloatArray:
-    """Return (rows,) bytes that a machine of `most` devices sends in a step.
+    """Return (rows,) bytes that a machine sends in a step; NaN if the ranks form no grid.
 
-    Whole layers are sent as in DDP.
-    `samples` of a device are over all accumulation steps; weights are of one micro-step, see
-    `weight_bytes`. NaN if the ranks are no grid.
+    Gradients of undivided layers are sent as in DDP. Weights are counted for one micro-step; see
+    `weight_bytes` for further micro-steps.
+
+    Args:
+        strategy: a tensor-parallel strategy.
+        volumes: elements of the divided layers.
+        gradient_bytes: bytes of all gradients.
+        ranks: (rows,) ranks of the setup.
+        most: (rows,) devices of a machine.
+        samples: (rows,) samples of a device in all accumulation steps.
     """
     found = np.full(len(ranks), np.nan)
     for many, each in sorted({(int(a), int(b)) for a, b in zip(ranks, most, strict=True)}):
@@ -66,7 +74,7 @@ def machine_bytes(
         at = np.flatnonzero((ranks == many) & (most == each))
         _, columns, depth = shape
         rest = max(gradient_bytes / _BYTES_PER_VALUE - volumes.weights, 0.0)
-        # one rank of a machine sends to another machine
+        # a ring over all ranks: one rank of each machine sends to another machine
         ring = 2 * (many - 1) / many * rest * (many > each)
         if strategy == TENSOR_1D:
             of_rank = 2 * (many - 1) * volumes.pairs * samples[at] * _outside(many, 1, each)
@@ -86,9 +94,10 @@ def machine_bytes(
 def weight_bytes(
     strategy: str, weights: float, *, ranks: FloatArray, most: FloatArray
 ) -> FloatArray:
-    """Return (rows,) bytes of weights that a machine sends in each further micro-step.
+    """Return (rows,) bytes of weights that a machine sends in each micro-step after the first.
 
-    SUMMA gathers weights forward and backward and scatters their gradients. NaN as `machine_bytes`.
+    SUMMA gathers weights forward and backward and scatters their gradients. NaN if the ranks form
+    no grid. Arguments as in `machine_bytes`.
     """
     found = np.full(len(ranks), np.nan)
     for many, each in sorted({(int(a), int(b)) for a, b in zip(ranks, most, strict=True)}):
@@ -105,6 +114,9 @@ def weight_bytes(
 
 
 def _outside(peers: int, apart: int, devices: int) -> float:
-    """Return the fraction of a rank's `peers`, `apart` numbers apart, on other machines."""
+    """Return the fraction of a rank's peers that are on other machines.
+
+    The rank numbers of `peers` ranks are `apart` from each other; a machine has `devices` ranks.
+    """
     beside = min(max(devices // apart, 1), peers)
     return (peers - beside) / max(peers - 1, 1)

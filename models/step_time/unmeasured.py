@@ -1,8 +1,8 @@
-"""Predictions of modes without runs: compressed, combined, served, or divided layers.
+"""Make a model predict modes without runs: compression, Adasum, parameter servers, divided layers.
 
-One device computes as in DDP; bytes and compression come from compression.py and tensor.py. The
-response to links is learned from runs of the mode alone, so intervals are those of a workload never
-measured on several devices.
+One device computes as in DDP. Bytes and seconds of compression come from compression.py and
+tensor.py. Only runs of a mode show how it uses links, so intervals are as wide as for a workload
+that was never measured on several devices.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _T = TypeVar("_T")
 
 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
-    """Return the model, able to predict the modes of `workload` that send something else than DDP.
+    """Return a model that also predicts the modes of `workload` whose communication is not DDP's.
 
-    Returns the model itself if there is no such mode to add, or no measured base for it.
+    Returns `model` itself if there is no such mode, or if its single-device mode was not measured.
     """
     facts, memory, alone = model.facts, model.memory, model.facts.alone
     new = {}
@@ -62,12 +62,12 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
 
 
 def _named_too(values: Mapping[str, _T], new: Mapping[str, str]) -> dict[str, _T]:
-    """Add each base's value (a value of `new`) under the new name (its key)."""
+    """Return `values` with copies under new names. `new` maps a new name to the name to copy."""
     return dict(values) | {name: values[base] for name, base in new.items() if base in values}
 
 
 def _sheets_too(sheets: Mapping[str, Sheet], new: Mapping[str, str]) -> dict[str, Sheet]:
-    """The same for data sheets by `kind|workload`."""
+    """Return only the copies of data sheets, whose keys are "kind|workload"; see `_named_too`."""
     return {
         key.replace("|" + base, "|" + name): sheet
         for name, base in new.items()
@@ -79,7 +79,7 @@ def _sheets_too(sheets: Mapping[str, Sheet], new: Mapping[str, str]) -> dict[str
 def _of_pairs(
     values: Mapping[tuple[str, str], _T], new: Mapping[str, str]
 ) -> dict[tuple[str, str], _T]:
-    """The same for values by workload and type."""
+    """Return `values` by (workload, type) with copies under new workloads; see `_named_too`."""
     others = {
         (name, kind): one
         for name, base in new.items()
