@@ -129,7 +129,7 @@ def allow(
     `late` are seconds that may be billed beyond the deadline.
     """
     if usd_per_hour is None or not usd_per_hour > 0 or not math.isfinite(usd_per_hour):
-        why = "its highest price is not known (on demand, which bounds spot; see [ec2] markets)"
+        why = "its highest price is unknown (on-demand prices bound spot; see [ec2] markets)"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s = wished_s

@@ -42,8 +42,8 @@ _ELASTIC_WORK_S = 30.0
 _LEARNING_SHARE = 2 / 3  # largest share of the caps for learning runs
 _PROBE_VALUE = 1.5  # a sweep informs every workload on its cluster
 STOPS = (
-    "the campaign stops: no launch within the caps is expected to change a choice of the table"
-    f" (in {LEAST_CHANCE:.0%} of outcomes, saving {LEAST_REGRET:.1%})"
+    "the campaign stops: no launch within the caps is expected to improve a recommendation"
+    f" (at least {LEAST_CHANCE:.0%} chance to change it, saving {LEAST_REGRET:.1%})"
 )
 
 

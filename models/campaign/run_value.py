@@ -228,8 +228,8 @@ class Knowledge:
             return f"no {run.kind} of {run.label or run.cluster} yet"
         if self.is_modelled(run):
             saved = self.values[run.workload].saves(run)
-            return f"it may change a choice of {run.workload}, and saves {saved:.1%} on average"
-        return "not known well yet"
+            return f"may change a choice of {run.workload}; saves {saved:.1%} on average"
+        return "little is known about this setup"
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:

@@ -86,7 +86,7 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
     types = parse_cluster(str(run["cluster"]))
     node, above = _slowest_machine(run, types)
     if above > max(_LEAST_APART, np.nan_to_num(_number(run, "step_spread"))):
-        detail = f"node {node} ({types[node]}) computes {above:.0%} slower than its equals"
+        detail = f"node {node} ({types[node]}) computes {above:.0%} slower than equal machines"
         return "machine", detail, types[node]
     step_s, sync_s = float(run["step_s"]), _number(run, "sync_s")
     exposed_s = float(expected["exposed_communication_s"])

@@ -94,7 +94,9 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
         ValueError: if the range is empty or starts below 1.
     """
     if not 1 <= least <= most:
-        raise ValueError(f"global batch [{least}, {most}] is no range of at least 1")
+        raise ValueError(
+            f"global batch {least} to {most} is no valid range: it needs 1 <= least <= most"
+        )
     doublings = [least * 2**power for power in range((most // least).bit_length())]
     return tuple(sorted({batch for batch in doublings if batch <= most} | {most}))
 

@@ -145,7 +145,7 @@ def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
 def nothing_to_choose(setups: int) -> str:
     """Explain why there is nothing to rank; `setups` is the number of candidates."""
     if setups == 0:
-        return "no cluster on offer can be had here; more instance types would help"
+        return "no cluster on offer can be launched here; more instance types would help"
     return "no cluster on offer has a known price; a price would help"
 
 

@@ -86,7 +86,7 @@ def halvings(machines: int, size: float) -> tuple[Round, ...]:
         ValueError: if the number of machines is not a power of two, or is 1.
     """
     if machines < 2 or machines & (machines - 1):
-        raise ValueError(f"{machines} machines: halves are exchanged by a power of two of them")
+        raise ValueError(f"{machines} machines cannot run Adasum: it needs 2, 4, 8, ... machines")
     rounds = []
     for distance in (1 << level for level in range(machines.bit_length() - 1)):
         peers = tuple((at, at ^ distance) for at in range(machines) if not at & distance)
@@ -147,7 +147,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
         ValueError: if there are fewer than two sweeps.
     """
     if len(sweeps) < 2:
-        raise ValueError(f"{len(sweeps)} sweep: two or more show the noise")
+        raise ValueError(f"{len(sweeps)} sweeps are too few: two or more are needed")
     unchanged = tuple(range(sweeps[0].machines))
     gains = []
     for left_out, sweep in enumerate(sweeps):

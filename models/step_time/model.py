@@ -297,7 +297,9 @@ class StepTimeModel:
             ValueError: if there are more than 4,000 setups, or as in `predict`.
         """
         if len(setups) > MOST_JOINT:
-            raise ValueError(f"{len(setups)} setups at once: at most {MOST_JOINT} jointly")
+            raise ValueError(
+                f"{len(setups)} setups are too many: joint takes at most {MOST_JOINT} setups"
+            )
         many, arrays = len(setups), self._read(setups)
         mean, noise, wider, computed = np.zeros((4, many))
         slopes = np.zeros((many, self.regression.columns.count))

@@ -210,7 +210,7 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
         name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns
     ]
     if missing:
-        raise ValueError(f"setups lack the column {missing[0]!r}")
+        raise ValueError(f"the setups have no column {missing[0]!r}")
     clusters, batches = (
         [str(value) for value in frame[name].tolist()] for name in ("cluster", "batch_per_device")
     )

@@ -68,8 +68,8 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
     able = {workload.name for workload in workspace.measurable}
     if wish.workload in workspace.settings.workloads.keys() - able:
         raise SettingsError(
-            f"{wish.workload} has no entrypoint: state one under [workloads.{wish.workload}] in"
-            " srift.toml, or `srift import` measurements of it"
+            f"{wish.workload} has no entrypoint: set it under [workloads.{wish.workload}] in"
+            " srift.toml, or load measurements with `srift import FILE`"
         )
     if wish.workload not in able:
         near = nearest_names(wish.workload, able)
@@ -91,7 +91,9 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
     sold = for_sale(workspace, offers)
     cluster = _cheapest(names, sold) or _cheapest(names, offers)
     if cluster is None:
-        raise SettingsError(f"--on {text}: not sold with a known price in one zone and market")
+        raise SettingsError(
+            f"--on {text}: no zone and market sells these machines at a known price"
+        )
     why, most = workspace.provider.launches(cluster), workspace.settings.campaign.max_hosts
     if len(names) > most:
         why = f"a campaign launches at most {most} machines ([campaign] max_hosts)"
@@ -253,7 +255,9 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         limit = "" if goal.limit is None else f" {goal.limit:g} {goal.constraint}"
         if not found["runs"]:
             why = "its choice is settled" if found["settled"] else found["reason"]
-            reporter().say(f"{name}, {goal.goal}{limit}: {why or 'no few runs would settle it'}")
+            reporter().say(
+                f"{name}, {goal.goal}{limit}: {why or 'a few runs would not settle the choice'}"
+            )
         for row in found["runs"]:
             cluster, run = row["planned"]
             run = replace(run, reason=f"a pilot of {goal.goal}{limit}")

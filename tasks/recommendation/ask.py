@@ -63,7 +63,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     workload = _workload(workspace, question)
     if champion is None:
         command = refresh_command(provider, "0")
-        raise WarehouseMissing(f"no model of {provider} machines is in force: run `{command}`")
+        raise WarehouseMissing(f"there is no model of {provider} machines yet: run `{command}`")
     if name not in workspace.settings.workloads:  # an import states no modes: allow all measured
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
     # The file is opened once, and closed before the slow part, so that others can write.
@@ -90,7 +90,7 @@ def _fitted_on_public(workspace: Workspace) -> Champion | None:
     """Store the current prices, fit the first model to public data, and return it."""
     now = datetime.now(UTC)
     name = workspace.provider.name
-    reporter().say(f"no model of {name} machines is in force: fitting one on public step times")
+    reporter().say(f"there is no model of {name} machines yet: fitting one to public step times")
     note_definitions(workspace, now)
     reporter().say(snapshot_offers(workspace, new_refresh_id(now), now, buying=False))
     return first_champion(workspace, now)
@@ -124,7 +124,7 @@ def _imported(workspace: Workspace, name: str, samples: int | None, batch: int |
         samples = int(known[name])
     if samples is None or batch is None:
         raise SettingsError(
-            f"{name!r} is known by imports alone: add --samples N --batch B, or state `samples` and"
+            f"{name!r} is known from imports only: add --samples N --batch B, or set `samples` and"
             f" `global_batch` under [workloads.{name}] in srift.toml"
         )
     return Workload(

@@ -100,10 +100,12 @@ def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str)
     if not others:
         return local, ""
     if local not in providers:
-        return others[0], f"{workload} is known on {others[0]} alone: this is its answer"
+        return others[
+            0
+        ], f"{workload} has data on {others[0]} only: this answer is for that provider"
     return local, (
-        f"{workload} is known on {' and '.join(providers)}: this is the answer of {local};"
-        f" --provider {others[0]} asks the other"
+        f"{workload} has data on {' and '.join(providers)}: this answer is for {local};"
+        f" use --provider {others[0]} to ask the other"
     )
 
 

@@ -95,7 +95,7 @@ def _pilots(
     if infeasible and not in_doubt and found.regret < SETTLED:
         return _no_runs(str(first["reason"]))
     if not found.chosen and chance is not None and chance < _HELPS:
-        return _no_runs("no cluster may meet the constraint, whatever a run shows")
+        return _no_runs("no cluster is likely to meet the constraint, whatever a run shows")
     answer: Found = {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
     if not found.chosen:
         return answer
@@ -181,8 +181,8 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
     """Return the runs that a campaign for this workload alone would buy: profiles first."""
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:
-        return _no_runs("nothing tells how long this workload takes; an import of its"
-                        " flops_per_sample or of measurements would")  # fmt: skip
+        return _no_runs("the speed of this workload is unknown; import its flops_per_sample"
+                        " or measurements with `srift import FILE`")  # fmt: skip
     frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
     settings = workspace.settings.campaign
     campaign = CampaignLimits(

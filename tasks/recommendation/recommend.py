@@ -105,18 +105,20 @@ class Case:
         if guessed:  # a guess uses fp32 rates, so it is only made for plain DDP in fp32
             plain = workload.modes == (Mode(),) and not able.modes_of(workload.name)
             model = introduced(able, workload) if plain else None
-            notes.append("a first guess from its FLOPs: it was never measured here")
+            notes.append(
+                "a first guess from its FLOPs, because the workload was never measured here"
+            )
         else:
             workload = able.as_measured(workload)
         if only_public(self.workspace.warehouse, self.workspace.provider.name, workload.name):
-            notes.append(f"predicted from {ORIGIN}: nothing of it was measured or imported here")
+            notes.append(f"predicted from {ORIGIN}: no run of it was measured or imported here")
         unmeasured = [str(mode) for mode in self.workload.modes if mode not in workload.modes]
         devices = {offer.instance_type.device for offer in known}
         measured = {offer.instance_type.device for offer in known if _measured(champion, offer)}
         sheets = sorted(devices - measured)
         left_out = sorted({offer.instance_type.device for offer in self.offers} - devices)
         for what, names in (
-            ("never measured, and not compared, in", unmeasured),
+            ("not compared, because never measured, in", unmeasured),
             ("compared by data sheet alone:", sheets),
             ("not compared, without run or data sheet:", left_out),
         ):

@@ -63,7 +63,7 @@ def size(
     }
     notes = _notes(found.pop("unknown"), found["scaling"])
     if only_public(workspace.warehouse, provider, name):
-        notes.insert(0, f"all runs of it are {ORIGIN}")
+        notes.insert(0, f"all runs of this workload are {ORIGIN}")
     return {"workload": name, "provider": provider, "formulas": FORMULAS, **found, "notes": notes}
 
 

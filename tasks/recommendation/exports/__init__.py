@@ -1,4 +1,4 @@
-"""`srift export`: a published recommendation as a file for another tool."""
+"""Convert a published recommendation into a file for another tool (`srift export`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ TARGETS = {one.__name__: one for one in (skypilot, sagemaker, karpenter, torchru
 
 
 def export(selection: Selection, target: str) -> tuple[dict[str, Any], str]:
-    """Return the JSON document of the export, and the text of its file."""
+    """Return the JSON document of the export and the text of its file.
+
+    Raises:
+        SettingsError: if `target` is not one of TARGETS.
+        ExportRefused: if the target cannot represent the recommendation.
+    """
     if target not in TARGETS:
         raise SettingsError(f"no export to {target!r}; {nearest_names(target, TARGETS)}")
     document, text = TARGETS[target](selection)

@@ -1,4 +1,4 @@
-"""An EC2 Fleet request: all machines at once in one zone, or none."""
+"""Export an EC2 Fleet request, which gets all machines at once in one zone, or none."""
 
 from __future__ import annotations
 

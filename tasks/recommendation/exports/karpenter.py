@@ -1,9 +1,9 @@
-"""Karpenter NodePools, and NodeOverlays that make Karpenter prefer the cheapest job.
+"""Export Karpenter NodePools, and NodeOverlays that make Karpenter prefer the cheapest job.
 
-Karpenter buys the type with the lowest price. An overlay adds to the price of a type the share by
-which the job takes more machine hours on it than on the fastest type, so that the lowest price is
-the cheapest job at any price level. For a goal of hours the overlay states a price in proportion
-to the hours.
+Karpenter buys the type with the lowest price. An overlay raises the price of a type in proportion
+to the hours that the job takes on it, relative to the fastest type. The lowest adjusted price is
+then the cheapest job, also after prices change. If the goal is about hours, the overlay states a
+price in proportion to the hours.
 """
 
 from __future__ import annotations

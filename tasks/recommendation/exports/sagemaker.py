@@ -1,4 +1,4 @@
-"""The resources of SageMaker training jobs."""
+"""Export the resources of SageMaker training jobs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from .selection import ExportRefused, RankedCluster, Selection
 
 MAX_GROUPS = 5  # instance groups of a training job
 MAX_RUNTIME_S = 28 * 86400
-# A stopped job has cost everything and produced nothing, so the limit only catches hangs.
+# A job that the limit stops costs as much and produces nothing, so the limit only catches hangs.
 RUNTIME_LIMIT_FACTOR = 2.0
 
 
 def sagemaker(selection: Selection) -> tuple[Any, str]:
     """Return parts of CreateTrainingJob requests in order of rank, and their JSON.
 
-    Raises ExportRefused if SageMaker can train no rank.
+    Raises:
+        ExportRefused: if SageMaker cannot train any rank.
     """
     selection.require_cloud("sagemaker", one_type=False)
     offered = shape_of("sagemaker", "TrainingInstanceType").enum
@@ -46,6 +47,7 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
 
 
 def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
+    """Return why SageMaker cannot train the cluster, or ""; `offered` are its instance types."""
     missing = [f"ml.{kind}" for kind in cluster.types if f"ml.{kind}" not in offered]
     if missing:
         return f"SageMaker does not offer {' and '.join(missing)}"
@@ -57,7 +59,10 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 
 
 def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
-    """Return True if SageMaker may choose between the clusters; it does so on-demand only."""
+    """Return True if one request can let SageMaker choose between the clusters.
+
+    SageMaker chooses between single-type on-demand clusters only.
+    """
     if first.market != "on-demand" or len(first.types) > 1 or first.types == other.types:
         return False
     ours, theirs = (

@@ -1,4 +1,4 @@
-"""The published rows that an export uses: the requested rank and those below it."""
+"""Select the published rows that an export uses: the requested rank and lower ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODE = ("accumulation_steps", "precision", "strategy", "switches")
 
 
 class ExportRefused(Exception):
-    """The target cannot represent the recommendation."""
+    """Raised if the target cannot represent the recommendation."""
 
     exit_code = 1
 
@@ -32,8 +32,8 @@ class RankedCluster:
     """A published row with its cluster.
 
     `layout` and `batches` have one entry for each machine, `offers` one for each group of machines.
-    `zone` is None if the price holds in the whole region. `training` is equal for two clusters that
-    the same command trains.
+    `zone` is None if the price holds in the whole region. `training` is equal for two clusters on
+    which the same command trains.
     """
 
     def __init__(self, row: Row) -> None:
@@ -51,7 +51,7 @@ class RankedCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for a training script."""
+        """The environment variables that tell a training script its batch and mode."""
         names = ("batch_per_device", *MODE)
         return {f"SRIFT_{name.upper()}": str(self.row[name]) for name in names}
 
@@ -72,7 +72,7 @@ class Selection:
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """The candidates of one instance type that the same command trains."""
+        """The candidates of one instance type on which the same command trains."""
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
 
@@ -147,9 +147,11 @@ def select(
 ) -> Selection:
     """Return the requested published row and the other ranks of its goal.
 
+    `workload`, `goal` and `provider` choose the rows; None matches any value.
+
     Raises:
-        SettingsError: the names match no row, or rows of several goals or providers.
-        ExportRefused: no cluster meets the goal.
+        SettingsError: if no row matches, or rows of several goals or providers match.
+        ExportRefused: if no cluster meets the goal.
     """
     for column, wanted in (("workload", workload), ("provider", provider)):
         known = sorted({str(row[column]) for row in rows})

@@ -1,4 +1,4 @@
-"""A SkyPilot task."""
+"""Export a SkyPilot task."""
 
 from __future__ import annotations
 

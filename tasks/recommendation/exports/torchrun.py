@@ -1,4 +1,4 @@
-"""A Python file with the batch share of each torchrun process, and the command for each machine."""
+"""Export a Python file with the batch share of each torchrun process, and all start commands."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def torchrun(selection: Selection) -> tuple[Any, str]:
 
 
 def _training_notes(row: Row) -> list[str]:
-    """Return what the file does not do itself."""
+    """Return notes on what the user's script must do, because the file does not do it."""
     precision, notes = row["precision"], []
     if precision == "fp32":
         notes.append("fp32 was measured with TF32 disabled")

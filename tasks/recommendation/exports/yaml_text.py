@@ -1,4 +1,4 @@
-"""YAML for tools that people read and edit."""
+"""Write YAML that people can read and edit."""
 
 from __future__ import annotations
 
