@@ -16,7 +16,7 @@ from datetime import datetime
 
 from ..domain.cluster import Cluster, Offer
 
-_MINUTE_S = 60.0  # a machine ends itself after whole minutes, and AWS bills one at least
+_MINUTE_S = 60.0  # machines stop themselves after whole minutes; AWS bills at least one
 # The timer starts after the boot, and the shutdown follows it: three minutes and one are generous.
 LATE_S = 240.0
 

@@ -203,7 +203,7 @@ def learning_launches(
     for name in dict.fromkeys(workload.name for workload, _ in wanted):
         modes = [pair for pair in wanted if pair[0].name == name]
         for count, pair in product(range(len(modes), 0, -1), pairs):
-            runs: dict[tuple[Mode, int], PlannedRun] = {}  # several modes share the dense one
+            runs: dict[tuple[Mode, int], PlannedRun] = {}  # several modes share a dense mode
             for job, mode in modes[:count]:
                 for run in learning_runs(job, mode, pair, limits.costs):
                     runs.setdefault((run.mode, run.seed), run)

@@ -58,7 +58,7 @@ class Costs:
         return max(self.minimum_s, self.launch_s + run_s)
 
 
-# Linux machines on EC2 are billed by the second from one minute on; the times to start are priors.
+# EC2 bills Linux machines by the second, but at least one minute. The start-up times are priors.
 EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 
 

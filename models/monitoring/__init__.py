@@ -1,1 +1,1 @@
-"""Cross-validation, promotion, backtests, drift, slow runs, regret."""
+"""Judge the model in use: cross-validation, promotion, backtests, drift, slow runs, regret."""

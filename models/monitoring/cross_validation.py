@@ -133,7 +133,7 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
     """
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):  # an end at 0 has no narrower intervals
+    with np.errstate(divide="ignore", invalid="ignore"):  # lower end 0: no log
         middle, sd = np.log(low * high) / 2, np.log(high / low) / (2 * Z_90)
         deviations = np.abs(np.log(measured) - middle) / sd
     return {

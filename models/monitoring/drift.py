@@ -78,6 +78,7 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
 
 
 def _measures(runs: pd.DataFrame) -> Row:
+    """Return counts, direction and chance of the runs outside their intervals."""
     slower = runs["measured_s"] > runs["step_high_s"]
     faster = runs["measured_s"] < runs["step_low_s"]
     less, more = sorted([int(slower.sum()), int(faster.sum())])
@@ -133,7 +134,7 @@ def _settled(group: Group, row: Row, before: Since) -> Row:
 
 
 def drift_sentence(row: Mapping[str, Any]) -> str:
-    """Describe a drifting row of the mart `drift`."""
+    """Return a sentence that describes a drifting row of the mart `drift`."""
     place = f"{row['instance_type']} in {row['zone'] or 'unknown zone'}"
     return (
         f"drift since {row['since']:%Y-%m-%d %H:%M} UTC:"

@@ -69,7 +69,7 @@ def alarms(
 
 
 def sentence(row: Row) -> str:
-    """Describe a row of the mart `alarms`."""
+    """Return a sentence that describes a row of the mart `alarms`."""
     return (
         f"slow run {row['run_id']} at {row['measured_at']:%Y-%m-%d %H:%M} UTC: {row['workload']} on"
         f" {row['cluster']} took {row['measured_s']:.3g} s a step,"
@@ -78,6 +78,7 @@ def sentence(row: Row) -> str:
 
 
 def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> Cause:
+    """Return the first cause of the module's list that applies to a slow run."""
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:
         return "host", f"the host took {taken:.0%} of the processor time away", ""
@@ -143,7 +144,7 @@ def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
     """
     seconds = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(str(run["layout"]), len(types), "layout")
-    if len(seconds) != sum(used):  # a run without seconds of each device
+    if len(seconds) != sum(used):  # the run did not record the seconds of each device
         return 0, 0.0
     seconds = np.maximum.reduceat(seconds, np.cumsum([0, *used[:-1]]))
     shares = parse_numbers(str(run["batch_per_device"]), len(types), "batch_per_device")

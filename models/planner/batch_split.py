@@ -24,7 +24,7 @@ from ..step_time.model import StepTimeModel
 from ..step_time.setup_arrays import SetupArrays
 
 _LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split must stay finite
-_ROUNDING = 1e-9  # of a sample, or relative of a second
+_ROUNDING = 1e-9  # tolerance in samples
 ACCUMULATION_STEPS = (1, 2, 4)
 
 Line = tuple[float, float]  # (a, k): forward and backward of one device take a + k * batch seconds

@@ -26,7 +26,7 @@ from ..domain.numeric import BoolArray, FloatArray
 
 EVEN_ODDS = 0.5  # without a required probability, a choice with a smaller chance gets a warning
 _ROUNDING = 1e-12
-_LEAST_SD, _FAR_BELOW = 1e-6, 1e3  # in logs
+_LEAST_SD, _FAR_BELOW = 1e-6, 1e3  # in logs: keep the normal density and its argument finite
 
 
 class Rule(Protocol):

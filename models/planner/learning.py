@@ -30,7 +30,10 @@ _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Mean losses after `steps` steps; `loss` is infinite if training diverged."""
+    """The mean losses of a strategy and of DDP (`dense`) after `steps` steps.
+
+    `loss` is infinite if training diverged. `allowed` is the largest loss that passes.
+    """
 
     steps: int
     loss: float

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..domain.numeric import FloatArray, IntArray
 
-EXACT = 8  # machines: 40,320 orders
+EXACT = 8  # most machines for which all orders are compared: 40,320 orders
 # Share of the seconds that a new order must save: a smaller gain does not justify runs in different
 # orders, which are harder to compare.
 LEAST_GAIN = 0.05

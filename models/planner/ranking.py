@@ -190,6 +190,7 @@ def summary(costs: JobCosts, at: int) -> Row:
 
 
 def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
+    """Return the published columns of the setup at position `at` that need no comparison."""
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
     bill = _bill(setup, float(costs.hours[at]))
     hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))

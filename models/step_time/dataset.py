@@ -385,7 +385,9 @@ def _cap(counts: IntArray, most: int) -> int:
     """
     ascending = np.sort(counts)
     before = np.cumsum(ascending) - ascending
-    caps = (most - before) // np.arange(len(counts), 0, -1)  # if this and larger ones are cut
+    caps = (most - before) // np.arange(
+        len(counts), 0, -1
+    )  # cap if this and larger workloads are cut
     return max(int(caps[np.flatnonzero(caps < ascending)[0]]), 1)
 
 

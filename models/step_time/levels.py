@@ -112,7 +112,7 @@ class Block:
     name: tuple[str, str]
     at: IntArray  # positions of the rows
     columns: IntArray  # positions in z
-    factor: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # Cholesky of K_c
+    factor: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # Cholesky factor of K_c
     slopes: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # J_c
     off: FloatArray = field(default_factory=lambda: np.zeros(0))  # log measured - log formula at z
     # (rows,) factors on the variance of the noise: above 1 for outliers
@@ -149,7 +149,7 @@ def _whitened(factor: FloatArray, place: IntArray, weighed: FloatArray) -> Float
 
 
 def distinct(features: FloatArray) -> tuple[FloatArray, IntArray]:
-    """Return (places, features) distinct features, and (rows,) the place of each row."""
+    """Return the distinct rows (places, features), and (rows,) the place of each row."""
     found, place = np.unique(features, axis=0, return_inverse=True)
     return found, np.asarray(place, dtype=np.intp).reshape(-1)
 
@@ -261,7 +261,7 @@ class Regression:
         self.precision = np.eye(self.columns.count)
         self.prior = np.ones(self.columns.count)  # prior precisions of z, with Student's tails
 
-    # values and slopes
+    # values and derivatives of the formula
 
     def times(self, rows: Rows, workload: str, kind: str, drift: FloatArray) -> Times:
         """Return the times of `rows`, all of one cell, by the formula with learned parameters.
@@ -334,7 +334,7 @@ class Regression:
         for block, size in zip(blocks, sizes, strict=True):
             own = slice(first, first := first + size)
             moved = self.log_alone(block.name[0], z) - self.alone[block.name[0]][0]
-            drift[own] = np.append(moved, 0.0)[place[own]]  # place -1: no drift
+            drift[own] = np.append(moved, 0.0)[place[own]]  # padding (-1) reads the appended 0
         return rows, np.repeat(np.reshape(values, (-1, len(NAMES))), sizes, axis=0), drift, place
 
     def _sides(

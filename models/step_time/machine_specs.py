@@ -62,7 +62,7 @@ def _positive(value: object) -> float | None:
 
 
 def _device(row: _Row) -> str:
-    # EC2 writes L4 where others write l4
+    # EC2 writes "L4", other sources write "l4"
     stated = str(row.get("device", _NO_DEVICE)).strip().lower()
     return "" if stated in _UNKNOWN else stated
 

@@ -140,7 +140,7 @@ class MemoryModel:
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
         ran = (
             () if mode.divided else self.ran.get(workload, ())
-        )  # on more ranks a divided layer gathers more
+        )  # earlier runs bound no divided layer, which gathers more on more ranks
         if accumulates:
             # runs of one micro-step: fewer samples would also fit with whole gradients
             least = [
@@ -285,6 +285,7 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
 
 
 def _profiled(profiles: pd.DataFrame, sizes: Mapping[str, Held]) -> dict[tuple[str, str], Line]:
+    """Return the lines fitted to profiled peaks, by workload and instance type."""
     if "peak_bytes" not in profiles:
         return {}
     peaks = profiles[["workload", "instance_type", "batch", "peak_bytes"]].dropna()

@@ -216,6 +216,7 @@ class StepTimeModel:
         )
 
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
+        """Return the columns of `predict` for one chunk of setups."""
         many = len(arrays.workloads)
         mean, variance, formula, compute, slowest, communication, uneven, input_part = np.zeros(
             (8, many)
@@ -276,7 +277,9 @@ class StepTimeModel:
         Faster than `predict_arrays`, because corrections by similar measured setups are left out.
         """
         found, computed = np.empty((2, len(arrays.workloads)))
-        alike = np.lexsort((arrays.kind[:, 0], arrays.workloads.codes))  # few cells a chunk
+        alike = np.lexsort(
+            (arrays.kind[:, 0], arrays.workloads.codes)
+        )  # so that a chunk has few cells
         for chunk in (alike[one] for one in _chunks(arrays, _MANY)):
             rows, points, _ = self.facts.lay_out(arrays.take(chunk))
             for (workload, kind), at in _cells(rows):
@@ -355,6 +358,7 @@ class StepTimeModel:
         return drawn
 
     def _draw(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
+        """Return (rows, count) joint draws for one chunk of setups."""
         many, half = len(arrays.workloads), (count + 1) // 2
         root = np.linalg.cholesky(self._covariance)
         shared = root @ np.random.default_rng([seed, 0]).standard_normal((len(root), half))
@@ -485,7 +489,7 @@ class StepTimeModel:
             variant(workload, mode), instance_type, batch, ranks, accumulates=accumulates
         )
 
-    # how they come about
+    # internals of the predictions
 
     def _require(self, workloads: Iterable[str], types: Iterable[str]) -> None:
         require_known(list(workloads), self.workloads, "workload")
@@ -500,6 +504,7 @@ class StepTimeModel:
                 )
 
     def _read(self, setups: pd.DataFrame) -> SetupArrays:
+        """Parse setups and check that the model can predict them; raises as `predict`."""
         other = {str(one) for one in column(setups, "provider", self.provider)} - {
             self.provider,
             "",
@@ -809,10 +814,10 @@ class _Alone:
     """The one-device log seconds of each row's slowest member, without the part that z has."""
 
     asked: Points
-    tied: FloatArray  # (asked, columns)
-    point: IntArray  # (rows,) into `asked`
+    tied: FloatArray  # (asked, columns) derivatives of log seconds with respect to z
+    point: IntArray  # (rows,) positions in `asked`
     slope: FloatArray  # (rows,) derivative of log step with respect to the member's log seconds
-    variance: FloatArray  # (rows,)
+    variance: FloatArray  # (rows,) of log step, because of these seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

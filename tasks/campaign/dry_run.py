@@ -128,7 +128,7 @@ def _requests(
         subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in sorted(zones)},
         types={kind: TypeFacts(grouped=False, efa_cards=()) for kind in kinds},
         image={"ImageId": f"(the image of {ec2.ami_parameter})"},
-        role_id="AROAEXAMPLE",  # user-data takes nothing in brackets
+        role_id="AROAEXAMPLE",  # user-data rejects values in brackets
         controller="(this home)",
         lease_id=name,
         deadline_unix=int(datetime.now(UTC).timestamp() + deadline_s),

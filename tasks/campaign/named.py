@@ -79,6 +79,7 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
 
 
 def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluster:
+    """Return the cluster that `text` names; raises as `clusters_of`."""
     known = {offer.instance_type.name for offer in offers}
     try:
         names = parse_cluster(text)

@@ -1,1 +1,1 @@
-"""Asking the champion, pilots, and the published table."""
+"""Answer questions with the champion, name pilots, and publish the table."""

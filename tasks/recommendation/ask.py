@@ -114,6 +114,7 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
 
 
 def _imported(workspace: Workspace, name: str, samples: int | None, batch: int | None) -> Workload:
+    """Return an imported workload; `samples` and `batch` override or complete its facts."""
     provider, facts = workspace.provider.name, list[dict[str, Any]]()
     if workspace.warehouse.exists():
         facts = rows_of(mart(workspace.warehouse, "workloads", provider=provider, digest=IMPORTED))

@@ -39,6 +39,7 @@ def karpenter(selection: Selection) -> tuple[Any, str]:
 
 
 def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
+    """Return a NodePool for `ranks` of one market; Karpenter tries a higher `weight` first."""
     name = f"{name}-{ranks[0].market}"
     zones = [one.zone for one in ranks]
     requirements = [

@@ -72,6 +72,7 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
 
 
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
+    """Return the request parts of one job; several `ranks` become instance preferences."""
     first = ranks[0]
     offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]
     groups = [{"InstanceType": f"ml.{kind}", "InstanceCount": int(n)} for kind, n in offers]

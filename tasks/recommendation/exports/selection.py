@@ -120,6 +120,7 @@ class Selection:
 
     @property
     def warnings(self) -> list[str]:
+        """Sentences about an old publication, old prices or a likely missed constraint."""
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(str(row['provider']), '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):

@@ -39,6 +39,7 @@ def _resources(cluster: RankedCluster) -> dict[str, Any]:
 
 
 def _run(cluster: RankedCluster) -> str:
+    """Return the shell command that starts torchrun on each node."""
     devices, before = str(cluster.layout[0]), ""
     if len(set(cluster.layout)) > 1:
         before = f"devices=({' '.join(map(str, cluster.layout))})\n"
