@@ -44,22 +44,27 @@ SELECTION_S_GPU, SELECTION_S_CORE = 0.3e-9, 12e-9
 
 
 def sent_everywhere(strategy: str) -> float:
-    """Return the bytes sent, both inside and between machines, as a fraction of DDP's."""
+    """Return the bytes that a strategy sends, divided by the bytes that DDP sends.
+
+    The fraction is the same for links inside a machine and for links between machines.
+    """
     return {FP16_SENT: 0.5, POWERSGD_SENT: _POWERSGD_PART}.get(strategy, 1.0)
 
 
 def in_turn(strategy: str) -> bool:
     """Return True if the backward pass waits while a bucket is exchanged.
 
-    Compression occupies the computing device. A divided layer waits for the preceding exchange.
+    Compression runs on the device that computes the backward pass. A layer of tensor parallelism
+    needs the result of the exchange before it.
     """
     return strategy in (POWERSGD_SENT, MSTOPK_SENT, *COMBINED, *TENSOR)
 
 
 def beside_gradients(strategy: str) -> float:
-    """Return the bytes that a device holds for the exchange, as a multiple of its gradients [D].
+    """Return the bytes that a device holds for the exchange, divided by its gradient bytes [D].
 
-    These are the buckets, plus residuals, values of a peer, or the weights before the step.
+    The bytes are those of the buckets, plus what the strategy stores in addition: residuals, the
+    values of a peer, or the weights before the step.
     """
     servers = Mode(strategy=strategy).servers
     if servers:  # a server holds its share of a peer's gradients
@@ -68,17 +73,20 @@ def beside_gradients(strategy: str) -> float:
 
 
 def seconds_per_value(machine: Machine) -> float:
-    """Return the seconds of selection per gradient value on one device."""
+    """Return the seconds that one device needs to select among the gradients, per value."""
     return SELECTION_S_GPU if machine.accelerated else SELECTION_S_CORE / min(machine.cores, 1.0)
 
 
 def selection_seconds(
     strategy: str, gradient_bytes: FloatArray, devices: FloatArray, per_value: FloatArray
 ) -> FloatArray:
-    """Return (rows,) seconds of compression or combination in a step.
+    """Return a (rows,) array: the seconds that compression or Adasum adds to each step.
 
-    `gradient_bytes` are already reduced by `sent_everywhere`, `per_value` are `seconds_per_value`.
-    The `devices` of a machine share the selection of ddp-mstopk.
+    Args:
+        strategy: the strategy of all rows.
+        gradient_bytes: (rows,) bytes that were already multiplied by `sent_everywhere`.
+        devices: (rows,) devices of a machine. They share the selection of ddp-mstopk.
+        per_value: (rows,) results of `seconds_per_value`.
     """
     values = gradient_bytes / sent_everywhere(strategy) / _BYTES_PER_VALUE
     if strategy == POWERSGD_SENT:
@@ -89,17 +97,18 @@ def selection_seconds(
 
 
 def sums_everywhere(strategy: str) -> float:
-    """Return the bytes that gloo sends, relative to `dataset.sent_part`.
+    """Return the bytes that gloo sends, divided by the bytes that `dataset.sent_part` assumes.
 
-    Gloo sums at all ranks where NCCL reduces and scatters, so it sends more [torch 2.13].
+    Gloo has no reduce-scatter: it sums all gradients at every rank, so it sends more [torch 2.13].
     """
     return {"fsdp": 2.0 / 1.5, "zero2": 1.5}.get(strategy, 1.0)
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
-    """Return (rows,) bytes that a machine sends to other machines, relative to a ring all-reduce.
+    """Return a (rows,) array: the bytes that a machine sends to other machines, as a ratio.
 
-    The ring all-reduce sends 2 (ranks - 1) / ranks of the gradient bytes.
+    The ratio is to the bytes of a ring all-reduce, which are 2 (ranks - 1) / ranks times the
+    gradient bytes.
     """
     if strategy in COMBINED:
         return np.asarray((machines - 1) / machines * ranks / np.maximum(ranks - 1, 1), dtype=float)

@@ -1,11 +1,11 @@
-"""Turn frames of measurements into training rows: one row per setup, exchanges by workload.
+"""Turn frames of measurements into training rows (one per setup) and exchanges (one per workload).
 
-If there are too many setups, they are thinned evenly by workload, then by layout and type. Each
-workload keeps min(its setups, cap). Random thinning would lose small workloads, pilots and rare
-instance types.
+If there are too many setups, some are left out. Each workload keeps at most `cap` setups, and they
+are spread evenly across its layouts and instance types. A random choice would lose small workloads,
+pilots and rare instance types.
 
-If most runs have a time of the fixed work, seconds are corrected to nominal speed. The usual
-seconds of the fixed work are the instance type's median in the warehouse:
+If most runs recorded a time of the fixed work, all seconds are corrected to nominal speed. The
+usual seconds of the fixed work are the median of the instance type in the warehouse:
 
     nominal seconds = seconds / slowness^beta,    slowness = geometric mean of reference / usual
     beta ~ N(reliability, 0.5^2) and repeats,     reliability = 1 - noise^2 / variance
@@ -31,7 +31,7 @@ from .tensor import NOTHING, Volumes
 
 # Most setups in the regression, whose time and memory grow with their number.
 _MOST_SETUPS = 9000
-# Share of the backward pass in a step: it has two matrix products for each one of the forward pass.
+# Share of the backward pass in a step: it has two matrix products where the forward pass has one.
 BACKWARD_PART = 2 / 3
 _BETA_SD, _MOST_BETA = 0.5, 1.5  # prior standard deviation of beta, and its maximum
 _LEAST_NOISE = 0.01  # least standard deviation of the log step time among repeats
@@ -54,11 +54,11 @@ class TrainingData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """Distinct setups with the median of their runs at nominal speed; arrays are (rows,).
+    """Distinct setups with the median seconds of their runs at nominal speed.
 
-    `sync_s` is NaN if it is unknown. `repeats` is the number of runs of a setup. `speed_sd` is the
-    standard deviation of a run's log seconds that the changing speed of machines causes; 0 if it is
-    unknown.
+    Arrays have shape (rows,), with a row per setup. `sync_s` is NaN if it is unknown. `repeats` is
+    the number of runs of a setup. The speed of a machine changes over time; `speed_sd` is the
+    standard deviation that these changes cause in a run's log seconds, or 0 if it is unknown.
     """
 
     setups: SetupArrays
@@ -67,7 +67,7 @@ class TrainingRows:
     repeats: FloatArray
     spread: FloatArray  # standard deviation of log seconds among repeats; 0 for a single run
     speed_sd: float
-    types: tuple[str, ...]  # all instance types in any frame
+    types: tuple[str, ...]  # the instance types of all runs, profiles and probes
     run_ids: tuple[str, ...]
     provider: str
 
@@ -75,9 +75,10 @@ class TrainingRows:
 def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
     """Return the data with each workload renamed to the group of its mode (see setup_arrays.py).
 
-    Groups get the facts and digest of their workload. A group whose mode needs several devices gets
-    copies of the profiles in the single-device mode; `wanted` names further groups that need
-    profiles. Rows in unknown modes stay unchanged and are not learned from.
+    Groups get the facts and digest of their workload. A profile is measured on one device. A group
+    whose mode needs several devices therefore gets copies of the workload's profiles in the
+    single-device mode. `wanted` names further groups that get such copies. Rows in unknown modes
+    stay unchanged, and the model does not learn from them.
     """
     frames = {name: as_variants(getattr(data, name)) for name in ("runs", "profiles", "buckets")}
     names = {one for frame in frames.values() if len(frame) for one in frame["workload"]}
@@ -97,9 +98,9 @@ def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
 
 
 def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
-    """Return the frame with rows of each workload in `of` replaced.
+    """Return the frame after replacing the rows of each workload that is a key of `of`.
 
-    `of` maps a workload to the workload whose rows are copied.
+    `of` maps the workload to the workload whose rows are copied under its name.
     """
     if not of or "workload" not in frame:
         return frame
@@ -114,7 +115,10 @@ def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
 
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
-    """Return the known digests in `frame`, by its column `name`."""
+    """Return the digest of each definition in `frame`, by the definition's name.
+
+    `name` is the column of the names. Rows without a digest are left out.
+    """
     if "digest" not in frame:
         return {}
     return dict(frame[[name, "digest"]].dropna().itertuples(index=False))
@@ -131,10 +135,11 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowness(measured: pd.DataFrame) -> FloatArray:
-    """Return (rows,) seconds of the fixed work over its usual seconds; NaN if unknown.
+    """Return a (rows,) array: seconds of the fixed work divided by its usual seconds.
 
-    Reads `reference_s` and `usual_reference_s`, each a number or one number per machine. Several
-    machines are averaged geometrically.
+    A row's value is NaN if either number is unknown. The columns `reference_s` and
+    `usual_reference_s` hold a number, or one number per machine. The result for several machines is
+    the geometric mean of their ratios.
     """
     found = np.full(len(measured), np.nan)
     if not {"reference_s", "usual_reference_s"}.issubset(measured.columns):
@@ -152,10 +157,10 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 
 
 def at_nominal_speed(data: TrainingData) -> TrainingData:
-    """Return the data with runs and profiles at nominal speed and a column `speed_sd` in the runs.
+    """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The data is returned unchanged if it was corrected before, or if at most half of the runs have a
-    time of the fixed work.
+    The runs get a column `speed_sd` (see TrainingRows). The data is returned unchanged if it was
+    corrected before, or if at most half of the runs have a time of the fixed work.
     """
     if "speed_sd" in data.runs:
         return data
@@ -178,9 +183,10 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
 
 
 def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
-    """Return the variance of log slowness, and the fraction of it that is not measurement noise.
+    """Return a pair: the variance of log slowness, and its reliability.
 
-    The fraction is the reliability of the module's formula.
+    The reliability is the fraction of the variance that is not measurement noise. `slow` (runs,) is
+    the log slowness of `runs`.
     """
     spread, blocks = (
         pd.to_numeric(column(runs, name, otherwise)).to_numpy(float)
@@ -193,9 +199,10 @@ def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
 
 
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
-    """Return beta: the slope of log step by log slowness among repeats, shrunk to the reliability.
+    """Return beta: how strongly log step seconds rise with log slowness.
 
-    `slow` (rows,) is log slowness. Returns the reliability if no setup ran at two speeds.
+    The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`. If no
+    setup ran at two speeds, `reliability` is returned. `slow` is the log slowness of `runs`.
     """
     step = pd.to_numeric(column(runs, "step_s", np.nan)).to_numpy(float)
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP}).reset_index(
@@ -221,7 +228,9 @@ def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -
 
 
 def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
-    """Return one row per setup, the median of its runs, and thin the setups if there are too many.
+    """Return one row per setup: the median seconds of its runs.
+
+    If there are too many setups, `thinned` leaves some out; `seed` decides which.
 
     Raises:
         ValueError: if the data has rows of several providers.
@@ -285,10 +294,11 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a workload exchanges in a step: gradients, their buckets, and divided layers.
+    """What the devices of a workload exchange in a step.
 
-    `gradient_bytes` is 0 if unknown, the bucket values are NaN. `hidden_part` is the fraction of
-    one device's seconds that remains when the first bucket is ready.
+    `gradient_bytes` is 0 if it is unknown. `hidden_part` is the fraction of one device's seconds
+    that remains when the first bucket of gradients is ready. `hidden_part` and `last_bucket_bytes`
+    are NaN if they are unknown. `divided` has the sizes of layers split by tensor parallelism.
     """
 
     gradient_bytes: float
@@ -298,7 +308,10 @@ class Exchange:
 
 
 def exchanges(data: TrainingData) -> dict[str, Exchange]:
-    """Return the exchanges of all workloads with known buckets or gradient bytes, in their mode."""
+    """Return, by group, the exchange of each workload whose buckets or gradient bytes are known.
+
+    Bytes are adjusted to the strategy of the group.
+    """
     sizes = {name: 4.0 * many for name, many in facts_of(data, "parameters").items()}  # fp32
     found = {
         name: Exchange(size) for name, size in (sizes | facts_of(data, "gradient_bytes")).items()
@@ -320,7 +333,10 @@ def exchanges(data: TrainingData) -> dict[str, Exchange]:
 
 
 def sent(one: Exchange, workload: str) -> Exchange:
-    """Return the exchange of the group `workload` in its mode, from its exchange `one` in DDP."""
+    """Return the exchange of the group `workload`, adjusted to the strategy of its mode.
+
+    `one` is the exchange of the same workload in DDP.
+    """
     strategy = workload_and_mode(workload)[1].strategy
     last = _EVERYTHING if in_turn(strategy) else one.last_bucket_bytes
     if strategy == UPDATES_SHARED:  # gathers weights after the backward pass: half an all-reduce
@@ -331,7 +347,7 @@ def sent(one: Exchange, workload: str) -> Exchange:
 
 
 def sent_part(workload: str) -> float:
-    """Return the bytes that a step sends, relative to an all-reduce of the gradients.
+    """Return the bytes that a step sends, divided by those of an all-reduce of the gradients.
 
     An all-reduce sends each gradient twice. `fsdp` gathers weights twice and sums gradients;
     `zero2` gathers weights once and sums gradients; `zero1` gathers weights after an all-reduce
@@ -346,7 +362,10 @@ def flops_per_sample(data: TrainingData) -> dict[str, float]:
 
 
 def facts_of(data: TrainingData, name: str) -> dict[str, float]:
-    """Return the positive values of column `name` by workload, from workloads or else from runs."""
+    """Return the values of column `name` by workload; values that are not positive are left out.
+
+    A value in the frame `workloads` takes precedence over values in the frame `runs`.
+    """
     facts: dict[str, float] = {}
     for frame in (data.runs, data.workloads):
         if name in frame and "workload" in frame:
@@ -356,11 +375,12 @@ def facts_of(data: TrainingData, name: str) -> dict[str, float]:
 
 
 def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
-    """Return the ascending positions of at most `most` setups, but at least one per workload.
+    """Choose at most `most` setups, but at least one per workload; return their sorted positions.
 
     `setups` has columns workload, cluster and layout, with machines in a canonical order. Up to
-    half of a workload's share goes to one-device setups first, because predictions of several
-    devices build on them. Then instance types take turns, and so do layouts of the same types.
+    half of the setups kept for a workload are one-device setups, because predictions for several
+    devices build on them. The remaining setups are taken from the instance types in turn, and from
+    the layouts of each combination of types in turn.
     """
     if len(setups) <= most:
         return np.arange(len(setups))
@@ -379,20 +399,19 @@ def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
 
 
 def _cap(counts: IntArray, most: int) -> int:
-    """Return the most setups that a workload may keep, at least 1.
+    """Return the largest number of setups that one workload may keep, at least 1.
 
-    `counts` are the setups of each workload, `most` the total to keep.
+    `counts` is the number of setups of each workload, and `most` the total number to keep.
     """
     ascending = np.sort(counts)
     before = np.cumsum(ascending) - ascending
-    caps = (most - before) // np.arange(
-        len(counts), 0, -1
-    )  # cap if this and larger workloads are cut
+    # the cap if this workload and all larger workloads lose setups
+    caps = (most - before) // np.arange(len(counts), 0, -1)
     return max(int(caps[np.flatnonzero(caps < ascending)[0]]), 1)
 
 
 def _places(group: IntArray, *keys: IntArray) -> IntArray:
-    """Return (rows,) the rank of each row within its group, sorted by the keys."""
+    """Return each row's rank within its group, from 0, in ascending order of the keys."""
     order = np.lexsort((*keys[::-1], group))
     sizes = np.bincount(group)
     starts = np.cumsum(sizes) - sizes
@@ -402,7 +421,7 @@ def _places(group: IntArray, *keys: IntArray) -> IntArray:
 
 
 def _numbered(*codes: IntArray) -> IntArray:
-    """Return (rows,) a number from 0 that identifies the combination of codes of a row."""
+    """Return a number for each row; rows get equal numbers if all their codes are equal."""
     left, *others = codes
     for right in others:
         left = np.unique(left * (right.max() + 1) + right, return_inverse=True)[1]
@@ -410,5 +429,5 @@ def _numbered(*codes: IntArray) -> IntArray:
 
 
 def _types(cluster: str) -> str:
-    """Return the instance types of a cluster, for example "a+b" for "2xa+1xb"."""
+    """Return the distinct instance types of a cluster: "2xa+1xb" gives "a+b"."""
     return "+".join(sorted({part.split("x", 1)[-1] for part in cluster.split("+")}))

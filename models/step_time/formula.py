@@ -11,8 +11,8 @@
     L    = the last bucket's C, which no compute hides; all of C if the backward pass waits
 
 b0 is the workload's middle batch. A profile of bucket times shifts f and the size of the last
-bucket. On hosts without accelerators, alpha is divided by the cores. All values are arrays over
-setups.
+bucket. On hosts without accelerators, alpha is divided by the number of cores. All values are
+arrays with an entry per setup.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _BYTES_PER_GBIT, _STEEPEST = 1.25e8, 2.0
 class Parameter:
     """The prior of a parameter: its mean, and the standard deviation at each level.
 
-    Levels are: all setups, a kind of device, a cell (a workload on a kind), and a strategy. A
-    deviation of 0 switches a level off. Learning starts from these values.
+    The levels are: all setups, a kind of device, a cell (a workload on a kind of device), and a
+    strategy. A standard deviation of 0 means that the parameter does not vary at that level.
+    Learning starts from these values.
     """
 
     mean: float
@@ -46,7 +47,7 @@ class Parameter:
 # Exchanges between machines vary by a factor of two between kinds, and by 1.2 between workloads on
 # a kind. The other parameters are chosen in proportion.
 PARAMETERS: dict[str, Parameter] = {
-    # log of the time of an exchange between machines over the time at the nominal rate
+    # log of (time of an exchange between machines / time at the nominal rate)
     "log_scale": Parameter(1.8, 1.0, 0.6, 0.2, strategy=0.5),
     # slope of log time in 1 - 2 / m: the growth with the number of machines m levels off
     "machines": Parameter(0.3, 0.3, 0.3, 0.1),
@@ -55,7 +56,7 @@ PARAMETERS: dict[str, Parameter] = {
     # log seconds to launch the exchange of a bucket: 20 to 300 microseconds [D]
     "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3, strategy=0.7),
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
-    "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of the last bucket's size over 25 MiB
+    "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of (the last bucket's size / 25 MiB)
     "log_inside": Parameter(0.5, 1.0, 0.8, 0.3, strategy=0.5),
     # slope of log time inside a machine in the log of the fullest machine's devices
     "inside_devices": Parameter(0.3, 0.6, 0.6, 0.4),
@@ -63,17 +64,18 @@ PARAMETERS: dict[str, Parameter] = {
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
-    # log of the seconds of selection over those of compression.py
+    # log of (seconds of selection / seconds from compression.py)
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
 NAMES = tuple(PARAMETERS)
-# Parameters that only affect the compute of a micro-step, and only the overlap.
+# Parameters that affect only the compute of a micro-step, and parameters that affect only the
+# overlap of compute and exchange.
 _OF_COMPUTE, _OF_OVERLAP = (
     ("log_slowdown", "slowdown_batch", "log_crowding"),
     ("log_sharpness", "logit_hidden"),
 )
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
-# Initial standard deviations of all parameters, by level.
+# Initial standard deviations of all parameters for each level.
 LEVELS = {
     level: np.array([getattr(one, level) for one in PARAMETERS.values()])
     for level in ("all", "kind", "strategy", "cell")
@@ -82,12 +84,16 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The inputs of the formula: arrays (rows, members) over a setup's machines, else (rows,)."""
+    """The inputs of the formula, with a row per setup.
+
+    Arrays marked (rows, members) have a column per machine of the setup; a member stands for
+    `count` equal machines. All other arrays have shape (rows,).
+    """
 
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
     middle_s: FloatArray  # (rows, members) T1(b0)
     optimizer_s: FloatArray  # (rows, members)
-    devices: FloatArray  # (rows, members) on the machine
+    devices: FloatArray  # (rows, members) devices used on the machine
     count: FloatArray  # (rows, members) equal machines that a member stands for
     machines: FloatArray
     ranks: FloatArray
@@ -96,18 +102,20 @@ class Line:
     gradient_bytes: FloatArray
     gbps: FloatArray  # of the slowest link
     core: FloatArray  # cores of the smallest host, at most 1; 1 with accelerators
-    hidden: FloatArray  # logit of f from a profile, relative to its prior; 0 without
-    last_bucket: FloatArray  # log of the last bucket's size relative to its prior; 0 without
-    sent_between: FloatArray  # bytes between machines over 2 (n - 1)/n G
-    selection_s: FloatArray  # seconds of compression or combination
+    # logit of f from a profile, minus its prior mean; 0 without a profile
+    hidden: FloatArray
+    # log of the last bucket's size from a profile, minus its prior mean; 0 without a profile
+    last_bucket: FloatArray
+    sent_between: FloatArray  # bytes sent between machines, divided by 2 (n - 1)/n G
+    selection_s: FloatArray  # seconds of compression or of Adasum
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The seconds of a step and its parts, (rows,) each.
+    """The seconds of a step and of its parts; all arrays are (rows,).
 
-    `compute_s` is of the slowest rank, `mean_compute_s` the mean over ranks. `slowest` is the
-    position of the slowest member.
+    `compute_s` is the compute time of the slowest rank, and `mean_compute_s` the mean across all
+    ranks. `slowest` is the position of the machine with the slowest rank.
     """
 
     step_s: FloatArray
@@ -118,9 +126,10 @@ class Times:
 
 
 def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, float]:
-    """Return the values `hidden` and `last_bucket` of a Line from a profile; 0 for NaN.
+    """Convert the results of a profile to the fields `hidden` and `last_bucket` of a Line.
 
-    `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden.
+    `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden. An
+    argument of NaN (unknown) gives 0.
     """
     part, last = np.clip(hidden_part, 0.02, 0.98), np.maximum(last_bucket_bytes, 1.0) / _BUCKET
     found = np.array(
@@ -130,7 +139,10 @@ def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, 
 
 
 def step_times(line: Line, values: FloatArray) -> Times:
-    """Evaluate the module's equation. `values` (rows, parameters) are in the order of NAMES."""
+    """Evaluate the module's equation.
+
+    `values` (rows, parameters) are the parameters of each row, in the order of NAMES.
+    """
     value = _by_name(values)
     micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
     slowest = micro.argmax(axis=1)
@@ -142,7 +154,10 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 
 def moved_step_s(line: Line, values: FloatArray, *, by: float) -> FloatArray:
-    """Return (rows, parameters) step seconds with each parameter increased by `by` separately."""
+    """Return a (rows, parameters) array: column j has the step seconds if parameter j is raised.
+
+    Each parameter is raised by the amount `by`, while all other parameters keep their `values`.
+    """
     value = _by_name(values)
     micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
     found = np.empty(values.shape)
@@ -167,7 +182,11 @@ def _step_s(
     micro: FloatArray,
     exchange: tuple[FloatArray, FloatArray],
 ) -> FloatArray:
-    """Return (rows,) step seconds from `micro`, seconds of a micro-step, and of the exchanges."""
+    """Return a (rows,) array of step seconds.
+
+    `micro` (rows, members) are the compute seconds of a micro-step. `exchange` is the result of
+    `exchange_seconds`.
+    """
     (whole, end), slowest = exchange, micro.argmax(axis=1)[:, None]
     last = np.take_along_axis(micro, slowest, axis=1)[:, 0]
     compute = line.accumulation * last + np.take_along_axis(line.optimizer_s, slowest, axis=1)[:, 0]
@@ -180,7 +199,10 @@ def _step_s(
 
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
-    """Return (rows, members) compute seconds of a micro-step, t of the module's equation."""
+    """Return a (rows, members) array: t of the module's equation, compute seconds of a micro-step.
+
+    `value` has a (rows,) array for each parameter name.
+    """
     tall = {name: value[name][:, None] for name in _OF_COMPUTE}
     others = np.maximum(line.devices - 1, 0) / 3
     power = 1 + np.exp(np.minimum(tall["log_crowding"], np.log(_STEEPEST - 1)))
@@ -194,7 +216,7 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Return (rows,) seconds to exchange all gradients, C, and the last bucket, L.
+    """Return two (rows,) arrays: C, the seconds to exchange all gradients, and L, the last bucket.
 
     Both are 0 on one device.
     """

@@ -11,15 +11,16 @@ W loader workers for each device, and C processors (possibly a fraction of one):
       the processor is the device
                 step = max(r + min(machine, w rho r), rho r + machine, workers)
 
-rho is the fraction of r spent on compute. A worker starts with the step and gets the same share of
-the processor as one computing thread [CFS, sched(7)], w = k / max(C, k). What it loads during
-compute, at most w rho r, delays the step. The rest is loaded while gradients are exchanged. A
-simulated processor agrees (test_input.py). The slowest machine counts. The cost of shared storage
-is only in v.
+rho is the fraction of r spent on compute. If the processor is the device, workers and computing
+threads share it. A worker starts with the step and gets the same share of the processor as one
+computing thread [CFS, sched(7)], w = k / max(C, k). Loading during compute delays the step by at
+most w rho r. The remaining samples are loaded while gradients are exchanged. A simulation of a
+processor gives the same seconds (test_input.py). The slowest machine of a setup determines its
+step. Waiting for shared storage is part of v only.
 
-Measured steps are inverted to get r. Let x = step_s - input_s; then r = x. If the processor is the
-device and W > 0, r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A row without input_s is
-taken to have no wait.
+The formulas are inverted to get r from a measured step. Let x = step_s - input_s; then r = x. If
+the processor is the device and W > 0, r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A
+measurement without input_s counts as a step without waiting for batches.
 """
 
 from __future__ import annotations
@@ -38,30 +39,37 @@ from .dataset import TrainingData, valid_runs
 from .machine_specs import Machine, read_machines
 from .setup_arrays import SetupArrays, read_setups, workload_and_mode
 
-# Standard deviations of the log seconds of a sample: profiled on the type; scaled by fixed work;
-# taken from other types, whose processors differ by a factor of up to 1.5 on EC2 [D].
+# Standard deviations of the log seconds of a sample, by their source: a profile on the type; a
+# profile on another type, scaled with the fixed work; an unscaled profile on another type, whose
+# processor differs by a factor of up to 1.5 on EC2 [D].
 _PROFILED_SD, _SCALED_SD, _ELSEWHERE_SD = 0.05, 0.15, 0.3
-# Prior standard deviation of a workload's log loading error, and rows that the prior counts for.
+# Prior standard deviation of log(measured / expected loading seconds) of a workload, and the number
+# of measurements that this prior counts as.
 _OFF_SD, _PSEUDO = 0.15, 4.0
-_INFORMATIVE = 0.3  # a row informs about loading if log step rises at least so fast with it
+# Least slope of log step seconds in log loading seconds; a measurement with a smaller slope says
+# too little about loading.
+_INFORMATIVE = 0.3
 _LEAST_REST = 0.02  # least share of a step that is not loading
 _H, _EQUAL = 1e-4, 1e-9  # step of finite differences; tolerance for sums in different order
-_GRID = 31  # quantiles of the rest and of loading in the grid of an interval
+_GRID = 31  # quantiles, of loading and of the step without loading, that `Wait.interval` combines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """The loading of setups, (rows,) each; 0 for workloads without a loader.
+    """The data loading of setups, with an entry per setup in each (rows,) array.
+
+    Seconds are 0 if the workload has no data loader.
 
     Attributes:
         workload: a number that identifies the workload.
-        before_s: seconds of loading between steps, without workers.
-        supply_s: least seconds of a step that the workers allow, or the processors of machines
-            with accelerators.
-        beside_s: `machine` of the module's formula, where the processor is the device.
-        crowd: w of the module's formula, where the processor is the device.
+        before_s: seconds of loading between two steps; 0 if the loader has workers.
+        supply_s: least seconds of a step, because the workers produce batches no faster. On
+            machines with accelerators, the processors set such a limit too.
+        beside_s: `machine` of the module's formula if the processor is the device, else 0.
+        crowd: w of the module's formula if the processor is the device, else 0.
         log_sd: standard deviation of the log of loading seconds.
-        by_workers: True if more workers would help, False if more processors would.
+        by_workers: True if more loader workers would shorten the step. False if more processors
+            would.
     """
 
     workload: IntArray
@@ -84,10 +92,11 @@ class Wait:
 
         Args:
             rest_s: (rows,) or (rows, draws) step seconds without loading.
-            part: (rows,) fraction of the rest that is compute.
-            factor: loading takes `factor` times as long as expected.
-            about: (rows,) the expected rest, by default `rest_s`. It limits the loading during
-                compute, so that the log of a step is convex in the logs of rest and factor.
+            part: (rows,) fraction of `rest_s` that is compute.
+            factor: the loading seconds are multiplied by `factor`.
+            about: (rows,) expected value of `rest_s`, by default `rest_s` itself. It limits how
+                much is loaded during compute. A limit that does not depend on the draw makes the
+                log of a step convex in the logs of `rest_s` and `factor`.
         """
         about = rest_s if about is None else about
         tall = (slice(None),) + (None,) * (rest_s.ndim - 1)
@@ -99,7 +108,11 @@ class Wait:
         )
 
     def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return (rows,) derivatives of log step with respect to log rest and log loading."""
+        """Return two (rows,) arrays: derivatives of the log of step seconds.
+
+        The first is with respect to the log of `rest_s`, the step seconds without loading. The
+        second is with respect to the log of loading seconds. `part` is as in `step_s`.
+        """
         up, down = np.exp(_H), np.exp(-_H)
         by_rest, by_load = (
             (
@@ -114,9 +127,10 @@ class Wait:
     def interval(
         self, mean: FloatArray, spread: FloatArray, part: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return (rows,) the lower and upper ends of the 90 % interval of step seconds.
+        """Return two (rows,) arrays: lower and upper ends of 90 % intervals of step seconds.
 
-        `mean` and `spread` are the normal distribution of the log of the rest.
+        The log of step seconds without loading is normal, with mean `mean` and standard deviation
+        `spread`. `part` is as in `step_s`.
         """
         low, high = np.exp(mean - Z_90 * spread), np.exp(mean + Z_90 * spread)
         at = np.flatnonzero(self.log_sd > 0)
@@ -131,9 +145,15 @@ class Wait:
     def joint(
         self, mean: FloatArray, covariance: FloatArray, noise: FloatArray, part: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return mean, covariance and noise of log steps, linearised about the mean.
+        """Return the mean, covariance and noise variance of log step seconds including loading.
 
-        The arguments are mean (rows,), covariance (rows, rows) and noise (rows,) of the log rests.
+        Args:
+            mean: (rows,) mean of log step seconds without loading.
+            covariance: (rows, rows) their covariance.
+            noise: (rows,) their noise variance.
+            part: as in `step_s`.
+
+        The results have the shapes of these arguments. They are linearised about the mean.
         """
         rest = np.exp(mean)
         by_rest, by_load = self.slopes(rest, part)
@@ -146,7 +166,10 @@ class Wait:
         )
 
     def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
-        """Return what would shorten each row's wait: "loader workers", "processors" or ""."""
+        """Return, for each row, what would shorten its wait for batches.
+
+        The answer is "loader workers" or "processors", or "" if the row does not wait.
+        """
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
         helped = np.where(reached, "loader workers", "processors")
@@ -158,13 +181,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaders:
-    """What is known about the data loaders, by workload; modes do not matter.
+    """What is known about the data loaders of workloads. A loader is the same in all modes.
 
     Attributes:
-        workers: loader workers of a device.
-        samples: (l, v) seconds of a sample, by workload and instance type.
-        fixed_s: seconds of one processor for the fixed work, by instance type without accelerator.
-        off: mean and standard deviation of log(measured / expected loading seconds).
+        workers: the number of loader workers for each device, by workload.
+        samples: l and v of the module's docstring, by (workload, instance type).
+        fixed_s: seconds that one processor needs for the fixed work, by instance type. Types with
+            an accelerator are left out.
+        off: mean and standard deviation of log(measured / expected loading seconds), by workload.
     """
 
     workers: dict[str, int] = field(default_factory=dict)
@@ -173,9 +197,9 @@ class Loaders:
     off: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def sample(self, workload: str, name: str) -> tuple[float, float, float]:
-        """Return l, v and the standard deviation of their log on the instance type `name`.
+        """Return l, v and the standard deviation of their logs on the instance type `name`.
 
-        Without a profile on this type, profiles on other types are used.
+        If the workload was not profiled on this type, its profiles on other types are used.
         """
         found = self.samples.get((workload, name))
         if found is not None:
@@ -195,7 +219,7 @@ class Loaders:
         return float(np.median([load_s for load_s, _ in others.values()])), wait_s, float(sd)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the loading of `setups`; None if no workload of theirs has a loader."""
+        """Return the loading of `setups`; None if none of their workloads has a loader."""
         bases = [workload_and_mode(one)[0] for one in setups.workloads.names]
         if not any(one in self.workers for one in bases):
             return None
@@ -247,10 +271,10 @@ class Loaders:
 
 
 def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
-    """Return the data with the seconds of loading removed, and the loaders.
+    """Return a pair: the data after removing the seconds of loading, and the loaders.
 
-    `data` has passed through `at_nominal_speed` and `by_variant`. Rows of workloads without
-    profiled loading stay unchanged.
+    The caller has already applied `at_nominal_speed` and `by_variant` to `data`. Measurements of
+    workloads whose loading was not profiled stay unchanged.
     """
     profiles, runs = data.profiles, data.runs
     if (
@@ -280,7 +304,7 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
 
 
 def _sample(own: pd.DataFrame) -> tuple[float, float]:
-    """Return (l, v), the medians over the rows of a profile."""
+    """Return l and v: the medians of the rows of one workload's profiles on one instance type."""
     load_s, wait_s = (
         float(pd.to_numeric(column(own, name, 0.0)).median()) for name in ("load_s", "load_wait_s")
     )
@@ -288,7 +312,10 @@ def _sample(own: pd.DataFrame) -> tuple[float, float]:
 
 
 def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
-    """Return the seconds of one processor for the fixed work, by type without accelerator."""
+    """Return the seconds that one processor needs for the fixed work, by instance type.
+
+    Types with an accelerator are left out.
+    """
     usual = pd.to_numeric(column(profiles, "usual_reference_s", np.nan), errors="coerce")
     by_type = usual.groupby(profiles["instance_type"].astype(str)).median()
     return {
@@ -301,7 +328,7 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs with loading removed from step_s and sync_s, and the `off` of Loaders."""
+    """Return a pair: the runs after removing loading from step_s and sync_s, and `Loaders.off`."""
     base = np.array(
         [workload_and_mode(str(one))[0] for one in column(runs, "workload", "")], dtype=object
     )

@@ -1,23 +1,25 @@
 """Fit the step-time formula with multi-level parameters.
 
-Each parameter is a shared value plus deviations by kind of device, strategy and cell:
+Each parameter is a shared value plus deviations for the kind of device, the strategy and the cell:
 
     log step = log formula(setup; theta) + r(setup) + noise
     theta = all + kind + strategy + cell
 
-formula.py has the equation. One device's seconds are parameters too; one_device.py gives their
-prior. A *cell* is a workload in one mode on a kind of device. A strategy other than DDP has the
-same deviation on all kinds. r is a Gaussian process between similar setups of one cell. Groups
-without measurements keep their prior, so that no workload needs a separate fit.
+formula.py has the equation. The seconds of one device are parameters too; one_device.py gives their
+prior. A *cell* is a workload in one mode on one kind of device. A strategy other than DDP has the
+same deviation on all kinds of device. r is a Gaussian process: similar setups of a cell have
+similar residuals. Deviations without measurements keep their prior, so that no workload needs a
+separate fit.
 
 The fit is a linear regression around the most probable parameters. z are the whitened parameters: 0
-is the prior mean and 1 is one prior standard deviation ("spread") above it. Rows of a cell have the
-covariance K_c of r and noise, and J_c are the derivatives of their log step by z:
+is the prior mean and 1 is one prior standard deviation ("spread") above it. For the measurements of
+a cell c, K_c is the covariance of r plus noise, and J_c has the derivatives of log step seconds
+with respect to z:
 
     A = 1 + sum_c J_c' K_c^-1 J_c,      z ~ N(z_map, A^-1)                               (Laplace)
 
 The spreads of the levels are learned by expectation-maximisation with pseudo-counts (empirical
-Bayes). They are then widened according to the errors on cells that are left out in turn.
+Bayes). Calibration then leaves out one cell at a time and widens the spreads to cover the errors.
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ from .formula import LEVELS, MEAN, NAMES, Line, Times, moved_step_s, step_times
 from .one_device import Points
 from .setup_arrays import workload_and_mode
 
-# Length scales of the residual's broad and narrow kernel, by feature: octaves of batch, machines,
-# devices per machine, imbalance, octaves of speed.
+# Length scales of the residual's broad and narrow kernel, for each feature: octaves of batch, of
+# machines and of devices per machine; imbalance; octaves of speed.
 LENGTHS = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
 # Initial standard deviations: broad kernel, narrow kernel, noise of one run.
 SPREADS = np.array([0.05, 0.04, 0.03])
 _PSEUDO = 4.0  # number of groups that the initial spreads count for
 _LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)  # factor on the residual's spreads in each round
 _TURNS, _LAST = 8, 10  # Gauss-Newton steps in each round, and in the last search
-# Most rows of a cell: while spreads are learned; in the last search; for predictions.
+# Most rows that are used of a cell: while spreads are learned; in the last search; for predictions.
 _SOUGHT_ON, _SEARCHED, _MOST = 120, 400, 1200
 _FREEDOM = 2.0  # degrees of freedom of Student's t for outlying rows
 _ENOUGH, _RESIDUAL_SD = (
@@ -52,8 +54,8 @@ _ENOUGH, _RESIDUAL_SD = (
     0.5,
 )  # rows needed to learn a cell's spreads; prior sd of their log around those of the kind
 _TAIL = 4.0  # degrees of freedom of Student's t for deviations
-# Calibration: cells left out, rows of a cell with few rows, Gauss-Newton steps, largest factor on
-# the variance.
+# Calibration: the number of cells that are left out; the rows that such a cell keeps in the second
+# fit; Gauss-Newton steps; the largest factor on the variance.
 _MOST_LEFT_OUT, _FEW, _LEFT_OUT_TURNS, _MOST_WIDER = 9, 6, 6, 9.0
 _STEP = 1e-4
 _LEARNED = ("z", "prior", "spread", "residual", "noisier", "widened", "widened_begun")
@@ -68,7 +70,7 @@ class Rows:
     workload: Keys
     kind: Keys
     features: FloatArray  # (rows, 5) features of the residual's kernel
-    point: IntArray  # (rows, members) positions among all points; -1 for padding
+    point: IntArray  # (rows, members) positions in the list of all points; -1 for padding
 
     def take(self, at: IntArray) -> Rows:
         line = Line(*(getattr(self.line, name)[at] for name in Line.__slots__))
@@ -81,7 +83,7 @@ class Rows:
         )
 
     def joined(self, other: Rows) -> Rows:
-        """Return the rows followed by `other`, whose points are not renumbered."""
+        """Return these rows followed by the rows of `other`. Point positions are not changed."""
         width = max(self.point.shape[1], other.point.shape[1])
 
         def wide(values: Any, padded: float = 0.0) -> Any:
@@ -122,11 +124,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The rows of a fitted cell, prepared for predictions.
+    """The measurements of a fitted cell, prepared for predictions.
 
-    Rows with equal features are pooled into one place, by their mean weighted with precision.
-    Pooling does not change predictions [D]. With E (rows, places) the indicator of places, D the
-    noise of rows and k any covariances,
+    Measurements with equal features are pooled into one "place": their precision-weighted mean.
+    Pooling does not change predictions [D]. Let E (rows, places) indicate the place of each row, D
+    be the noise of the rows, and k any covariances. Then
 
         k E' (E K E' + D)^-1 y = k (K + N)^-1 N E' D^-1 y,      N = (E' D^-1 E)^-1
     """
@@ -138,7 +140,7 @@ class Neighbours:
     solved: FloatArray  # slopes and residuals at the places, whitened by `factor`
 
     def whitened(self, values: FloatArray) -> FloatArray:
-        """Return (places, columns) the values (rows, columns), pooled and whitened."""
+        """Pool and whiten `values` (rows, columns); return a (places, columns) array."""
         return _whitened(self.factor, self.place, self.weight[:, None] * values)
 
 
@@ -149,16 +151,16 @@ def _whitened(factor: FloatArray, place: IntArray, weighed: FloatArray) -> Float
 
 
 def distinct(features: FloatArray) -> tuple[FloatArray, IntArray]:
-    """Return the distinct rows (places, features), and (rows,) the place of each row."""
+    """Return a pair: the distinct rows of `features`, and each row's position among them."""
     found, place = np.unique(features, axis=0, return_inverse=True)
     return found, np.asarray(place, dtype=np.intp).reshape(-1)
 
 
 class Columns:
-    """The columns of z: the deviations of each level, and the one-device seconds of workloads.
+    """Assigns the columns of z to deviations of each level and to workloads' one-device seconds.
 
-    `cells` are the (workload, kind) pairs of the rows. `points` is the number of columns for the
-    one-device seconds of each workload.
+    `cells` are the (workload, kind of device) pairs of the measurements. `points` is the number of
+    columns for the one-device seconds of each workload.
     """
 
     def __init__(self, cells: Sequence[tuple[str, str]], points: dict[str, int]) -> None:
@@ -175,7 +177,10 @@ class Columns:
         self.count = ends[-1]
 
     def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
-        """Return the groups of a cell by level, learned or not; DDP has no strategy level."""
+        """Return the (level, name) keys of a cell's deviations, also if they have no column in z.
+
+        DDP has no deviation at the level of strategies.
+        """
         mode = workload_and_mode(workload)[1]
         strategy: list[tuple[str, object]] = (
             [("strategy", mode.strategy)] if mode.of_several else []
@@ -183,15 +188,16 @@ class Columns:
         return [("all", ""), ("kind", kind), *strategy, ("cell", (workload, kind))]
 
     def of(self, workload: str, kind: str) -> IntArray:
-        """Return the columns of z that affect a cell; those of one-device seconds come last."""
+        """Return the columns of z that affect a cell; columns of one-device seconds come last."""
         keys = [*self.keys(workload, kind), ("alone", workload)]
         return np.concatenate([self.groups[key] for key in keys if key in self.groups])
 
 
 def kernel(one: FloatArray, other: FloatArray, spread: FloatArray) -> FloatArray:
-    """Return (rows of one, rows of other) covariance of a cell's residual.
+    """Return the covariance of a cell's residual, with shape (rows of `one`, rows of `other`).
 
-    `one` and `other` are features; `spread` are the standard deviations of the kernels.
+    `one` and `other` have a row of features per setup. `spread` starts with the standard deviations
+    of the broad and of the narrow kernel.
     """
     found = np.zeros((len(one), len(other)))
     for length, own in zip(LENGTHS, spread, strict=False):
@@ -220,10 +226,11 @@ class Regression:
             rows: the input rows.
             log_step: (rows,) log of measured step seconds.
             weight: (rows,) effective number of runs of a row.
-            alone: by workload, mean (points,) and factor (points, columns) of the prior of one
-                device's log seconds.
-            offsets: by workload, the position of its first point among all points.
-            points: by workload, its points and the matrix that maps their log seconds to columns.
+            alone: for each workload, the prior of one device's log seconds: the mean (points,)
+                and a factor (points, columns) of the covariance.
+            offsets: for each workload, the position of its first point in the list of all points.
+            points: for each workload, its points and the matrix that maps their log seconds to
+                columns of z.
         """
         self.points = points
         self.rows, self.log_step, self.weight, self.alone, self.offsets = (
@@ -255,16 +262,17 @@ class Regression:
             for cell, own in sorted(places.items())
         ]
         self.noisier: dict[tuple[str, str], float] = {}
-        # factors on the levels' spread by kind ("": any other kind), for cells without rows
+        # Factors on the levels' spreads by kind of device; "" stands for any other kind. The first
+        # applies to cells without measurements, the second to cells with few measurements.
         self.widened: dict[str, float] = {}
-        self.widened_begun: dict[str, float] = {}  # the same for cells with few rows
+        self.widened_begun: dict[str, float] = {}
         self.precision = np.eye(self.columns.count)
         self.prior = np.ones(self.columns.count)  # prior precisions of z, with Student's tails
 
     # values and derivatives of the formula
 
     def times(self, rows: Rows, workload: str, kind: str, drift: FloatArray) -> Times:
-        """Return the times of `rows`, all of one cell, by the formula with learned parameters.
+        """Evaluate the formula with the learned parameters for `rows`, which belong to one cell.
 
         `drift` (rows, members) is added to one device's log seconds.
         """
@@ -273,7 +281,7 @@ class Regression:
         )
 
     def values(self, workload: str, kind: str, z: FloatArray) -> FloatArray:
-        """Return (parameters,) the formula's parameters of a cell at `z`."""
+        """Return a (parameters,) array: the formula's parameters for a cell, given `z`."""
         found = MEAN.copy()
         for key in self.columns.keys(workload, kind):
             if key in self.columns.groups:
@@ -282,18 +290,18 @@ class Regression:
         return found
 
     def log_alone(self, workload: str, z: FloatArray) -> FloatArray:
-        """Return (points,) log seconds of one device at a workload's points, at `z`."""
+        """Return a (points,) array: log seconds of one device at a workload's points, given `z`."""
         mean, factor = self.alone[workload]
         return np.asarray(mean + factor @ z[self.columns.groups["alone", workload]], dtype=float)
 
     def slopes(
         self, rows: Rows, values: FloatArray, drift: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray, Times]:
-        """Return log step seconds with their derivatives, and the times.
+        """Return log step seconds, two arrays of their derivatives, and the times.
 
-        The derivatives are with respect to the parameters, (rows, parameters), and to the log
-        seconds of one device, (rows,). `values` (rows, parameters) are the parameters; `drift`
-        (rows, members) is added to one device's log seconds.
+        The first derivatives (rows, parameters) are with respect to the parameters, the second
+        (rows,) with respect to the log seconds of one device. `values` (rows, parameters) are the
+        parameters. `drift` (rows, members) is added to one device's log seconds.
         """
         line = _moved(rows.line, drift)
         here = step_times(line, values)
@@ -304,9 +312,10 @@ class Regression:
         return base, found, by_alone, here
 
     def design(self, by: FloatArray, known: Sequence[tuple[str, object]]) -> FloatArray:
-        """Return (rows, columns) derivatives with respect to z of the groups `known`.
+        """Return a (rows, columns) array: derivatives with respect to the columns of z.
 
-        `by` (rows, parameters) are derivatives with respect to the parameters.
+        `known` are the keys of the deviations to which these columns belong. `by` (rows,
+        parameters) are the derivatives with respect to the parameters.
         """
         return np.concatenate(
             [
@@ -319,9 +328,11 @@ class Regression:
     def _state(
         self, blocks: Sequence[Block], z: FloatArray
     ) -> tuple[Rows, FloatArray, FloatArray, FloatArray]:
-        """Return the rows of all blocks, their parameters at z, drift, and places of their points.
+        """Return the rows of all blocks and three arrays: parameters, drift and point positions.
 
-        Places (rows, members) are positions among the workload's points, -1 for padding.
+        The parameters (rows, parameters) and the drift (rows, members) of one device's log seconds
+        are given `z`. The last array (rows, members) has positions in the list of the workload's
+        points, and -1 for padding.
         """
         rows = self.rows.take(
             np.concatenate([block.at for block in blocks] or [np.zeros(0, dtype=np.intp)])
@@ -340,7 +351,10 @@ class Regression:
     def _sides(
         self, blocks: Sequence[Block], z: FloatArray
     ) -> Iterator[tuple[Block, FloatArray, FloatArray]]:
-        """Yield each block with its residuals and slopes at z; all are evaluated in one call."""
+        """Yield (block, residuals, slopes at z) for each block.
+
+        The formula is evaluated once for all blocks together, to save time.
+        """
         rows, values, drift, place = self._state(blocks, z)
         base, by, by_alone, times = self.slopes(rows, values, drift)
         slowest, first = np.take_along_axis(place, times.slowest[:, None], axis=1)[:, 0], 0
@@ -353,7 +367,10 @@ class Regression:
             yield block, self.log_step[block.at] - base[own], slopes
 
     def slowness(self) -> dict[str, float]:
-        """Return, by kind, the log of its exchange time relative to the value of all kinds."""
+        """Return, for each kind of device, how much slower than usual its exchanges are.
+
+        The value is the log of (exchange time of the kind / exchange time that all kinds share).
+        """
         place = NAMES.index("log_scale")
         moved = LEVELS["kind"] > 0
         at, spread = int(moved[:place].sum()), self.spread["kind"][place]
@@ -361,7 +378,7 @@ class Regression:
         return {str(name): float(spread * self.z[own[at]]) for name, own in kinds.items()}
 
     def neighbours(self, block: Block) -> Neighbours:
-        """Return the prepared rows of a fitted cell; they are computed on the first call."""
+        """Return the prepared measurements of a fitted cell; the first call computes them."""
         if block.neighbours is None:
             features, place = distinct(self.rows.features[block.at])
             precision = 1 / self._noise(block)
@@ -378,17 +395,17 @@ class Regression:
         return block.neighbours
 
     def _noise(self, block: Block) -> FloatArray:
-        """Return (rows,) variance of the noise."""
+        """Return a (rows,) array: the noise variance of each measurement of a cell."""
         noise = self.residual[block.name][2] ** 2 / self.weight[block.at] * block.outlying
         return np.asarray(noise + 1e-8, dtype=float)
 
     def learned(self) -> dict[str, Any]:
-        """Return the results of `fit` and `calibrate`, for `restore`."""
+        """Return the results of `fit` and `calibrate` in the form that `restore` expects."""
         blocks = tuple((block.name, block.at, block.outlying) for block in self.blocks)
         return {name: getattr(self, name) for name in _LEARNED} | {"blocks": blocks}
 
     def restore(self, learned: Mapping[str, Any]) -> None:
-        """Set the results that `learned` returned for a regression on the same rows."""
+        """Restore the results that `learned` returned for a regression on the same rows."""
         for name in _LEARNED:
             setattr(self, name, learned[name])
         self.blocks = [
@@ -401,7 +418,10 @@ class Regression:
     # the fit
 
     def fit(self, *, seed: int) -> None:
-        """Learn the spreads on some rows of each cell, then the parameters on more rows."""
+        """Learn the spreads from a sample of each cell's rows, then the parameters from more rows.
+
+        `seed` determines which rows are sampled.
+        """
         whole = self.blocks
         self.blocks = self._some(_SOUGHT_ON, seed)
         for at, looser in enumerate(_LOOSER):
@@ -487,7 +507,7 @@ class Regression:
         return loss
 
     def _search(self, rounds: int) -> None:
-        """Take up to `rounds` Gauss-Newton steps, each halved until the loss falls."""
+        """Take up to `rounds` Gauss-Newton steps. Each step is halved until the loss falls."""
         for _ in range(rounds):
             loss, gradient = self._linearise(self.z)
             step = -scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.precision), gradient)
@@ -505,9 +525,10 @@ class Regression:
         self._linearise(self.z)
 
     def _weigh(self, *, prior: bool = True) -> None:
-        """Update the outlier factors by each row's leave-one-out residual in its cell.
+        """Update the factor by which the noise of outlying rows is increased.
 
-        With `prior`, also update the prior precisions of the deviations.
+        It follows from the row's leave-one-out residual in its cell. If `prior` is True, the prior
+        precisions of the deviations are updated too.
         """
         for block in self.blocks:
             inverse = scipy.linalg.cho_solve((block.factor, True), np.eye(len(block.at)))
@@ -536,10 +557,10 @@ class Regression:
                 self.z[at] *= old / new
 
     def _learn_residual(self, most: float = 0.5) -> None:
-        """Maximise the marginal likelihood of each cell's residual spreads.
+        """Set each cell's residual spreads to the values with the largest posterior probability.
 
-        The prior is around the spreads of the cell's kind. `most` is the largest log factor over
-        SPREADS.
+        Their prior is centred on the usual spreads of the cell's kind of device. A spread may
+        exceed its value in SPREADS at most by the factor exp(`most`).
         """
         usual = {
             kind: self._of_kind(kind, self.residual, SPREADS)
@@ -577,9 +598,10 @@ class Regression:
             self.residual[block.name] = centre * np.exp(found.x)
 
     def _of_kind(self, kind: str, values: dict[tuple[str, str], Any], default: Any) -> Any:
-        """Return the geometric median of `values` over the large cells of a kind.
+        """Return the geometric median of the `values` of the large cells of a kind of device.
 
-        Without such a cell, over all large cells, else over all cells.
+        If the kind has no large cell, the large cells of all kinds are used. If no kind has a large
+        cell, all cells are used. If `values` is empty, `default` is returned.
         """
         many = {one.name: len(one.at) for one in self.blocks}
         enough = {cell: one for cell, one in values.items() if many.get(cell, 0) >= _ENOUGH}
@@ -592,10 +614,10 @@ class Regression:
         return np.exp(np.median(np.log(own), axis=0))
 
     def _judge_noise(self) -> None:
-        """Learn a factor on each cell's noise from the errors on clusters left out of the cell.
+        """Learn, for each cell, a factor on its noise from cross-validation errors.
 
-        Rows of one cluster have errors in common, so they are left out together. The errors assume
-        that the cell's parameters still have their prior.
+        Rows of one cluster have errors in common, so they are left out together. The errors are
+        computed as if the cell's parameters still had their prior.
         """
         for block in self.blocks:
             before = block.slopes / np.sqrt(self.prior[block.columns])
@@ -617,9 +639,10 @@ class Regression:
             self.noisier[block.name] = float(np.clip(np.quantile(away, 0.9) / Z_90, 0.8, 4.0))
 
     def residual_of(self, workload: str, kind: str) -> tuple[FloatArray, float]:
-        """Return the residual's spreads of a cell, and the factor by which they are widened.
+        """Return a pair: the spreads of a cell's residual, and the factor by which to widen them.
 
-        A cell with few rows takes the factor of its kind, or of all cells.
+        A cell with few rows gets the usual factor of the cells of its kind of device, or of all
+        cells.
         """
         many = {one.name: len(one.at) for one in self.blocks}.get((workload, kind), 0)
         noisier = self.noisier if many >= _ENOUGH else {}
@@ -628,10 +651,10 @@ class Regression:
         return spread, wider
 
     def calibrate(self, *, seed: int) -> None:
-        """Learn the factors on the levels' spreads, for cells without rows and with few rows.
+        """Learn the factors that widen the levels' spreads for cells without rows or with few rows.
 
-        Some cells are left out in turn, first all their rows and then all but a few. The parameters
-        are refitted each time with the learned spreads.
+        Some cells are left out, one at a time. Two fits predict such a cell: the first uses none of
+        its rows, the second a few. Both keep the spreads that `fit` learned.
         """
         kept = self.z, self.prior, self.precision, self.blocks
         ratios: dict[tuple[tuple[str, str], bool], float] = {}
@@ -679,11 +702,14 @@ class Regression:
             widened[""] = few_groups * float(np.sqrt(max(pooled, 1.0)))
 
     def calibrate_as(self, other: Regression) -> None:
-        """Copy the factors of `calibrate` from a fit to nearly the same rows."""
+        """Copy the factors that `calibrate` learned for a regression on nearly the same rows."""
         self.widened, self.widened_begun = dict(other.widened), dict(other.widened_begun)
 
     def wider_levels(self, workload: str, kind: str) -> float:
-        """Return the factor on the levels' spread for a cell, by its number of rows."""
+        """Return the factor by which to widen the levels' spreads for a cell.
+
+        The factor is 1 for a cell with many rows, since these rows determine its parameters.
+        """
         many = {one.name: len(one.at) for one in self.blocks}.get((workload, kind), 0)
         if many >= _ENOUGH:
             return 1.0
