@@ -1,1 +1,1 @@
-"""Where machines come from: one module a provider, all behind the protocols of `base`."""
+"""Acquire and end machines. Each provider implements the protocols in `base`."""

@@ -62,7 +62,10 @@ class NotSwept(ProviderError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Machines that a controller holds. `problem` says why the lease file is unreadable."""
+    """Machines that a controller holds.
+
+    `problem` says why the lease file is unreadable; it is empty for a readable file.
+    """
 
     lease_id: str
     provider: str
@@ -75,17 +78,19 @@ class Lease:
     problem: str = ""
 
     def usd_until(self, now: datetime) -> float | None:
-        """Return dollars from the start to `now`, at most to the deadline; None without a price."""
+        """Return the dollars from the start of the lease until `now`, or until its deadline if
+        that is earlier. Return None if the price is unknown.
+        """
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedLease:
-    """A lease that no longer holds machines. Its mailbox may not be loaded yet.
+    """A lease that no longer holds machines. Its mailbox may still have to be loaded.
 
     `outcome` is "released", "reaped", or "refused" if the lease never held machines. `refusals` has
-    a sentence for each refused request.
+    a sentence for each refused request. `usd` is None if the cost is unknown.
     """
 
     lease_id: str
@@ -103,8 +108,10 @@ class EndedLease:
 class NodeState:
     """The state of one machine, as its provider reports it.
 
-    `reason` says why the machine is not alive. `leaving_s` is the number of seconds until an
-    announced end. `notice` is "interruption", or "rebalance", which is only a warning.
+    `interrupted` is True if the provider took the machine away. `reason` says why the machine is
+    not alive. `leaving_s` is the number of seconds until the announced end of the machine, or None
+    if no end is announced. `notice` is "interruption" for an announced end, "rebalance" for a
+    warning, or "".
     """
 
     alive: bool
@@ -117,9 +124,9 @@ class NodeState:
 class RunningCluster(Protocol):
     """Acquired machines, each with a node agent that reports to `mailbox`.
 
-    `cluster` has the zones and prices of the machines. A machine that does not report within
-    `ready_within_s` seconds counts as lost. `checkpoints` is a folder that all machines share, or
-    None.
+    `cluster` has the zones and prices of the acquired machines. `addresses` are in rank order. A
+    machine that does not report within `ready_within_s` seconds counts as lost. `checkpoints` is a
+    folder that all machines share, or None if they share no folder.
     """
 
     lease_id: str
@@ -131,7 +138,10 @@ class RunningCluster(Protocol):
     image_id: str  # image of all machines; "" if the provider has no images
 
     def settle(self) -> None:
-        """Apply the CPU shares of the instance types. Called once all workers wait for `go`."""
+        """Apply the CPU shares of the instance types.
+
+        The caller does this when all workers wait for `go`, because start-up is not measured.
+        """
         return
 
     def unsettle(self) -> None:
@@ -142,7 +152,10 @@ class RunningCluster(Protocol):
         """Return the state of each machine, in rank order."""
 
     def now_unix(self) -> float:
-        """Return the Unix time of the mailbox's store, by which liveness is judged."""
+        """Return the Unix time on the clock of the mailbox's store.
+
+        The age of a heartbeat is this time minus the time of the heartbeat's file.
+        """
 
     def usd_so_far(self) -> float | None:
         """Return the dollars since the machines were acquired; None if a price is unknown."""
@@ -150,25 +163,31 @@ class RunningCluster(Protocol):
     def replace(self, node: int) -> bool:
         """Replace a lost or leaving machine; return False if no machine can replace it.
 
-        Afterwards `addresses`, `nodes()`, `cluster` and the node's mailbox folder belong to the
-        new machine.
+        After a replacement, `addresses`, `nodes()` and `cluster` describe the new machine, and the
+        new machine writes to the node's mailbox folder.
         """
 
     def revoke(self, index: int) -> None:
-        """End a machine as its spot market would. Does nothing if the market is a real market."""
+        """Simulate a spot interruption: end the machine at once.
+
+        Does nothing on a provider with a real spot market.
+        """
         return
 
 
 class Provider(Protocol):
-    """A source of machines. Methods with a body need no override."""
+    """A source of machines. Methods with a body are defaults that a provider may keep."""
 
     name: str
 
     def instance_types(self) -> list[InstanceType]:
-        """Return the types that can be launched here. Raises ProviderError without an answer."""
+        """Return the types that can be launched here. Raises ProviderError if they are unknown."""
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Return every type in every market at `now`. Raises ProviderError without an answer."""
+        """Return the offers at time `now`: every type in every market.
+
+        Raises ProviderError if the offers are unknown.
+        """
 
     def limits(self) -> list[str]:
         """Return sentences on what this provider cannot do here and how to fix it."""
@@ -182,19 +201,19 @@ class Provider(Protocol):
         """Acquire machines with agents; release them on exit. Raises NoCapacity, NotSupported."""
 
     def leases(self) -> list[Lease]:
-        """Return the held leases, and each unreadable lease with its `problem`."""
+        """Return the held leases and the unreadable leases. Unreadable leases have a `problem`."""
 
     def ended(self) -> list[EndedLease]:
-        """Return the leases that ended and are not forgotten."""
+        """Return the leases that ended and were not deleted by `forget`."""
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End what outlived its deadline or controller; return a sentence for everything ended.
+        """End the leases whose deadline has passed or whose controller is gone.
 
-        `all_of_them` ends every lease. Raises NotSwept if a region or lease could not be checked,
-        after everything else is done.
+        Return a sentence for everything that was ended. `all_of_them` ends every lease. Raises
+        NotSwept, after everything else is done, if a region or lease could not be checked.
         """
 
     def closed(self) -> list[EndedLease]:
@@ -205,11 +224,14 @@ class Provider(Protocol):
         return self.ended()
 
     def launches(self, cluster: Cluster) -> str:
-        """Return why this installation would not launch the cluster; "" if it would."""
+        """Return why this installation refuses to launch the cluster; "" if it does not refuse."""
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return `offers` at this installation's prices, with all other costs. Idempotent."""
+        """Return `offers` with the prices that this installation pays, all costs included.
+
+        A second call changes nothing.
+        """
         return list(offers)
 
     def packaged_types(self) -> list[InstanceType]:
@@ -221,9 +243,10 @@ class Provider(Protocol):
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
-        """Return by zone the score, 1 (unlikely) to 10, of a spot request for `count` machines.
+        """Return, for each zone, the chance that a spot request for `count` machines succeeds.
 
-        Empty if this provider has no scores. Raises ProviderError if the request fails.
+        The chance is a score from 1 (unlikely) to 10 (likely). `names` are the accepted instance
+        types. Empty if this provider has no scores. Raises ProviderError if the request fails.
         """
         return {}
 
@@ -232,12 +255,12 @@ class Provider(Protocol):
         return []
 
     def was_used(self) -> bool:
-        """True if this home may have left machines or leases at this provider."""
+        """Return True if this home may still have machines or leases at this provider."""
         return True
 
 
 def json_of_node(text: str, **options: Any) -> Any:
-    """Parse JSON text from a node; `options` are those of `json.loads`.
+    """Parse JSON text from a node. `options` are passed to `json.loads`.
 
     Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
     """

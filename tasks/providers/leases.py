@@ -41,7 +41,7 @@ Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLease:
-    """The fields of every lease.json. `ended_at`, `usd` and `outcome` are set at the end."""
+    """The fields of every lease.json. `ended_at`, `usd` and `outcome` are set when it ends."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -61,9 +61,10 @@ class HeldLease:
     def new(
         cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **fields: Any
     ) -> Self:
-        """Return a lease of `cluster` from `now` on, held by this process.
+        """Return a lease of `cluster` that starts at `now` and is held by this process.
 
-        The deadline is `deadline_s` after `now`. `fields` are the fields of a subclass.
+        The deadline is `deadline_s` seconds after `now`. `fields` are the additional fields of a
+        subclass.
         """
         return cls(
             lease_id=lease_id,
@@ -79,7 +80,7 @@ class HeldLease:
 
     @property
     def controller_alive(self) -> bool:
-        """True if the process that holds the lease still runs."""
+        """Return True if the process that holds the lease still runs."""
         return self.boot_id == boot_id() and is_running(self.controller)
 
     @property
@@ -87,15 +88,15 @@ class HeldLease:
         return self.ended_at is None
 
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
-        """Return why the reaper ends this lease; "" if it does not."""
+        """Return why the reaper must end this lease at `now`; "" if it must not."""
         if not self.controller_alive:
             return f"its controller (process {self.controller.pid}) is gone"
         if now >= self.deadline_at:
             return f"its deadline was {self.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
-        return "all leases are to be ended" if all_of_them else ""
+        return "all leases have to end" if all_of_them else ""
 
     def held(self, provider: str) -> Lease:
-        """Return the lease without the fields of a single provider."""
+        """Return the lease with the fields that all providers share."""
         return Lease(
             lease_id=self.lease_id,
             provider=provider,
@@ -108,7 +109,7 @@ class HeldLease:
         )
 
     def over(self, mailbox: Path) -> EndedLease:
-        """Return the ended lease with its mailbox."""
+        """Return this lease, which has ended, as an `EndedLease` with the path `mailbox`."""
         assert self.ended_at is not None
         return EndedLease(
             lease_id=self.lease_id,
@@ -147,7 +148,7 @@ class LeaseFolder(Generic[L]):
     def locked(self) -> Iterator[None]:
         """Hold the lock of this home, so that one process at a time acquires or reaps.
 
-        The lock ends with its process.
+        If the process dies, the system releases the lock.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a") as file:
@@ -174,11 +175,14 @@ class LeaseFolder(Generic[L]):
         return directory
 
     def write(self, lease: L) -> None:
-        """Write lease.json. If this raises OSError, the old file stays."""
+        """Write lease.json. Raises OSError if that fails; the old file then stays."""
         replace_durably(self.directory(lease.lease_id) / "lease.json", asdict(lease))
 
     def read(self, lease_id: str) -> L | None:
-        """Return a lease, or None without its file. Raises LeaseUnreadable if the file is bad."""
+        """Return a lease, or None if it has no file.
+
+        Raises LeaseUnreadable if the file exists but cannot be read.
+        """
         path = self.directory(lease_id) / "lease.json"
         try:
             lease = self._schema.validate_json(path.read_bytes())
@@ -194,12 +198,15 @@ class LeaseFolder(Generic[L]):
             ) from error
 
     def ids(self) -> list[str]:
-        """Return the ids of all leases that have a directory, ended or not."""
+        """Return the ids of all leases with a directory, including ended leases."""
         paths = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
-        """Return every readable lease, ended or not, and by id the error of each unreadable one."""
+        """Return a pair: the readable leases, and the errors of the unreadable leases by id.
+
+        Both include ended leases.
+        """
         found: list[L] = []
         unreadable: dict[str, LeaseUnreadable] = {}
         for lease_id in self.ids():
@@ -215,14 +222,20 @@ class LeaseFolder(Generic[L]):
         return self.read_all()[0]
 
     def known(self) -> list[L]:
-        """Return every lease, ended or not. Raises LeaseUnreadable if any cannot be read."""
+        """Return every lease, including ended leases.
+
+        Raises LeaseUnreadable if any lease cannot be read.
+        """
         found, unreadable = self.read_all()
         for error in unreadable.values():
             raise error
         return found
 
     def held(self, provider: str) -> list[Lease]:
-        """Return held leases, and unreadable leases, whose dollars and controller are unknown."""
+        """Return the held leases and the unreadable leases.
+
+        The dollars and the controller of an unreadable lease are unknown.
+        """
         found, unreadable = self.read_all()
         held = [lease.held(provider) for lease in found if lease.is_held]
         for lease_id, error in unreadable.items():
@@ -242,25 +255,25 @@ class LeaseFolder(Generic[L]):
         return held
 
     def over(self, leases: Iterable[L]) -> list[EndedLease]:
-        """Return the leases among `leases` that ended."""
+        """Return those of `leases` that have ended."""
         return [lease.over(self.mailbox(lease.lease_id)) for lease in leases if lease.ended_at]
 
     def forget(self, lease_id: str) -> None:
-        """Delete a lease's directory, mailbox included, if it exists."""
+        """Delete a lease's directory with its mailbox. Does nothing if there is no directory."""
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)
 
     def forget_ended(self, lease_id: str) -> None:
-        """Forget an ended lease. Raises ProviderError while the lease is held or unreadable."""
+        """Delete an ended lease. Raises ProviderError if the lease is held or unreadable."""
         lease = self.read(lease_id)
         if lease is not None and lease.ended_at is None:
             raise ProviderError(f"lease {lease_id} is still held. Run `srift reap` to end it first")
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> Path | None:
-        """Delete a directory without lease.json, but keep its records under home/rejected.
+        """Delete the directory of a lease without lease.json, but keep its records.
 
-        Return the new path of the mailbox, or None without records. Raises ProviderError if the
-        mailbox cannot be moved.
+        A mailbox with records is moved to `rejected/` in the home. Return its new path, or None if
+        there are no records. Raises ProviderError if the mailbox cannot be moved.
         """
         mailbox, target = self.mailbox(lease_id), None
         if any(mailbox.glob("node-*/records/*.json")):
@@ -277,7 +290,10 @@ class LeaseFolder(Generic[L]):
 
 
 def replace_durably(path: Path, body: Any) -> None:
-    """Replace the JSON file at `path` atomically. If this raises OSError, the old file stays."""
+    """Replace the JSON file at `path` atomically by `body`, and wait until it is on disk.
+
+    Raises OSError if that fails; the old file then stays.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w") as file:
@@ -290,7 +306,7 @@ def replace_durably(path: Path, body: Any) -> None:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return in one line why a JSON file cannot be read."""
+    """Return one line that says why a JSON file cannot be read."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, ValidationError):

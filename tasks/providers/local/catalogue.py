@@ -20,7 +20,10 @@ SPARE_CORES = 0.25  # left for the controller and the system
 
 
 class LocalMachine:
-    """This computer with the local instance types of `srift.toml`. `python` runs the agents."""
+    """This computer with the local instance types of `srift.toml`.
+
+    `python` is the interpreter that runs the agents.
+    """
 
     def __init__(self, instance_types: Mapping[str, LocalInstanceType], python: str) -> None:
         self._specs = dict(instance_types)
@@ -28,12 +31,12 @@ class LocalMachine:
 
     @cached_property
     def isolation(self) -> local_hosts.Isolation:
-        """Return how hosts are separated here; detected once."""
+        """Return how hosts are separated on this machine. The first call detects it."""
         return local_hosts.detect()
 
     @cached_property
     def shares(self) -> local_cpu.CpuShares:
-        """Return how CPU shares are enforced here; detected once."""
+        """Return how CPU shares are enforced on this machine. The first call detects it."""
         return local_cpu.detect()
 
     def instance_types(self) -> list[InstanceType]:
@@ -78,11 +81,11 @@ class LocalMachine:
         return offers
 
     def replaces(self, name: str) -> bool:
-        """True if lost spot hosts of this type are replaced."""
+        """Return True if lost spot hosts of this type are replaced."""
         return self._specs[name].spot_replaced
 
     def limits(self) -> list[str]:
-        """Return sentences on what cannot be done here, why, and how to change that."""
+        """Return sentences that say what cannot be measured here, why, and how to change that."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -98,7 +101,7 @@ class LocalMachine:
         return sentences
 
     def fits(self, cluster: Cluster) -> str:
-        """Return why `cluster` can never be held here; empty if it can."""
+        """Return why `cluster` can never run on this machine; "" if it can."""
         for offer in cluster.members:
             name = offer.instance_type.name
             if name not in self._specs:
@@ -107,7 +110,8 @@ class LocalMachine:
                 return f"{name} is not on offer: {why}"
         if len(cluster.members) > 1 and not self.isolation.namespaces:
             return (
-                "Several hosts need a network each, and this machine has none; see `srift status`."
+                "Several hosts need separate networks, and this machine cannot make them;"
+                " see `srift status`."
             )
         cores = cores_of(cluster)
         if cores > most_cores() + 1e-9:
@@ -115,9 +119,10 @@ class LocalMachine:
         return ""
 
     def refuse_if_taken(self, wanted: float) -> None:
-        """Raise NoCapacity if the hosts here leave fewer than `wanted` cores.
+        """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
-        The hosts of all homes and users count.
+        The hosts of all homes and users count. Without separate networks, any running host is a
+        reason to refuse.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
@@ -134,7 +139,7 @@ class LocalMachine:
             )
 
     def _why_not(self, name: str) -> str:
-        """Return why a type is not on offer here; "" if it is."""
+        """Return why this machine cannot offer an instance type; "" if it can."""
         cores = self._specs[name].cores
         if not self.shares.enforces(cores):
             return (
@@ -156,10 +161,13 @@ def cores_of(cluster: Cluster) -> float:
 
 
 def _usable_cores() -> float:
-    """Return the cores that affinity (taskset, a cpuset) and quota leave to this process."""
+    """Return the number of cores that this process may use.
+
+    Its affinity (taskset, a cpuset) and its cgroup quota limit them.
+    """
     return min(len(os.sched_getaffinity(0)), local_cpu.quota_cores())
 
 
 def most_cores() -> float:
-    """Return the cores that all hosts on this machine may use together."""
+    """Return the number of cores that all hosts on this machine may use together."""
     return _usable_cores() - SPARE_CORES

@@ -24,7 +24,7 @@ _CARRIED = ("HOME", "LANG")  # no credentials or settings of the controller reac
 
 
 class LocalCluster(RunningCluster):
-    """A RunningCluster of local hosts. Several threads may use it."""
+    """A RunningCluster of local hosts. Several threads may call its methods."""
 
     ready_within_s = 60.0
     image_id = ""
@@ -62,7 +62,8 @@ class LocalCluster(RunningCluster):
     def start(self, node_package: Path) -> None:
         """Start every host with an agent that waits for `go`.
 
-        Raises ProviderError or OSError if a host cannot be started; then call `release`.
+        Raises ProviderError or OSError if a host cannot be started. The caller must then call
+        `release`, because other hosts may run.
         """
         scratch = self._directory / "scratch"
         scratch.mkdir()
@@ -74,7 +75,7 @@ class LocalCluster(RunningCluster):
             self._start_host(index)
 
     def go(self) -> None:
-        """Let the agents start. From now on hosts cost money and spot hosts may be revoked."""
+        """Let the agents start. From now on hosts cost money, and spot hosts may be revoked."""
         self._began = time.monotonic()
         for host in self._hosts:
             host.go()
@@ -82,7 +83,7 @@ class LocalCluster(RunningCluster):
             self._revoke_later(index, after_s)
 
     def settle(self) -> None:
-        """Apply the CPU shares, each on separate cores as far as possible."""
+        """Apply the CPU share of each host, on cores without other hosts as far as possible."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
         placed = place(shares, promised_to_others(self.lease_id))
         for index, cores in enumerate(shares):
@@ -97,11 +98,15 @@ class LocalCluster(RunningCluster):
             return [self._state(index) for index in range(len(self._hosts))]
 
     def now_unix(self) -> float:
-        """Return this machine's clock, since the mailbox lies on this machine."""
+        """Return the time on this machine's clock, because the mailbox is on this machine."""
         return time.time()
 
     def replace(self, node: int) -> bool:
-        """Start another host at another address, if srift.toml allows it."""
+        """End the host `node` and start a new host at another address in its place.
+
+        Return False if srift.toml does not allow it or too few cores are free. Raises ProviderError
+        if the new host cannot be started.
+        """
         instance = self.cluster.members[node].instance_type
         if not self._machine.replaces(instance.name) or self.network.switch is None:
             return False
@@ -121,7 +126,7 @@ class LocalCluster(RunningCluster):
         return True
 
     def usd_so_far(self) -> float | None:
-        """Return the dollars since `go`; None if a price is unknown."""
+        """Return the dollars since `go` was called; None if a price is unknown."""
         price = self.cluster.usd_per_hour
         return None if price is None else price * (time.monotonic() - self._began) / 3600
 
@@ -147,7 +152,11 @@ class LocalCluster(RunningCluster):
             self.network.close()
 
     def _start_host(self, index: int) -> None:
-        """Start host `index`, or its replacement. Raises ProviderError or OSError."""
+        """Start host `index`, or its replacement.
+
+        Raises ProviderError or OSError if the host cannot be started, and NoCapacity if too few
+        cores are free.
+        """
         instance = self.cluster.members[index].instance_type
         self._started += 1
         address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"
@@ -171,7 +180,10 @@ class LocalCluster(RunningCluster):
         self._revoked.pop(index, None)
 
     def _share(self, index: int, cores: float | None, usable: set[int]) -> None:
-        """Set a host's CPU share; None lifts it. Raises ProviderError if that fails."""
+        """Limit a host to `cores` (None: no limit) on the CPUs `usable`.
+
+        Raises ProviderError if that fails.
+        """
         try:
             self._machine.shares.settle(self._name(index), cores, usable)
         except OSError as error:
@@ -188,7 +200,7 @@ class LocalCluster(RunningCluster):
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _tail(self, index: int) -> str:
-        """Return the end of a host's log, after a colon; "" without a log."""
+        """Return a colon and the last characters of a host's log; "" if the log is empty."""
         try:
             text = self._log(index).read_text(errors="replace").strip()
         except OSError:
@@ -196,7 +208,7 @@ class LocalCluster(RunningCluster):
         return f": {text[-_LOG_TAIL:]}" if text else ""
 
     def _revoke_later(self, index: int, after_s: float) -> None:
-        """Revoke the current host `index` after `after_s` seconds, unless it ends before."""
+        """Revoke the current host `index` after `after_s` seconds, unless it ends earlier."""
         host = self._hosts[index]
 
         def revoke() -> None:
@@ -218,7 +230,10 @@ class LocalCluster(RunningCluster):
 
 
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
-    """Draw the seconds until each spot host is revoked: exponential, at its offer's rate."""
+    """Draw for each spot host, by index, the seconds until it is revoked.
+
+    The seconds are exponentially distributed with the offer's interruptions per hour as the rate.
+    """
     source = random.Random(seed)
     draws = [source.expovariate(1.0) for _ in cluster.members]
     return {

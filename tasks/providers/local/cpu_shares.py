@@ -1,8 +1,8 @@
 """Enforce the CPU shares of local hosts: cgroup quotas (v1 or v2) if possible, else whole cores.
 
-A quota applies only during a measurement, since start-up is not measured. With the quota, a host
-gets the greatest CPU weight, so that other programs on the machine wait for the measurement. The
-affinity to whole cores applies from the beginning, since it does not slow down a starting host.
+A quota applies only during a measurement, because start-up is not measured. With the quota, a host
+gets the greatest CPU weight, so that other programs on the machine wait for the measurement. An
+affinity to whole cores applies from the start of a host.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tasks.providers.base import NoCapacity
 from tasks.providers.local.processes import Process, end, hosts, identify
 
 _PERIOD_US = 10_000  # short, so that step times vary little
-_LEAST_QUOTA_US = 1_000  # the kernel refuses less
-_REMOVED_S = 3.0  # most seconds until a group of killed processes can be removed
+_LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
+_REMOVED_S = 3.0  # longest wait until the group of killed processes can be removed
 _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """Whole cores for each host, from `add` on: all that an ordinary user can enforce.
+    """Pins each host to whole cores when `add` is called. An ordinary user can enforce no more.
 
     `why_not` says why parts of a core cannot be enforced.
     """
@@ -39,7 +39,10 @@ class Affinity:
         return cores >= 1 and float(cores).is_integer()
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Pin the processes to cores without other hosts. Raises NoCapacity if too few are free."""
+        """Pin the processes to cores that no other host uses.
+
+        Raises NoCapacity if fewer than `cores` cores are free.
+        """
         usable = os.sched_getaffinity(0)
         free = set(usable)
         for pid in {pid for others in hosts().values() for pid in others} - set(pids):
@@ -52,7 +55,7 @@ class Affinity:
             os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
-        """Do nothing: the affinity holds from `add` on."""
+        """Do nothing, because `add` has set the affinity."""
 
     def members(self, name: str) -> list[Process]:
         return []
@@ -77,14 +80,20 @@ class Cgroups:
         return cores > 0
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Move a host's first processes into its group; children follow. Raises OSError."""
+        """Move a host's first processes into its group. Processes that they start join the group.
+
+        Raises OSError if the group cannot be created or joined.
+        """
         group = self.base / name
         group.mkdir(exist_ok=True)
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
 
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
-        """Limit the host to `cores` (None: no limit) on the CPUs `usable`. Raises OSError."""
+        """Limit a host to `cores` (None: no limit) and pin its threads to the CPUs `usable`.
+
+        Raises OSError if the quota or the affinity cannot be set.
+        """
         self._write_quota(self.base / name, cores)
         for process in self.members(name):
             with suppress(FileNotFoundError):  # the process has just ended
@@ -98,9 +107,9 @@ class Cgroups:
         return [process for process in map(identify, pids) if process is not None]
 
     def remove(self, prefix: str) -> int:
-        """End the hosts whose names start with `prefix`, remove their groups, return their number.
+        """End the hosts whose names start with `prefix`, and remove their groups.
 
-        Raises OSError if a group stays busy.
+        Return the number of groups. Raises OSError if a group stays busy.
         """
         names = self.names(prefix)
         for name in names:
@@ -120,7 +129,9 @@ class Cgroups:
         return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
 
     def _write_quota(self, group: Path, cores: float | None) -> None:
-        """Limit a group to `cores` and raise its weight; None lifts both. Raises OSError."""
+        """Limit a group to `cores` and raise its weight. None removes the limit and resets the
+        weight. Raises OSError if the files of the group cannot be written.
+        """
         period_us, quota_us = _PERIOD_US, 0
         if cores is not None:
             period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))
@@ -140,7 +151,10 @@ CpuShares = Affinity | Cgroups
 
 
 def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
-    """Return Cgroups if a quota can be set on a test group, else Affinity with the reasons."""
+    """Return Cgroups if a quota can be set on a test group, else Affinity with the reasons.
+
+    mounts: the file of mounted file systems. own: the file of this process's cgroups.
+    """
     reasons: list[str] = []
     name = f"srift-try-{os.getpid()}"
     for version, top, home in _hierarchies(mounts, own):
@@ -167,7 +181,7 @@ def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
 
 @cache
 def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
-    """Return the cores that cgroup quotas leave to this process; inf without a quota."""
+    """Return the number of cores that cgroup quotas allow this process; inf without a quota."""
     least = math.inf
     for version, top, home in _hierarchies(mounts, own):
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -179,7 +193,9 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
 
 
 def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Yield version, mount point and this process's group of each hierarchy for CPU quotas."""
+    """Yield, for each cgroup hierarchy with CPU quotas: its version (1 or 2), its mount point, and
+    the directory of this process's group.
+    """
     paths = {
         controller: path.lstrip("/")
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines())
@@ -202,11 +218,12 @@ def _words(path: Path) -> list[str]:
 
 
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
-    """Return the set of cores for each share.
+    """Return the set of cores on which each host of a lease may run.
 
-    `promised` maps every usable core to the share of it that other leases hold. A share of more
-    than one core gets that many whole cores, rounded up. If more than a whole core would be
-    promised of a core, its hosts may use every core, and the scheduler spreads them.
+    `shares` has the number of cores of each host. `promised` maps every usable core to the load
+    that hosts of other leases put on it (1.0: the whole core). A host gets its share rounded up to
+    whole cores, on the least loaded cores. If a core would have a load above 1, its hosts may use
+    every core, and the scheduler spreads them.
     """
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]
@@ -220,7 +237,7 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Return the share of each usable core that hosts of other leases hold."""
+    """Return, for each usable core, the share that hosts of other leases hold (1.0: all of it)."""
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():
         with suppress(OSError):

@@ -1,7 +1,8 @@
 """Store the leases of local hosts, and end everything that belongs to a lease.
 
-Processes and CPU groups of a lease are found by names and marks. leases/<lease_id>/ also holds
-code/node/, a copy of the agent, so that an edit of the checkout never reaches a running host.
+The PYTHONPATH of a process and the name of a CPU group tell the lease to which they belong.
+leases/<lease_id>/ also holds code/node/, a copy of the agent, so that an edit of the checkout never
+reaches a running host.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ROUNDS = 5  # searches for processes that were started while others were killed
 
 
 class LeaseStore(LeaseFolder[HeldLease]):
-    """The leases of one home. `token` is part of the names of its hosts and CPU groups."""
+    """The leases of one home. `token` identifies the home in the names of hosts and CPU groups."""
 
     kind = HeldLease
 
@@ -33,9 +34,10 @@ class LeaseStore(LeaseFolder[HeldLease]):
         self.prefix = f"srift-{self.token}-"  # names of this home's CPU groups start with it
 
     def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
-        """Kill all processes of a lease and remove its CPU groups; return both numbers.
+        """Kill all processes of a lease and remove its CPU groups.
 
-        Raises ProviderError if a CPU group stays busy.
+        Return a pair: the number of killed processes, and the number of removed groups. Raises
+        ProviderError if a CPU group stays busy.
         """
         killed: set[Process] = set()
         code = self.directory(lease_id) / "code"
@@ -53,9 +55,10 @@ class LeaseStore(LeaseFolder[HeldLease]):
         return len(killed), removed
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> None:
-        """Mark a lease ended and delete its code; its mailbox stays.
+        """Mark a lease as ended, and delete everything in its folder except its mailbox and logs.
 
-        If the disk is full, the lease stays open and the reaper ends it later.
+        Does nothing if the lease has ended already. If the disk is full, the lease stays open and
+        the reaper ends it later.
         """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:
@@ -67,7 +70,10 @@ class LeaseStore(LeaseFolder[HeldLease]):
             self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Return the lease ids of this home's processes and CPU groups, also without a folder."""
+        """Return the lease ids of this home's processes and CPU groups.
+
+        Includes ids of leases that have no folder.
+        """
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)
         }

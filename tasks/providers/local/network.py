@@ -1,8 +1,8 @@
 """Run local hosts in namespaces and join them by shaped links to a switch.
 
 The switch is a bridge in a network namespace. Namespaces have no names, and no link lies in the
-machine's network namespace, so that all end with the processes that hold them. An ordinary user
-gets the same inside a user namespace.
+machine's network namespace. Namespaces and links therefore disappear with the processes that hold
+them. For an ordinary user, everything runs inside a user namespace.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ _START_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """How hosts are separated: `kind` is "root" or "user" (namespaces), or "none"."""
+    """How hosts are separated.
+
+    `kind` is "root" (namespaces made by root), "user" (namespaces inside a user namespace), or
+    "none". `why_not` says why hosts cannot be separated.
+    """
 
     kind: str
     why_not: str = ""
@@ -50,7 +54,7 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
-    """A host to start. `mark` appears in its command line."""
+    """A host to start. `mark` is a `HostMark` as text, and becomes part of the command line."""
 
     mark: str
     address: str
@@ -62,7 +66,10 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host that waits for `go`. `inner_pid` is the first process inside its namespaces."""
+    """A started host, whose agent begins after `go`.
+
+    `inner_pid` is the PID of the first process inside its namespaces.
+    """
 
     process: subprocess.Popen[bytes]
     inner_pid: int
@@ -88,7 +95,10 @@ class HostNetwork:
         self.switch: subprocess.Popen[bytes] | None = None
 
     def open(self, log: Path) -> None:
-        """Start the process that holds the bridge. If this raises ProviderError, call `close`."""
+        """Start the process that holds the bridge.
+
+        Raises ProviderError if that fails; the caller must then call `close`.
+        """
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
             self.switch = self._spawn(holder, log)
@@ -96,7 +106,10 @@ class HostNetwork:
             self.run(_BRIDGE)
 
     def start(self, plan: HostPlan) -> Host:
-        """Start a host that waits for `go` and then runs its agent. Raises ProviderError."""
+        """Start a host that waits for `go` and then runs its agent.
+
+        Raises ProviderError if the host cannot be started or joined to the bridge.
+        """
         agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", plan.mark, *plan.command)
         if self.switch is None:
             process = self._spawn(agent, plan.log)
@@ -118,7 +131,10 @@ class HostNetwork:
         return host
 
     def run(self, script: str) -> None:
-        """Run a shell script in the bridge's namespace. Raises ProviderError with its output."""
+        """Run a shell script in the bridge's namespace.
+
+        Raises ProviderError with the script's error output if the script fails.
+        """
         assert self.switch is not None
         enter = ("nsenter", *self._into_user, "-t", str(self.switch.pid), "-n", "sh", "-c", script)
         done = _shell(enter)
@@ -128,7 +144,7 @@ class HostNetwork:
             )
 
     def close(self) -> None:
-        """Kill all processes that were started, and wait until they are gone."""
+        """Kill all processes of this network, and wait until they are gone."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -158,7 +174,11 @@ class HostNetwork:
 
 
 def detect() -> Isolation:
-    """Return the first kind of isolation in which a host can be started (20 ms per trial)."""
+    """Return the first kind of isolation in which a host can be started.
+
+    Tries "root" (only as root), then "user"; each try takes 20 ms. Returns "none", with the
+    reasons, if no host can be started.
+    """
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
         hint = f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"
@@ -177,7 +197,10 @@ def detect() -> Isolation:
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """Return `command` in namespaces without a network or other processes, if namespaces work."""
+    """Return the command that runs `command` without a network and without other processes.
+
+    Returns `command` unchanged if this machine cannot make namespaces.
+    """
     if not isolation.namespaces:
         return list(command)
     user = _HOLDER["user"] if isolation.kind == "user" else ()
@@ -190,13 +213,19 @@ def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _tbf(bandwidth_gbps: float) -> str:
-    """Return the token bucket of one direction. It must hold the bytes of one timer tick."""
+    """Return the arguments of `tc` for the token bucket that limits one direction of a link.
+
+    The bucket must hold the bytes of one timer tick.
+    """
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"
 
 
 def _await_namespaces(holder: subprocess.Popen[bytes]) -> None:
-    """Wait until `holder` is root in its network namespace. Raises ProviderError if it fails."""
+    """Wait until `holder` is root in its network namespace.
+
+    Raises ProviderError if that takes longer than _START_S seconds or the process ends.
+    """
     until = time.monotonic() + _START_S
     process, mine = Path(f"/proc/{holder.pid}"), os.readlink("/proc/self/ns/net")
     while time.monotonic() < until and holder.poll() is None:
@@ -208,9 +237,9 @@ def _await_namespaces(holder: subprocess.Popen[bytes]) -> None:
 
 
 def _first_inside(process: subprocess.Popen[bytes]) -> int:
-    """Return the PID of the first process in a host's namespaces, once it runs.
+    """Wait for the first process in a host's namespaces, and return its PID.
 
-    Raises ProviderError if the process does not appear within _START_S.
+    Raises ProviderError if the process does not appear within _START_S seconds.
     """
     until = time.monotonic() + _START_S
     while time.monotonic() < until and process.poll() is None:

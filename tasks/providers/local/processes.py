@@ -1,7 +1,7 @@
-"""Find and kill processes by PID and start time, so that a recycled PID is never mistaken.
+"""Find and kill processes by PID and start time, so that no later process with the PID is killed.
 
 Every process of a lease has a PYTHONPATH in the lease's folder. The first processes of a host carry
-a mark in their command line. Both identify processes that a crash left unrecorded.
+a mark in their command line. Path and mark identify processes that a crashed controller left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMark:
-    """A host's mark in its command line, which every user can read. `cores` is a CPU share."""
+    """The mark of a host in its command line, which every user can read.
+
+    `home` is the token of the home that started the host. `index` is the host's number in its
+    cluster. `cores` is its CPU share.
+    """
 
     home: str
     lease_id: str
@@ -44,7 +48,7 @@ class HostMark:
 
     @classmethod
     def parse(cls, text: str) -> HostMark | None:
-        """Return the mark in one argument of a command line; None if the argument is no mark."""
+        """Return the mark in `text`, an argument of a command line; None if it is not a mark."""
         try:
             mark, home, lease_id, index, cores = text.split(":")
             if mark == _MARK:
@@ -55,12 +59,14 @@ class HostMark:
 
 
 def boot_id() -> str:
-    """Return the id of this boot. PIDs of another boot mean nothing."""
+    """Return the id of this boot. PIDs from before the last boot are no longer valid."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def identify(pid: int) -> Process | None:
-    """Return the process that has this PID now; None for no process or a zombie."""
+    """Return the process that has this PID now; None if there is no such process or it is a
+    zombie.
+    """
     try:
         # The name before the last parenthesis may hold spaces.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -76,12 +82,15 @@ def myself() -> Process:
 
 
 def is_running(process: Process) -> bool:
-    """True if this process still runs; False if a later process has its PID."""
+    """Return True if this process still runs; False if a later process has its PID."""
     return identify(process.pid) == process
 
 
 def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
-    """Yield this user's processes whose PYTHONPATH is `folder` or a path in it, with that path."""
+    """Yield pairs of a process of this user and its PYTHONPATH.
+
+    Yields the processes whose PYTHONPATH is `folder` or a path in it.
+    """
     for found in psutil.process_iter(["environ"]):
         path = Path((found.info["environ"] or {}).get("PYTHONPATH", ""))
         if path.is_relative_to(folder) and (process := identify(found.pid)) is not None:
@@ -89,7 +98,10 @@ def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
 
 
 def hosts() -> dict[HostMark, list[int]]:
-    """Return every host on this machine, of any home and user, with its first PIDs."""
+    """Return the PIDs of the first processes of every host on this machine, by mark.
+
+    Includes the hosts of all homes and users.
+    """
     marks: dict[HostMark, list[int]] = {}
     for found in psutil.process_iter(["cmdline"]):
         for mark in map(HostMark.parse, found.info["cmdline"] or ()):
@@ -118,7 +130,7 @@ def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Proces
 
 
 def _exits(handle: int, within_s: float) -> bool:
-    """True if the process of a pidfd ends within `within_s` seconds."""
+    """Return True if the process with the pidfd `handle` ends within `within_s` seconds."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(max(0.0, within_s) * 1000))

@@ -1,7 +1,7 @@
 """Provide real hosts on one Linux machine, with CPU shares, shaped links and revocations.
 
-Prices are illustrative. Nothing is installed, and only the lease's directory outlives the
-processes.
+Prices are illustrative. Srift installs nothing. When the processes have ended, only the lease's
+directory is left.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tasks.providers.local.settings import LocalInstanceType
 
 
 class LocalProvider(LocalMachine, Provider):
-    """Hosts on this machine, with leases under `home`/leases.
+    """Hosts on this machine, with leases in the folder `leases` of `home`.
 
-    `python` runs a copy of `node_package` on each host.
+    Each host runs a copy of `node_package` with the interpreter `python`.
     """
 
     name = "local"
@@ -52,10 +52,10 @@ class LocalProvider(LocalMachine, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[LocalCluster]:
-        """Start hosts with agents; on exit only the mailbox is left (see `forget`).
+        """Start hosts with agents, and end them on exit. The mailbox stays until `forget`.
 
-        Raises NoCapacity if the cores do not suffice or other hosts hold them, NotSupported if the
-        hosts can never run here, and ProviderError if hosts cannot be started.
+        Raises NoCapacity if this machine has too few cores or other hosts use them, NotSupported if
+        the hosts can never run here, and ProviderError if hosts cannot be started.
         """
         if why := self.fits(cluster):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
@@ -91,7 +91,10 @@ class LocalProvider(LocalMachine, Provider):
         return self.store.held("local")
 
     def ended(self) -> list[EndedLease]:
-        """Return the leases that ended and are not forgotten, also of a killed controller."""
+        """Return the leases that ended and were not deleted by `forget`.
+
+        Includes leases whose controller was killed, after the reaper has ended them.
+        """
         return self.store.over(self.store.all())
 
     def forget(self, lease_id: str) -> None:
@@ -99,10 +102,10 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End leases without a controller or past their deadline, and processes of no lease.
+        """End leases whose controller is gone or whose deadline has passed, and stray processes.
 
-        Return a sentence for each. Raises NotSwept at the end if a lease cannot be read; hosts of
-        that lease are left alone.
+        Stray processes have no lease file. Return a sentence for each lease. Raises NotSwept at the
+        end if a lease cannot be read; the hosts of that lease go on.
         """
         if not self.store.root.is_dir():
             return []
@@ -123,7 +126,10 @@ class LocalProvider(LocalMachine, Provider):
         return sentences
 
     def _end(self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool) -> str:
-        """End a lease that is due and return a sentence about it; "" if nothing was done."""
+        """End a lease if the reaper must, and return a sentence about it; "" if nothing was done.
+
+        lease: None if the lease has no file; its processes are ended.
+        """
         cluster = f" ({lease.cluster})" if lease is not None else ""
         if lease is None:
             why = "its holder is unknown"

@@ -12,9 +12,9 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class LocalInstanceType(BaseModel):
-    """A local host: CPU share, memory, bandwidth, and illustrative prices.
+    """A type of local host: CPU share in cores, memory, bandwidth, and illustrative prices.
 
-    `spot_replaced` is True if a lost spot host is replaced at once.
+    If `spot_replaced` is True, a lost spot host is replaced at once.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -29,7 +29,7 @@ class LocalInstanceType(BaseModel):
 
 
 class Local(BaseModel):
-    """The local provider's instance types, by name."""
+    """The section [local]: the local provider's instance types by name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
