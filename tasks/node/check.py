@@ -45,7 +45,7 @@ _HINTS = {  # advice by a pattern of the error's text
 
 
 def main() -> None:
-    """Answer one question. Exits 0 even if the workload fails."""
+    """Answer the question on standard input. Exits 0 even if the workload fails."""
     die_with_parent()
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
@@ -55,13 +55,15 @@ def main() -> None:
 
 
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
-    """Return the result of a check of `workload` in `precision`, with `batch` samples per step.
+    """Check `workload` in `precision` with `batch` samples per step; return the result.
+
+    The result is a dictionary with these keys:
 
     precision: the precision that was checked.
-    problem: why the workload fails; empty if it trains, or cannot be checked on this machine.
-    notes: warnings of probable mistakes.
-    figures: step_s, input_s (seconds to make a batch, or to wait for the loader, per step), losses,
-        peak_bytes, parameters and gradient_bytes; None if no step ran.
+    problem: why the workload fails. Empty if it trains, or if this machine cannot check it.
+    notes: a list of warnings about probable mistakes.
+    figures: a dictionary of step_s, losses, peak_bytes, parameters, gradient_bytes, and input_s,
+        the seconds per step to make a batch or to wait for the loader. None if no step ran.
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None
@@ -89,7 +91,7 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
-    """Run a few steps and return their figures.
+    """Run a few steps; return the `figures` that `checked` describes.
 
     Raises WorkloadError if the loss is not finite, or if a parameter has no gradient, which makes
     data parallelism hang.

@@ -1,12 +1,14 @@
 """Rebuilds a workload's DataLoader for a batch size, watches its workers, and ends them.
 
-The rebuilt loader keeps the user's settings, except for the batch size, the timeout (at most
-_MAX_WAIT_S) and the order of a dataset with indices: samples are drawn with a seed that differs on
-each rank. When the data end, the loader starts again. An incomplete last batch is dropped.
+The rebuilt loader keeps the user's settings, with three exceptions. The batch size is set. The
+timeout is at most _MAX_WAIT_S. If the dataset has indices, samples are drawn at random, with a seed
+that differs on each rank. When the data end, the loader starts again. An incomplete last batch is
+dropped.
 
-Most epochs of a training find a full cache (data_cache.py), so steps are timed as in later epochs.
-For that a few samples are read beforehand. The caches then have room for as large a share of these
-samples as they would have of the whole dataset.
+In most epochs of a training the cache (data_cache.py) is full, so steps are timed as in later
+epochs. To fill the caches quickly, a few samples are read before the first step, and batches are
+drawn from these samples only. The caches are made smaller in proportion, so that they hold the same
+share of the samples as they would hold of the whole dataset.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from .processes import die_with_parent
 _MAX_WAIT_S = 45.0
 _EXIT_S = 2.0  # for a worker to exit after torch has shut it down
 _TRACEBACK = "Original Traceback"  # what torch writes before a worker's traceback
-_READ_S, _MAX_READ = 1.0, 256  # limits of the samples to read beforehand, twice
+_READ_S, _MAX_READ = 1.0, 256  # seconds and samples: limits of what is read to fill the caches
 _MAX_ITEMS, _MAX_OBJECTS = 1000, 100_000  # limits of the search for caches: per list, and in all
 _KEPT = ("collate_fn", "pin_memory", "generator", "in_order")
 _KEPT_WITH_WORKERS = (
@@ -78,7 +80,7 @@ class Loader:
             raise LoaderError("its loader has no batch_size. Give its DataLoader a batch_size")
 
     def __call__(self, batch: int) -> tuple[Any, Any]:
-        """Return (inputs, target) of `batch` samples.
+        """Return a pair: the inputs and the target of `batch` samples.
 
         Raises LoaderError if no such batch arrives, and the errors of user code in this process.
         """
@@ -184,7 +186,7 @@ class Loader:
 
 
 class _Draws(Sampler[int]):
-    """An endless random order of the indices `places`, drawn with replacement."""
+    """A sampler that draws dataset indices from `places`, endlessly and with replacement."""
 
     def __init__(self, places: Sequence[int], generator: torch.Generator) -> None:
         self.places, self.generator = places, generator
@@ -196,9 +198,9 @@ class _Draws(Sampler[int]):
 
 
 def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:
-    """Start a loader worker: it ends with its rank, and then runs the user's `worker_init_fn`.
+    """Set up a loader worker, and run the user's `worker_init_fn` in it.
 
-    The worker creates the sockets through which it returns batches in `folder`.
+    The worker ends when its rank ends. It returns batches through sockets in `folder`.
     """
     die_with_parent()
     tempfile.tempdir = folder
@@ -208,19 +210,20 @@ def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int)
 
 @cache
 def _folder_of_sockets() -> str:
-    """Return a short path to the temporary folder.
+    """Return a path to the temporary folder that is short enough for sockets.
 
-    The path of a socket has at most 107 characters [unix(7)].
+    The path of a socket may have at most 107 characters [unix(7)].
     """
     folder = os.open(tempfile.gettempdir(), os.O_PATH | os.O_DIRECTORY)
     return f"/proc/{os.getpid()}/fd/{folder}"
 
 
 def _caches(dataset: Any) -> Iterator[Any]:
-    """Yield the caches in a dataset and in its attributes that have a `__getitem__`.
+    """Yield the caches that a dataset contains.
 
-    A cache is recognised by its method `begin_part`, since users have copies of data_cache.py with
-    another type.
+    Searches the attributes and items of the dataset that have a `__getitem__`. A cache is
+    recognised by its method `begin_part`, since a user's copy of data_cache.py defines another
+    class.
     """
     seen: set[int] = set()
     left: deque[Any] = deque([dataset])
@@ -238,7 +241,10 @@ def _caches(dataset: Any) -> Iterator[Any]:
 
 
 def sizes(data: Any) -> Iterator[int]:
-    """Yield all sizes of tensors in `data`, inputs or targets, and the lengths of its lists."""
+    """Yield the size of each dimension of each tensor in `data`, and the length of each list.
+
+    `data` are the inputs or the target of a batch.
+    """
     if isinstance(data, Tensor):
         yield from data.shape
     elif isinstance(data, Mapping):
@@ -251,9 +257,9 @@ def sizes(data: Any) -> Iterator[int]:
 
 
 def in_words(error: BaseException) -> BaseException:
-    """Return a LoaderError with a plain message for torch's errors of workers, else `error`.
+    """Return a LoaderError with a plain message if `error` reports a failed loader worker.
 
-    torch can raise such an error in any step.
+    Returns any other `error` unchanged. torch can report a failed worker in any step.
     """
     text = str(error).strip()
     if isinstance(error, LoaderError) or not text:
@@ -283,9 +289,9 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 @contextmanager
 def running(loader: Loader | None) -> Iterator[None]:
-    """Let the workers run inside this context, and stop them at its end.
+    """Let the loader's workers run inside this context, and pause them at its end.
 
-    So workers load only while steps are measured.
+    So workers load batches only while steps are measured.
     """
     if loader is not None:
         loader.signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Times fixed work before and after each measured block, to see how fast the machine is then.
+"""Times a fixed amount of work around each measured block, to show how fast the machine was then.
 
 The work consists of products of small matrices and copies of memory. It is the same on every
 machine of a type, for every workload. Neighbours, shared caches and clock rates slow down the work
@@ -20,7 +20,10 @@ _LEAST_S = 0.05  # several periods of a CPU quota, which would distort a shorter
 
 
 class Reference:
-    """The fixed work on a device, with its memory and the number of threads at its creation."""
+    """The fixed work on one device.
+
+    It keeps its matrices on the device, and remembers torch's number of threads at its creation.
+    """
 
     def __init__(self, device: torch.device) -> None:
         rows, mebibytes, self.products, self.rounds = _CUDA if device.type == "cuda" else _CPU
@@ -32,11 +35,11 @@ class Reference:
         self.seconds()
 
     def seconds(self) -> float:
-        """Return the mean seconds of the work.
+        """Return the mean seconds of one repetition of the fixed work.
 
-        It always runs with the same threads and with float32 products, and then restores the
-        workload's settings. The first repetition does not count, since the caches still hold the
-        workload's data.
+        The work always uses the same number of threads and float32 products. The workload's
+        settings are restored afterwards. The first repetition is not timed, since the caches still
+        hold the workload's data.
         """
         threads = self.threads
         before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()

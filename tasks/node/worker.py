@@ -1,4 +1,4 @@
-"""Runs one rank of a launch: joins its peers, reports that it is armed, and serves the items.
+"""Runs one rank of a launch: joins the process group, waits for the controller, runs the items.
 
 If a workload fails before its first collective, only its own run fails. If a rank fails inside a
 collective, the launch ends, and the controller starts the next attempt without that item.
@@ -40,9 +40,9 @@ _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", 
 
 
 def main() -> None:
-    """Serve one attempt.
+    """Run the items of one attempt on this rank.
 
-    Exits 0 when every item has a record. Otherwise the last line of the log has the reason.
+    Exits 0 when every item has a record. Otherwise the last line of the log states the reason.
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def wait_for_go(mailbox: Path, attempt: int) -> dict[str, Any]:
-    """Wait until the controller writes `go-<a>.json`; return its content."""
+    """Wait until the controller writes `go-<attempt>.json`; return its content."""
     go = mailbox / f"go-{attempt}.json"
     while not go.exists():
         time.sleep(0.05)
@@ -86,7 +86,7 @@ def wait_for_go(mailbox: Path, attempt: int) -> dict[str, Any]:
 
 
 def serve(launch: Launch, index: int, item: Item) -> None:
-    """Measure `item` together with its other ranks.
+    """Measure `item` together with the other ranks that take part in it.
 
     The first rank of the item, or a rank that fails, writes the record. `index` is the item's place
     in the plan.
@@ -125,7 +125,8 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """Build the workload and try one pass on this rank alone.
 
-    Returns the workload (None for a probe) and an empty text, or None and the reason of a failure.
+    Returns a pair: the workload (None for a probe) and an empty text. If a step fails, the pair is
+    None and the reason.
     """
     if item.kind == "probe":
         return None, ""
@@ -174,7 +175,10 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
 
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:
-    """Measure the item; return the record's values, or {} and the reason why there are none."""
+    """Measure the item; return a pair: the record's values, and the reason of a failure.
+
+    The reason is empty if the measurement succeeded. Otherwise the values are not used.
+    """
     group, patience = launch.group(item), launch.patience
     placed = launch.layout.placed(item)
     patience.reset()
@@ -201,10 +205,10 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
 def abort(
     launch: Launch, index: int, item: Item, error: Exception, started_unix: float
 ) -> NoReturn:
-    """End the launch, and write a failed record unless a peer was lost.
+    """End the launch, and write a failed record unless `error` means that a peer was lost.
 
-    The controller explains the loss of a peer. Each rank at fault writes a record, since torchrun
-    may end the other ranks before they notice the abort.
+    If a peer was lost, the controller finds the reason. Each rank at fault writes a record, since
+    torchrun may end the other ranks before they notice the abort.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER

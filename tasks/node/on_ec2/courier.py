@@ -1,9 +1,9 @@
 """Serves a rented EC2 machine as root, from boot to power-off: `python -m node.on_ec2.courier`.
 
-The courier blocks the user whose code is measured from the machine's credentials, and starts the
-agent as that user. It carries the mailbox and EC2's notices, downloads the data that the controller
-names, and always powers the machine off at the end. While the machine runs, it retries after errors
-of S3 or of the disk. It runs the `shutdown` on PATH, which an emulated host replaces.
+The agent and the workloads run as an ordinary user, and the courier blocks that user from the
+machine's credentials. The courier carries the mailbox and EC2's notices, and downloads the data
+that the controller names. It retries after errors of S3 or of the disk, and always powers the
+machine off at the end. For that it runs the `shutdown` on PATH; emulated hosts provide their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .sync import LONGEST_PAUSE_S, Inbox, Outbox
 
 POLL_S = 0.5
 _INBOX_EVERY_S = 1.0
-_QUIET_AFTER_S = 20.0  # without changes on either side for so long, the manifest is read less often
+_QUIET_AFTER_S = 20.0  # after this long without a new file, the manifest is read less often
 _QUIET_INBOX_EVERY_S = 5.0
 _NOTICE_EVERY_S = 2.0  # AWS recommends 5 s; a notice comes two minutes before the end
 _FLUSH_S = 20.0  # seconds to upload after a notice, or while the machine shuts down
@@ -109,14 +109,14 @@ class AgentProcess:
 
 
 class Delivery:
-    """Serves one machine: carries files, notices and data while the agent runs.
+    """Serves one machine: carries files and notices, and downloads data, while the agent runs.
 
     store: the machine's folders in S3.
     start: `start(rank, deadline_unix)` starts the agent.
-    notice: returns EC2's notice that it takes the machine back, or None.
+    notice: a function that returns EC2's notice that it takes the machine back, or None.
     owner: the user id of the agent.
     deadline_s: seconds until the machine must end.
-    data: downloads the data that the controller names; has the path of the machine's mailbox.
+    data: the downloader of workloads' data. Its `mailbox` is the machine's mailbox.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Delivery:
         self._leaving = False
 
     def leave(self, *_: Any) -> None:
-        """Handle a signal that says that the machine shuts down."""
+        """Note that the machine shuts down. This is the handler of SIGTERM and SIGINT."""
         self._leaving = True
 
     def serve(self) -> str:
@@ -228,9 +228,9 @@ class Delivery:
                     self._flush(self._outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, waiting: Callable[[], object], until: float) -> None:
-        """Upload files, also before their turn, while `waiting()` is true.
+        """Upload files while `waiting()` is true, also those that were uploaded shortly before.
 
-        Stops at `until`, in seconds of time.monotonic().
+        Stops at the latest at `until`, in seconds of time.monotonic().
         """
         pause_s = POLL_S
         while self._outbox is not None:
@@ -261,7 +261,7 @@ class Delivery:
             self._reported_data = states
 
     def _over(self, *, before_s: float) -> bool:
-        """Return True if the machine shuts down, or `before_s` seconds before its deadline."""
+        """Return True if the machine shuts down, or if at most `before_s` seconds are left."""
         return self._leaving or time.monotonic() >= self._ends - before_s
 
     def _complain(self, message: str) -> None:
@@ -272,12 +272,12 @@ class Delivery:
 
 
 def _ended(states: dict[str, Any]) -> set[str]:
-    """Return the digests of the data that are ready or failed."""
+    """Return the digests of the data whose download has succeeded or failed."""
     return {digest for digest, state in states.items() if state["state"] != FETCHING}
 
 
 def serve(given: argparse.Namespace) -> None:
-    """Serve the machine, and write `failed.json` if that fails.
+    """Serve the machine; if that fails, write the reason to `failed.json`.
 
     Raises OSError if the metadata service does not name the machine.
     """
@@ -304,7 +304,7 @@ def serve(given: argparse.Namespace) -> None:
 def deliver(
     given: argparse.Namespace, metadata: Metadata, store: MachineStore, data: Fetcher, ends: float
 ) -> str:
-    """Fence the user off from credentials, and serve until the end.
+    """Block the agent's user from the machine's credentials, and serve until the end.
 
     Returns why the machine could not serve, or an empty string. `ends` is the deadline in seconds
     of time.monotonic(). Raises OSError if the user does not exist or the agent cannot be started.
@@ -362,7 +362,7 @@ def main() -> None:
 
 
 def _score(process: int, score: str) -> None:
-    """Set how likely the kernel kills a process when memory runs out."""
+    """Set how likely the kernel is to kill a process when memory runs out."""
     with suppress(OSError):
         Path(f"/proc/{process}/oom_score_adj").write_text(score)
 

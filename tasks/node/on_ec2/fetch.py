@@ -27,7 +27,7 @@ _DENIED = ("AccessDenied", "AllAccessDisabled", "403")
 
 
 class Fetcher:
-    """Downloads data into the folder `data` of `mailbox`, one address after another."""
+    """Downloads data into the folder `data` of `mailbox`, one S3 address after another."""
 
     def __init__(self, mailbox: Path, client: Any) -> None:
         self.mailbox, self.client = mailbox, client
@@ -35,7 +35,10 @@ class Fetcher:
         self._lock, self._over = threading.Lock(), threading.Event()
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start to download the addresses that were not requested before, from a map by digest."""
+        """Start to download the S3 addresses that were not requested before.
+
+        `addresses` maps the digest of the data to their address.
+        """
         new = {name: each for name, each in addresses.items() if name not in self._states}
         for digest in new:
             self._states[digest] = {"state": FETCHING, "bytes": 0, "of_bytes": None}
@@ -43,9 +46,10 @@ class Fetcher:
             threading.Thread(target=self.fetch_all, args=(new,), daemon=True).start()
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return the state of each download by digest: state, reason, bytes and of_bytes.
+        """Return a dictionary from the digest of the data to the state of their download.
 
-        `bytes` were downloaded of `of_bytes`. A `reason` is there only after a failure.
+        `state` is FETCHING, READY or FAILED. `bytes` were downloaded so far. `of_bytes` is the
+        total, or None before it is known. `reason` is present only after a failure.
         """
         with self._lock:
             return {digest: dict(state) for digest, state in self._states.items()}
@@ -55,7 +59,7 @@ class Fetcher:
         self._over.set()
 
     def fetch_all(self, addresses: Mapping[str, str]) -> None:
-        """Download the addresses one after another, and note how each download ends."""
+        """Download the addresses one after another, and record how each download ends."""
         for digest, address in addresses.items():
             try:
                 self._fetch(digest, address)
@@ -69,8 +73,8 @@ class Fetcher:
     def _fetch(self, digest: str, address: str) -> None:
         """Download all objects below `address` into the folder of `digest`.
 
-        Raises ValueError if there are no objects, names or sizes do not fit, or an object changes;
-        and the errors of boto3.
+        Raises ValueError if there are no objects or too many, if a key cannot be a file name, if
+        the disk is too small, or if an object changes. Also raises the errors of boto3.
         """
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         sizes = self._listed(bucket, prefix)
@@ -111,7 +115,7 @@ class Fetcher:
             shutil.rmtree(beside, ignore_errors=True)
 
     def _listed(self, bucket: str, prefix: str) -> dict[str, int]:
-        """Return the sizes of the objects by key. Raises ValueError if there are too many."""
+        """Return the bytes of each object by its key. Raises ValueError for too many objects."""
         found: dict[str, int] = {}
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for page in pages:

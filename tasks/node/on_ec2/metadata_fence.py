@@ -49,9 +49,10 @@ def account(name: str) -> pwd.struct_passwd:
 def start_as(
     user: pwd.struct_passwd, command: Sequence[str], **options: object
 ) -> subprocess.Popen[bytes]:
-    """Start a process as `user` that ends with this process.
+    """Start a process as `user`; it ends when this process ends.
 
-    It has no supplementary groups and cannot gain rights by set-uid. `options` go to Popen.
+    The process has no supplementary groups and cannot gain rights by set-uid. `options` are passed
+    to Popen.
     """
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         command,
@@ -67,7 +68,8 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
     """Block `user` from the metadata service at `base`; return why that failed, or an empty text.
 
     After a failure the user's code must not run. Both rules are applied, since one may disappear:
-    systemd-networkd drops routing rules of others when it restarts. `python` runs the proof.
+    systemd-networkd drops the routing rules of other programs when it restarts. `python` is the
+    interpreter that tries to connect as `user`.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)

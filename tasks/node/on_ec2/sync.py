@@ -61,7 +61,7 @@ class Inbox:
                 continue
             content = self._get(name)
             if hashlib.sha256(content).hexdigest() != files[name]:
-                break  # changed since; files that need it wait for the next manifest
+                break  # newer than the manifest; files that need it wait for the next manifest
             write_file(self._directory / name, content)
             self._placed[name] = files[name]
             changed = True
@@ -77,7 +77,7 @@ def _parsed(content: bytes, key: str) -> Any:
 
 
 def _placing_order(name: str) -> tuple[int, str]:
-    """Sort key of the manifest's files: a file comes after the files that it needs."""
+    """Return the sort key of a file of the manifest: it comes after the files that it needs."""
     kind = re.split(r"[-.]", name, maxsplit=1)[0]
     return (_PLACED_LAST.index(kind) + 1 if kind in _PLACED_LAST else 0), name
 
@@ -109,9 +109,12 @@ Mark = tuple[int, int, int]  # inode, last write in ns, bytes; it changes with t
 
 @dataclass(slots=True)
 class UploadState:
-    """The last upload of a file: the file's mark and bytes, and the time.monotonic() of it.
+    """The state of the uploads of one file. Times are seconds of time.monotonic().
 
-    After `failures` failed uploads in a row, the file pauses until `not_before`.
+    mark, size: the mark and the bytes of the file when it was last uploaded.
+    at: the time of the last upload.
+    failures: the number of failed uploads since then.
+    not_before: the time before which a file whose upload failed is not tried again.
     """
 
     mark: Mark | None = None
@@ -136,8 +139,8 @@ class Outbox:
         """Upload new and changed files until time.monotonic() reaches `until`.
 
         `due_only` leaves out files that were uploaded, or failed, shortly before. Returns True if
-        a file was uploaded to which the controller may respond. Raises the first error of the
-        store, after all other files: one file must not hold back the heartbeat.
+        a file was uploaded to which the controller may respond. If uploads fail, it raises the
+        first error after it has tried all files, since one file must not delay the heartbeat.
         """
         is_news, first_error = False, None
         for name in self.waiting():
@@ -181,7 +184,7 @@ class Outbox:
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
-        """Take one upload from the budget; return False if it is spent. Heartbeats are free."""
+        """Take one upload from the budget; return False if none is left. Heartbeats are free."""
         if name == _HEARTBEAT:
             return True
         now = time.monotonic()
@@ -193,7 +196,7 @@ class Outbox:
         return allowed
 
     def _upload(self, name: str) -> None:
-        """Upload a file, or the reason in `refused.json` if the bytes of its kind are used up.
+        """Upload a file. If it exceeds the limit of bytes, upload the reason in `refused.json`.
 
         Records and other files have separate limits. Does nothing if the file is gone.
         """
