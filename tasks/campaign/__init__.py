@@ -1,1 +1,1 @@
-"""Choose and make the launches of a campaign, within its caps."""
+"""Choose and make the launches of a campaign, within its spending caps and time limit."""

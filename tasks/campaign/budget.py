@@ -1,7 +1,7 @@
-"""Count a campaign's dollars and seconds, and decide what the caps allow its next launch.
+"""Count a campaign's dollars and seconds, and decide whether the caps allow its next launch.
 
-On EC2 the caps of the campaign and of the month are hard: a launch's worst case must fit under
-both. Prices of local hosts are illustrative, so the estimate alone decides (`Tally.affords`).
+On EC2, the worst-case cost of a launch must fit under the caps of the campaign and of the month.
+Prices of local hosts are illustrative, so only the estimated cost must fit (`Tally.affords`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ..providers.ec2.attempts import SPOT_MARGIN
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
-# Seconds of the deadline reserved for start-up on EC2. Machines may take ten minutes to report, and
-# torchrun two more. With less than the least start-up and installation times, machines would end
-# before they measure anything.
+# Seconds that a deadline on EC2 includes for start-up. Machines may take ten minutes to report, and
+# torchrun two more minutes. With less than the least start-up and installation times, machines
+# would end before they measure anything.
 EC2_START_UP_S, EC2_LEAST_START_UP_S = 720.0, 300.0
 LEAST_INSTALL_S = INSTALL_S / 5
-# Seconds for repeating runs that the host disturbed, as a share of the launch's seconds and of the
-# campaign's remaining seconds. A host may take processors away for minutes. Waiting is free on
-# local hosts but not on EC2.
+# Seconds for repeating disturbed runs: as a share of the launch's estimated seconds on local hosts
+# and on EC2, and as a share of the campaign's remaining seconds. A virtual machine's host may take
+# processors away for minutes. Waiting is free on local hosts but not on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE, _CAMPAIGN_PATIENCE = 1.0, 0.25, 1 / 3
 _WARNED = 0.8  # share of the month's dollars above which the user is warned
 # A launch may try spot and on demand in every zone; no region has more than six zones.
@@ -57,7 +57,7 @@ def allowance(
 ) -> Allowance:
     """Return the permitted deadline and worst-case cost of `launch`, or why it is refused.
 
-    `offers` bound its price; default: the newest offers.
+    The highest prices in `offers` give the worst case. The default is the newest offers.
     """
     if not tally.affords(launch):
         left = f"${tally.left_usd:.4f} and {tally.left_s:.0f} s are left of the campaign"
@@ -83,9 +83,10 @@ def allowance(
 
 
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
-    """Return the usual and the least seconds before the first run on EC2 machines.
+    """Return a pair: the usual and the least seconds before the first run on EC2 machines.
 
-    Both include installing the workloads' requirements, one after another, and fetching their data.
+    Both include the installation of each workload's requirements, one after another, and the fetch
+    of their data.
     """
     known, names = workspace.settings.workloads, workload_names(launch)
     installs = sum(bool(known[name].requirements) for name in names if name in known)
@@ -99,7 +100,7 @@ def patience_s(
 ) -> float:
     """Return the seconds that a launch may spend on repeating disturbed runs.
 
-    They fit within the deadline and within the campaign's remaining time and dollars.
+    The launch then still ends before `deadline_s` and within the campaign's time and dollars.
     """
     start_up_s, share = START_UP_S, _LOCAL_PATIENCE
     if workspace.spends_money:
@@ -112,10 +113,11 @@ def patience_s(
 def caps_of(
     workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]
 ) -> tuple[list[Cap], str]:
-    """Return the campaign's cap and the cap of the calendar month (UTC).
+    """Return a pair: the caps, and the reason if a spent amount is unknown, else "".
 
-    The second value is the reason if an amount is unknown, else empty. Spent dollars are read after
-    the leases: a lease that is loaded between the two reads counts twice rather than not at all.
+    The caps are the campaign's cap and the cap of the calendar month (UTC). Leases are read before
+    the spent dollars, so that a lease that is loaded between the two reads counts twice rather than
+    not at all.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     held = workspace.provider.leases()
@@ -154,9 +156,9 @@ def caps_of(
 
 
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
-    """Return a warning if most of the month's dollars are spent or committed, or are unknown.
+    """Return a warning if most of the month's dollars are spent or committed.
 
-    Empty if no warning is needed.
+    Return the reason if the dollars are unknown, and "" if no warning is needed.
     """
     if not workspace.spends_money:
         return ""
@@ -168,10 +170,10 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 
 
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
-    """Return the dollars of refreshes that ended in `now`'s month.
+    """Return a pair: the dollars of refreshes that ended in the month of `now`, and a reason.
 
-    The second value is the reason if the cost of a refresh is unknown, else empty; the dollars are
-    then infinite. A refresh that started in the month before counts in full.
+    If the cost of a refresh is unknown, the dollars are infinite and the reason says so. Otherwise
+    the reason is empty. A refresh that began in the previous month counts in full.
     """
     try:
         spend = reads.mart(workspace.warehouse, "spend", provider=workspace.provider.name)
@@ -188,22 +190,22 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 
 def _spot_margin(workspace: Workspace) -> float | None:
-    """Return the factor of the spot bid over the known spot price.
+    """Return the highest spot bid divided by the known spot price.
 
-    None if on-demand prices are known, because they bound the spot price.
+    None if the settings include on demand, because a spot bid never exceeds the on-demand price.
     """
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 
 
 def _beside(workspace: Workspace) -> float:
-    """Return the upper bound of dollars an hour for a machine's volume, address and requests."""
+    """Return an upper bound of the dollars per hour of a machine's volume, address and requests."""
     return most_usd_per_hour_beside(workspace.settings.ec2.volume_gib)
 
 
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
-    """Return the dollars of a lease that lasts until its deadline, at the highest known prices.
+    """Return the highest cost in dollars of a lease that lasts until its deadline.
 
-    None if no price is known.
+    dearest: highest known dollars per hour by instance type. Return None if no price is known.
     """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
@@ -222,10 +224,13 @@ class Tally:
         cap_usd: the campaign's cap.
         stop_at: the end of the campaign on the clock `time.monotonic`.
         refresh_id: prefix of the campaign's lease ids.
+        usd: dollars spent.
+        runs: number of runs with a record.
         by_status: number of runs by status.
-        seconds: by phase.
-        refused: clusters that the provider had no capacity or devices for.
-        fetch_s: by workload, the seconds to fetch its data.
+        seconds: duration of each phase.
+        notes: messages for the user.
+        refused: clusters for which the provider had no capacity, or the machines lacked devices.
+        fetch_s: by workload, the seconds that a machine needs to fetch its data.
         lacking: by workload, why it cannot be measured.
     """
 
@@ -246,7 +251,7 @@ class Tally:
     def of(cls, workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tally:
         """Return the tally of a campaign that starts now.
 
-        `max_usd` None: `[campaign] max_usd` of srift.toml.
+        `max_usd` is the campaign's cap; None means `[campaign] max_usd` of srift.toml.
         """
         return cls(
             cap_usd=workspace.settings.campaign.max_usd if max_usd is None else max_usd,
@@ -263,12 +268,16 @@ class Tally:
         return max(0.0, self.stop_at - time.monotonic())
 
     def affords(self, launch: PlannedLaunch) -> bool:
-        """Return True if the estimated cost of `launch` fits; `allowance` checks the worst case."""
+        """Return True if the estimated cost of `launch` fits under the cap and time is left.
+
+        `allowance` also checks the worst-case cost.
+        """
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 
     def stop_of(self, launch: PlannedLaunch) -> float:
-        """Return when `launch` must end, on `time.monotonic`: at `stop_at`, or earlier if the
-        dollars run out.
+        """Return the time, on the clock `time.monotonic`, at which `launch` must end.
+
+        This is `stop_at`, or the time at which the campaign's dollars are spent if that is earlier.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:
@@ -279,9 +288,10 @@ class Tally:
     def add(
         self, served: Served, collected: Collected, *, load_s: float, cluster: Cluster | None = None
     ) -> None:
-        """Add one launch to the tally.
+        """Add the results of one launch to the tally.
 
-        `served` and `collected` are its results, `load_s` the seconds to load its records.
+        `load_s` is the time in seconds that the load of its records took. `cluster` is added to
+        `refused` if the provider refused it or its machines lacked devices.
         """
         self.launches += 1
         refused = served.outcome.startswith(REFUSED) and not served.over_cap

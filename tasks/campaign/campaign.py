@@ -52,7 +52,8 @@ from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
 from .budget import Tally, allowance, patience_s
 
-# Lists of launches that one campaign plans. With a champion only lists without a run count.
+# Most lists of launches that one campaign plans. With a champion, a list counts only if no run of
+# it was recorded.
 MOST_LISTS = 4
 
 
@@ -65,7 +66,8 @@ def shop(
 ) -> list[PlannedLaunch]:
     """Return the launches to buy, in order, within the money and time that `tally` has left.
 
-    Clusters that were just refused and workloads without their data are left out.
+    Clusters that the provider just refused are left out, and so are workloads whose data are
+    missing. frames: the training frames by name, as from `reads.training_frames`.
     """
     workspace = workspace.without(tally.lacking)
     workloads = with_facts(workspace.measurable, frames["workloads"])
@@ -106,11 +108,11 @@ def _limits(workspace: Workspace, tally: Tally) -> CampaignLimits:
 def within(
     workspace: Workspace, champion: Champion | None, tally: Tally
 ) -> Iterator[PlannedLaunch]:
-    """Yield launches within the money and time that `tally` has left.
+    """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    The launches are planned as a list, and planned again after the list is bought, with the new
-    measurements. With a champion the list is planned again after each launch. Refused clusters are
-    left out until nothing else is left to buy.
+    Without a champion, a new list of launches is planned when all launches of the last list are
+    made. With a champion, a new list is planned after each launch. Each list uses all measurements
+    so far. Refused clusters are left out until there is nothing else to buy.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -134,9 +136,9 @@ def within(
 def affordable(
     workspace: Workspace, launches: Sequence[PlannedLaunch], tally: Tally
 ) -> Iterator[PlannedLaunch]:
-    """Yield the launches that may be made now.
+    """Yield those of `launches` that may be made now.
 
-    For each remaining launch, print the reason and add it to the notes of `tally`.
+    If a launch may not be made, print the reason and add it to the notes of `tally`.
     """
     offers = current_offers(workspace)
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
@@ -167,7 +169,7 @@ def _obstacle(
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield an elastic launch for each workload that has no measured elastic run.
 
-    The run uses recommended machines and loses one of them.
+    The run uses recommended machines, one of which is revoked during the run.
     """
     provider = workspace.provider.name
     if workspace.spends_money:
@@ -199,9 +201,10 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
 
 
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
-    """Return why `cluster` is not requested now; empty if it holds no refused cluster.
+    """Return why `cluster` is not requested now; "" if it may be requested.
 
-    Zones do not matter, because a launch tries all zones of its region.
+    It is not requested if it contains all machines of a refused cluster. Zones do not matter,
+    because a launch tries all zones of its region.
     """
 
     def counted(machines: Cluster) -> Counter[tuple[str, str, str]]:
@@ -212,9 +215,10 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
-    """Return the failed runs of the workloads as they are defined now, as nodes reported them.
+    """Return the failed runs that nodes reported, for the current definitions of the workloads.
 
-    Failures of machines, data or a package index are left out: the run may succeed next time.
+    Failures of machines, data or a package index are left out, because the run may succeed next
+    time.
     """
     try:
         failed = reads.mart(
@@ -238,9 +242,9 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return what a campaign needs of the champion `model`.
+    """Return the parts of the champion `model` that a campaign needs to choose launches.
 
-    Workloads and instance types whose definition has changed since the training are left out.
+    Workloads and instance types are left out if their definition has changed since the training.
     """
     measured = model.trained  # modes added by with_compressed below still have to be measured
     for workload in workloads:
@@ -266,9 +270,10 @@ def _model(
 
 
 def outdating(workspace: Workspace) -> str:
-    """Return a warning if the machine image's torch version would make stored runs history.
+    """Return a warning if the image's torch version differs from the version of stored runs.
 
-    Empty on local hosts: they use this computer's torch, and repeating runs is free.
+    Such runs become history, which the model does not use, after the first run on the image. The
+    warning is empty on local hosts: they use this computer's torch, and repeating runs is free.
     """
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
@@ -285,9 +290,9 @@ def outdating(workspace: Workspace) -> str:
 
 
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
-    """Return the launches that a refresh would buy now.
+    """Return the launches that a refresh would make now.
 
-    Works before the first refresh, without a warehouse.
+    This also works before the first refresh, when there is no warehouse.
     """
     provider = workspace.provider.name
     try:
@@ -303,9 +308,9 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return the frames without own measurements of workloads whose definition has changed.
+    """Return `frames` without Srift's measurements of workloads whose definition has changed.
 
-    Imported runs stay.
+    Imported runs stay. frames: the training frames by name.
     """
     noted, runs, profiles = frames["workloads"], frames["runs"], frames["profiles"]
     if not len(noted):
@@ -322,11 +327,12 @@ def _of_today(
 def serve_launch(
     workspace: Workspace, launch: PlannedLaunch, lease_id: str, tally: Tally
 ) -> Served:
-    """Acquire one cluster, measure the runs of `launch` on it, and release it, within every cap.
+    """Acquire one cluster, measure the runs of `launch` on it, and release it.
 
-    The results stay in a mailbox until the caller loads them. If the worst case does not fit under
-    the caps, the result has a row with status "refused". If an error or Ctrl-C stops the launch,
-    the recorded runs are loaded into the warehouse before the error is raised.
+    The results stay in a mailbox until the caller loads them. If the worst-case cost does not fit
+    under the caps, nothing is acquired and the result has a row with status "refused". If an error
+    or Ctrl-C stops the launch, the recorded runs are loaded into the warehouse before the error is
+    raised.
     """
     seed = zlib.crc32(f"{workspace.settings.campaign.seed}/{lease_id}".encode())
     carrier = DataCarrier(workspace)
@@ -371,9 +377,9 @@ def serve_launch(
 
 
 def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
-    """Return `job` without the workloads in `lacking`, with a failed row for each of their runs.
+    """Return `job` without the workloads in `lacking`. Each of their runs gets a failed row.
 
-    `lacking` maps a workload to the reason why its data is missing.
+    `lacking` maps a workload to the reason why its data are missing.
     """
     for name, why in lacking.items():
         reporter().say(f"{name} is not measured: {why}")
@@ -398,16 +404,16 @@ def serve(
 ) -> Served:
     """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
 
-    Refused requests and lost machines become rows of the result. However the job ends, Ctrl-C
-    included, the current run gets a row and the machines are released. The mailbox stays on disk
-    until it is loaded.
+    Refused requests and lost machines become rows of the result. If an error or Ctrl-C stops the
+    job, the run under way also gets a row. The machines are released in any case. The mailbox stays
+    on disk until it is loaded.
 
     Args:
         provider: acquires the machines.
         job: the runs and their cluster.
-        stop_at: end of the job on `clock`.
-        watch: called with progress.
-        clock: replaces the real clock in tests.
+        stop_at: when to stop, on `clock`.
+        watch: is called with the progress of the job.
+        clock: the default is the real clock.
     """
     served = Served(lease_id=job.lease_id, rows=list(job.rows), lacked_data=dict(job.lacking))
     laps = Stopwatch(served.seconds, clock or Clock())

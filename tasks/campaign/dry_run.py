@@ -1,7 +1,7 @@
 """List the launches that a refresh would make, without starting any machine.
 
-On EC2 a launch also has its worst-case cost and its AWS requests. Names in brackets stand for
-values that only AWS knows. `srift doctor` checks image, network and quotas.
+On EC2, the list also shows the worst-case cost and the AWS requests of each launch. Text in
+brackets stands for values that only AWS knows. `srift doctor` checks image, network and quotas.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _UNCHECKED = (
 
 
 def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> list[Row]:
-    """Return a row for each launch that a refresh would make now, or a measurement of `wish`.
+    """Return a row for each launch that would be made now: by a refresh, or for `wish` if given.
 
-    `max_usd` is the campaign's cap; None: `[campaign] max_usd` of srift.toml.
+    `max_usd` is the campaign's cap. If it is None, the cap is `[campaign] max_usd` of srift.toml.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     offers = offers_now(workspace, now)
@@ -71,10 +71,11 @@ def planned(
     now: datetime,
     clients: Clients | None = None,
 ) -> list[Row]:
-    """Return a row for each launch, assuming that earlier launches have their expected cost.
+    """Return a row for each launch, as if each earlier launch cost its estimate.
 
-    `worst_usd` is None on local hosts, and if a cap refuses the launch. `said` lists assumptions,
-    or the reason for the refusal. `clients` are AWS clients used to look up data.
+    The column `worst_usd` is None on local hosts, and if the launch is refused. The column `said`
+    lists sentences about the launch, or the reason for the refusal. `clients` are the AWS clients
+    that look up data.
     """
     carrier = DataCarrier(workspace, clients)
     rows = launches_as_rows(launches)
@@ -96,9 +97,9 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return the offers, with spot offers at on-demand prices if no spot price is known.
+    """Return `offers`, with spot offers at on-demand prices if `market` is spot and has no prices.
 
-    On-demand prices bound spot prices. `market` is the campaign's market.
+    On-demand prices are upper bounds of spot prices. `market` is the campaign's market.
     """
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
     if market != "spot" or "spot" in known:
@@ -113,9 +114,10 @@ def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
 def _requests(
     workspace: Workspace, cluster: Cluster, offers: Sequence[Offer], name: str, deadline_s: float
 ) -> list[Row]:
-    """Return the AWS requests of a launch in order: the security group, then each attempt.
+    """Return a row for each AWS request of a launch, in order.
 
-    Each row has the `action` and the shortened `request`. `name` is the lease id.
+    The requests for the security group come first, and then the requests of each attempt. A row has
+    the `action` and the shortened `request`. `name` is the lease id.
     """
     ec2, region = workspace.settings.ec2, cluster.members[0].region
     here = [offer for offer in offers if offer.region == region]

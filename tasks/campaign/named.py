@@ -1,6 +1,6 @@
-"""Plan the launches of `srift measure`: named clusters, or pilots for a workload's goals.
+"""Plan the launches of `srift measure`: clusters that the user names, or pilots for goals.
 
-Caps, leases, checks and loading are the same as in a campaign.
+The launches have the same caps, leases, checks and loading as the launches of a campaign.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _STEP = ("step_s", "step_low_s", "step_high_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A request to measure `workload`.
+    """A user's request to measure `workload`.
 
-    It is measured on `clusters`, such as "2xNAME+1xOTHER". Without clusters, at most `pilots` runs
-    are chosen.
+    `clusters` are the clusters to measure on, such as "2xNAME+1xOTHER". If it is empty, Srift
+    chooses at most `pilots` runs.
     """
 
     workload: str
@@ -59,7 +59,7 @@ class Wish:
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
     """Return the clusters that `wish` names, each at its lowest price.
 
-    The campaign's market is preferred, if the cluster is sold there.
+    The price is from the campaign's market if the cluster is sold there, else from any market.
 
     Raises:
         SettingsError: if the workload or an instance type is unknown, a text is not a cluster, a
@@ -104,7 +104,10 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
 
 
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
-    """Return these machines at the lowest price in one market and zone; None if not sold there."""
+    """Return a cluster of the types `names`, in the market and zone with the lowest total price.
+
+    None if no market and zone sells all of them at a known price.
+    """
     able = []
     for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
         by_name = {offer.instance_type.name: offer for offer in group}
@@ -123,7 +126,7 @@ def case_of(
 
 
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
-    """Return the launches of `wish`. Prints the reason if a goal has no pilots.
+    """Return the launches for `wish`. If a goal has no pilots, print the reason.
 
     Raises:
         SettingsError: as in `clusters_of`, or if a cluster cannot train the workload.
@@ -139,7 +142,7 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
 def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
     """Return a row for each run of the launches `made`, with predicted and measured step time.
 
-    If a run was not measured, `reason` says why.
+    The column `reason` says why a run was not measured; it is empty for measured runs.
     """
     runs, failures = _mart(case, "runs"), _mart(case, "failed_runs")
     measured = {planned_id(row["run_id"]): float(row["step_s"]) for row in rows_of(runs)}
@@ -153,7 +156,7 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
             if step_s is None:
                 reason = failed.get(run_id, "" if run_id in recorded else served.outcome)
                 if run.kind == "train" and not reason:
-                    reason = "stored under a definition of the workload or machines that changed"
+                    reason = "the definition of its workload or machines has changed since"
             predicted = _predicted(case, run)
             rows.append(
                 {
@@ -171,7 +174,10 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 
 
 def _predicted(case: Case, run: PlannedRun) -> Row:
-    """Return the predicted step times of a training run; empty if the model cannot predict it."""
+    """Return the predicted step time of `run` and its bounds, as columns.
+
+    Empty if `run` is not a training run or the model cannot predict it.
+    """
     known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
     if case.model is None or run.kind != "train" or not known:
         return {}
@@ -191,10 +197,11 @@ def _mart(case: Case, name: str) -> pd.DataFrame:
 
 
 def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
-    """Return the missing profiles of the cluster's types and one training run on it.
+    """Return the runs of a launch of `cluster`: missing profiles, and one training run.
 
-    The run has the setup that the model predicts to be fastest. If the model cannot predict it, the
-    run uses the first mode on all devices at the least global batch.
+    There is a profile for each instance type of `cluster` that the warehouse lacks a profile of.
+    The training run has the setup that the model predicts to be fastest. If the model cannot
+    predict it, the run uses the first mode on all devices at the smallest global batch.
 
     Raises:
         SettingsError: if the cluster cannot train the workload.
@@ -210,7 +217,7 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
                 f"{cluster.name} cannot train {first.name}: its devices cannot share a global batch"
                 f" of {least}, or do not compute in its precision"
             )
-        run = exact[0]  # on all devices at the least batch
+        run = exact[0]  # on all devices at the smallest global batch
     alone = replace(case.workload, modes=(run.mode.alone,))
     lines = profiled_lines(_mart(case, "profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
@@ -223,9 +230,11 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
 
 
 def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
-    """Return a training run of the setup with the most samples per second on `cluster`.
+    """Return a training run on `cluster` with the setup that the model predicts to be fastest.
 
-    None if the model cannot predict the workload or a type, or if no setup is possible.
+    The fastest setup has the most samples per second.
+    None if there is no model, if the model does not know an instance type, or if no setup is
+    possible.
     """
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
     if case.model is None or not by_name.keys() <= _known(case):
@@ -243,9 +252,10 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
-    """Return launches of at most `count` pilots, one launch per cluster.
+    """Return launches of at most `count` pilots, one launch for each cluster.
 
-    Pilots of goals with a constraint come first. Prints the reason if a goal has no pilots.
+    Pilots for goals with a deadline or budget come first. If a goal has no pilots, print the
+    reason.
     """
     name, costs = case.workload.name, case.experience.costs
     goals = case.workload.goals or (Goal(goal="cheapest"),)

@@ -24,8 +24,8 @@ from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace
 from .outcomes import Row
 
-# Added to three times the campaign's minutes: the last launch may begin as the campaign ends, and
-# may be allowed twice its estimate.
+# Added to three times the campaign's minutes, because the last launch may begin as the campaign
+# ends and may take twice its estimate.
 _AFTER = timedelta(hours=2)
 
 
@@ -78,9 +78,10 @@ def _settle(workspace: Workspace, now: datetime, over: str) -> None:
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
-    """Return rows of the mart `claims` of other homes that may cost dollars after `month_start`.
+    """Return the unsettled claims of other homes that may cost dollars after `month_start`.
 
-    before: a refresh id. Claims made after the claim of this campaign do not count.
+    before: a refresh id. Claims that were made after the claim of this campaign are left out. The
+    result has rows of the mart `claims`.
     """
     if not _shares_a_month(workspace):
         return []
@@ -117,7 +118,7 @@ def _unsettled(workspace: Workspace) -> list[Row]:
 
 
 def _note(workspace: Workspace, event: str, row: Row, now: datetime) -> None:
-    """Append `row` to raw_claims as `event`: "claimed" or "settled"."""
+    """Append `row` to the table raw_claims. `event` is "claimed" or "settled"."""
     place = f"{socket.gethostname()}:{workspace.home.resolve()}"
     stamp = {"event": event, "provider": workspace.provider.name, "place": place, "noted_at": now}
     with workspace.warehouse.transact() as connection:

@@ -19,13 +19,15 @@ from .claims import settle
 from .job import Served
 from .record_loader import Collected, load_lease
 
-SWEPT_WITHIN = timedelta(hours=1)  # age limit of a region's last reaping when machines are bought
+# Machines are bought only if the reaper has checked every region within this time.
+SWEPT_WITHIN = timedelta(hours=1)
 
 
 def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
-    """Load every ended lease, then forget it. A second call adds nothing.
+    """Load the mailbox of every ended lease, then delete the lease. A second call adds nothing.
 
-    Leases of a refresh in another process are left to that process, which counts their cost.
+    If another process refreshes now, the leases of its refresh are left to that process, which
+    counts their cost.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -40,9 +42,9 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
 def collect_launch(
     workspace: Workspace, served: Served, refresh_id: str, now: datetime
 ) -> Collected:
-    """Load what one launch measured.
+    """Load the records and rows of one launch, and of all other ended leases.
 
-    A launch without machines has no mailbox, so its rows are loaded directly.
+    A launch that got no machines has no mailbox, so its rows are loaded directly.
     """
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
@@ -54,8 +56,9 @@ def collect_launch(
 def reap_now(provider: str | None = None) -> list[str]:
     """Reap machines, load their records, and return one sentence per action.
 
-    provider: if None, every provider that this home has used, paid providers first. A failure of
-    one provider does not stop the other providers.
+    provider: the provider to reap. None means every provider that this home has used, paid
+    providers first; if one of them fails, the rest are still reaped.
+
     Raises NotSwept if some regions or leases could not be checked.
     """
     done: list[str] = []
@@ -93,7 +96,7 @@ def say_all(sentences: Iterable[str]) -> None:
 
 @contextmanager
 def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
-    """Print the sentences in `done` if an error or Ctrl-C prevents their return."""
+    """Print the sentences in `done` if the body ends with an error or Ctrl-C, which loses them."""
     try:
         yield
     except BaseException:
@@ -102,10 +105,10 @@ def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
 
 
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
-    """End leases past their deadline or without a controller, and load the ended leases.
+    """End leases whose deadline has passed or whose controller is gone, and load all ended leases.
 
-    Returns one sentence per action. Raises NotSwept, after everything else is done, if some
-    regions or leases could not be checked.
+    Return one sentence per action. Raises NotSwept, after everything else is done, if some regions
+    or leases could not be checked.
     """
     unswept: list[NotSwept] = []
     try:
@@ -126,9 +129,9 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
-    """Raise ProviderError if a region was not reaped within SWEPT_WITHIN.
+    """Raise ProviderError if the reaper has not checked a region within SWEPT_WITHIN.
 
-    Runs before machines are bought.
+    The caller checks this before it buys machines.
     """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:

@@ -1,10 +1,10 @@
-"""Bring a workload's data to where its machines read them, before any machine is requested.
+"""Copy a workload's data to the place where machines read them, before machines are requested.
 
              local hosts                                  machines of EC2
 a folder     read in place                                uploaded once below data/ of [ec2] bucket
 an address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
 
-If a workload's data cannot be brought, only the runs of this workload are left out.
+If a workload's data cannot be copied, only the runs of this workload are left out.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlan:
-    """Where machines read the data of workload `name`, and the transfer this requires.
+    """Where machines read the data of workload `name`, and the transfer that this requires.
 
-    place: a folder of this machine or an S3 address.
-    files: bytes by file name; None if unknown.
-    move: "fetch", "upload", or empty if nothing has to be moved.
-    problem: why the data cannot be brought; empty if they can.
+    place: the folder on this machine, or the S3 address, from which machines read.
+    files: size in bytes by file name; None if unknown.
+    move: "fetch", "upload", or empty if no transfer is needed.
+    problem: why the data cannot be used; empty if they can.
     """
 
     name: str
@@ -58,7 +58,7 @@ class DataPlan:
 
     @property
     def size(self) -> int | None:
-        """Return the bytes of all files; None if unknown."""
+        """Return the total size of the files in bytes; None if unknown."""
         return None if self.files is None else sum(self.files.values())
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class DataPlan:
 
 
 class DataCarrier:
-    """Plans and moves the data of a workspace's workloads. Tests replace boto3's `clients`."""
+    """Plans and makes the transfers of a workspace's data. `clients` replaces boto3's in tests."""
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
@@ -78,7 +78,8 @@ class DataCarrier:
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a plan for each workload of `names` that has data, for machines in `region`.
 
-        Moves nothing. Workloads of one launch share a machine's volume.
+        Nothing is transferred. `names` are the workloads of one launch; on EC2 their data must fit
+        together on a machine's volume.
         """
         found, taken = [], 0
         for name in names:
@@ -98,7 +99,10 @@ class DataCarrier:
         return found
 
     def carry(self, plan: DataPlan) -> DataPlan:
-        """Move the files of `plan`. Returns the plan, with an empty `move` or with a `problem`."""
+        """Transfer the files of `plan`.
+
+        Return the plan with an empty `move`, or with a `problem` if the transfer failed.
+        """
         data = self._settings.data(plan.name)
         if plan.problem or not plan.move or data is None:
             return plan
@@ -140,7 +144,7 @@ class DataCarrier:
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")
 
     def _listed(self, address: Address) -> dict[str, int]:
-        """Return bytes by file name below `address`.
+        """Return the size in bytes of each file below `address`, by file name.
 
         Raises ValueError if there are no files, too many files or unsafe names, and ProviderError
         if AWS refuses the request.
@@ -166,7 +170,7 @@ class DataCarrier:
             )
 
     def _refuse_too_much(self, size: int, region: str) -> None:
-        """Raise BadData if a machine's volume is too small for image and `size` bytes of data."""
+        """Raise BadData if a machine's volume cannot hold the image and `size` bytes of data."""
         volume_gib = self._settings.ec2.volume_gib
         try:
             image_gib = least_gib(self._api.image(region, self._settings.ec2.ami_parameter))
@@ -190,9 +194,10 @@ class DataCarrier:
         return Address(bucket=bucket, prefix=f"{ec2.prefix}/data/{digest}/")
 
     def _move(self, plan: DataPlan, folder: Path, address: Address) -> None:
-        """Transfer the files of `plan` that the target lacks, compared by name and size.
+        """Transfer the files of `plan` between the local `folder` and the S3 `address`.
 
-        Raises ProviderError if AWS refuses a request, OSError if a file cannot be read or written,
+        Files that the target already has with the same name and size are skipped. Raises
+        ProviderError if AWS refuses a request, OSError if a file cannot be read or written, and
         BadData if a file changes during the transfer.
         """
         from s3transfer.manager import TransferManager
@@ -227,9 +232,9 @@ class DataCarrier:
 
 
 def fetch_s(plan: DataPlan) -> float:
-    """Return the seconds a machine needs to fetch the data.
+    """Return the estimated seconds that a machine needs to fetch the data.
 
-    Returns 0 if the machine fetches nothing or the size is unknown.
+    The result is 0 if the machine fetches nothing or the size is unknown.
     """
     if plan.files is None or not plan.place.startswith(S3):
         return 0.0

@@ -40,13 +40,15 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One launch in the form that nodes receive.
+    """One launch, as the nodes and the controller carry it out.
 
-    expected: the devices that each machine was bought with.
+    expected: the devices that each machine must have.
+    items: the runs, in the form that nodes receive.
     run_setups: the setup of each run, by run id.
-    rows: rows of runs that are left out because their workload lacks its data.
-    lacking: the reasons, by workload.
-    lose_after_s: seconds after its start at which an elastic run loses its last machine, by run id.
+    files: the description and the source of each workload.
+    rows: the failed rows of runs whose workload lacks its data.
+    lacking: why the data are missing, by workload.
+    lose_after_s: by run id of an elastic run, the seconds after which its last machine is revoked.
     """
 
     lease_id: str
@@ -56,15 +58,15 @@ class Job:
     run_setups: RunSetups
     files: Sequence[tuple[WorkloadFile, Source]]
     seed: int
-    deadline_s: float  # after acquisition; the machines then end themselves
-    patience_s: float = 0.0  # for repeating disturbed measurements
+    deadline_s: float  # seconds after acquisition at which the machines end themselves
+    patience_s: float = 0.0  # seconds available for repeating disturbed measurements
     rows: tuple[dict[str, Any], ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     lose_after_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fetched(self) -> dict[str, str]:
-        """Return S3 addresses of the data that each machine fetches, by digest of the data."""
+        """Return the S3 address of each data set that every machine fetches, by digest."""
         return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
 
 
@@ -72,12 +74,15 @@ class Job:
 class Served:
     """The result of a launch.
 
+    mailbox: None if no machines were acquired.
+    outcome: how the last attempt ended, as text.
+    lacked_devices: True if a machine lacked the devices that it must have.
+    recorded: ids of the runs with a record.
+    usd: dollars of the machines; None if unknown.
     rows: the controller's rows, for runs without a record.
-    usd: None if unknown.
-    seconds: duration by phase.
-    lacked_devices: True if a machine lacked the devices that it was bought with.
-    over_cap: True if the launch was refused for its cost, before any machine was requested.
-    lacked_data: why a workload's data or requirements could not be fetched, by workload.
+    seconds: duration of each phase.
+    over_cap: True if a cap refused the launch, before any machine was requested.
+    lacked_data: by workload, why its data or requirements could not be fetched or installed.
     """
 
     lease_id: str
@@ -119,7 +124,7 @@ class Stopwatch:
 
 
 def write_rows(served: Served) -> None:
-    """Write the rows of `served` that the mailbox lacks.
+    """Write the rows of `served` to the mailbox, except rows that it already has.
 
     If the disk is full, the rows are kept in `served` only.
     """
@@ -133,7 +138,7 @@ def write_rows(served: Served) -> None:
 
 
 def placement(members: Sequence[Offer]) -> dict[str, Any]:
-    """Return market, zone, region and dollars per hour of the machines that take part."""
+    """Return the market, zone, region and dollars per hour of a run's machines, as columns."""
     return {
         "market": "+".join(sorted({member.market for member in members})),
         "zone": members[0].zone,
@@ -145,7 +150,10 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 def with_acquired(
     run_setups: RunSetups, items: Iterable[Item], got: Cluster, image_id: str
 ) -> dict[str, RunSetup]:
-    """Return `run_setups` with the zone, price and image of the machines acquired for `items`."""
+    """Return `run_setups` with the zone, price and image of the acquired machines.
+
+    items: the runs whose setups are changed. got: the acquired cluster.
+    """
     found = dict(run_setups)
     for item in items:
         acquired = placement([got.members[node] for node in item.nodes])
@@ -158,7 +166,8 @@ _OF_AWS = (
     *(".amazonaws.com", ".api.aws", ".amazonaws.com.cn", ".api.amazonwebservices.com.cn"),
     *(".amazonaws.eu", ".api.amazonwebservices.eu"),
 )
-START_UP_S = 150.0  # extends the deadline: hosts and torchrun may start slowly, yet hangs must end
+# Seconds added to the deadline, because hosts and torchrun may start slowly.
+START_UP_S = 150.0
 
 
 def job_of(
@@ -170,10 +179,11 @@ def job_of(
     deadline_s: float,
     data: Mapping[str, str] | None = None,
 ) -> Job:
-    """Return the job for `launch`. A run's id is the lease's id and a number.
+    """Return the job for `launch`. A run's id is the lease's id with a number appended.
 
-    deadline_s: seconds after acquisition, without START_UP_S.
-    data: where machines read each workload's data, by workload name.
+    deadline_s: seconds from acquisition to the deadline. START_UP_S is added to them.
+    data: the folder or S3 address from which machines read the data, by workload name.
+
     Raises SettingsError if a file of a workload is missing, or if the cluster cannot serve an
     elastic run.
     """
@@ -216,10 +226,11 @@ def job_of(
 
 
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
-    """Return the devices of each machine in `cluster`. A machine fails if it lacks its devices.
+    """Return the devices that each machine in `cluster` must have, in rank order.
 
-    A rented machine without accelerators uses all its cores, a local host one thread within its
-    CPU share. If `emulated`, rented machines are parts of this computer, and any device is right.
+    A machine that lacks its devices fails. A rented machine without accelerators must use all its
+    cores. A local host must use one thread, within its CPU share. If `emulated`, rented machines
+    are parts of this computer, and any device is accepted.
     """
     found = []
     for member in cluster.members:
@@ -234,7 +245,7 @@ def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]
 def _emulated(settings: Settings) -> bool:
     """Return True if [ec2] sets `emulated`.
 
-    Raises SettingsError if `emulated` is set but the endpoint is AWS's own or missing.
+    Raises SettingsError if `emulated` is set but AWS_ENDPOINT_URL names AWS itself or is not set.
     """
     endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL") or ""
     host = (urlsplit(endpoint).hostname or endpoint).lower().rstrip(".")
@@ -284,9 +295,9 @@ def workload_names(launch: PlannedLaunch) -> list[str]:
 def _run_setup(
     wanted: PlannedRun, members: Sequence[Offer], digests: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the setup of a run, in columns of the measurement rows.
+    """Return the setup of a run, as columns of its measurement row.
 
-    digests: the workload's digest by name.
+    members: the offers of the run's machines. digests: the workload digests by workload name.
     """
     workload, mode = wanted.trained
     trains = wanted.kind in TRAINING

@@ -2,9 +2,9 @@
 
 `decide` is a pure function of the remaining work. It returns one of:
 
-go on     the notice leaves enough time, or no remaining run needs the machine
-replace   request another machine in its place: there is time to start it and to measure with it
-fewer     measure the remaining runs that do not need the machine
+go on     continue: the notice leaves enough time, or no remaining run needs the machine
+replace   request another machine: there is enough time to start it and to measure with it
+fewer     measure only the remaining runs that do not need the machine
 give up   end the launch, and record the loss in a row
 """
 
@@ -23,20 +23,21 @@ from .outcomes import AttemptEnd
 
 # Per launch. If a market interrupts more machines, their start-ups cost too much.
 MOST_REPLACEMENTS = 3
-MARGIN_S = 5.0  # to write and copy a record before a machine goes
-_OVERHEAD_S = 5.0  # of an item besides its timed steps: build, warm-up, agreement of the ranks
+MARGIN_S = 5.0  # seconds to write and copy a record before a machine goes
+# Seconds of an item in addition to its timed steps: build, warm-up, and agreement of the ranks.
+_OVERHEAD_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingWork:
     """The items that a launch still has to measure, and the time that is left for them.
 
-    items: items without a record, the item under way first.
+    items: items without a record; the item under way is the first.
     under_way_s: seconds that the item under way still needs.
     host: the node that hosts the rendezvous store of the attempt; None between attempts.
-    seconds: until the campaign's time or money is spent.
-    start_up_s: seconds until a new machine can measure.
-    no_replacement: why no other machine may be requested; empty if one may.
+    seconds: seconds until the campaign's time or money is spent.
+    start_up_s: seconds from the request for a new machine until it can measure.
+    no_replacement: why no new machine may be requested; empty if it may.
     """
 
     items: Sequence[Item]
@@ -48,17 +49,17 @@ class RemainingWork:
 
 
 def expected_s(item: Item) -> float:
-    """Return the seconds that an item usually takes at most."""
+    """Return the seconds within which an item usually ends."""
     return item.most_s + _OVERHEAD_S
 
 
 def decide(
     lost: frozenset[int], left: RemainingWork, leaving_s: float | None = None
 ) -> tuple[str, str]:
-    """Return what a launch does after it loses the nodes `lost`, and the reason.
+    """Decide what a launch does when it loses the nodes `lost`.
 
-    leaving_s: seconds until the first of the nodes goes; None if the nodes are already gone.
-    The first value is "go on", "replace", "fewer" or "give up".
+    leaving_s: seconds until the first of these nodes goes; None if they are already gone.
+    Return a pair: the decision ("go on", "replace", "fewer" or "give up"), and the reason.
     """
     needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
     hosts = left.host in lost
@@ -83,8 +84,11 @@ def decide(
 class Machines:
     """The state of a launch's machines, according to the provider and the mailbox.
 
-    A machine is awaited until it has reported itself and fetched `data` (S3 addresses by digest),
-    or failed to fetch them.
+    A launch waits for a machine (it is in `awaited`) until the machine has reported itself and has
+    fetched `data` or failed to fetch them.
+
+    data: S3 addresses by digest of the data.
+    stop_at: the time on `clock` at which the campaign's time or money is spent.
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class Machines:
         return [node for node in range(self.mailbox.nodes) if node not in self.gone | self.awaited]
 
     def all_here(self) -> bool:
-        """Read the machines' reports, and return True if no machine is awaited."""
+        """Read the machines' reports, and return True if the launch waits for no machine."""
         addresses = self.running.addresses
         reported = {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
         self.fetching = {node for node in reported if self._lacks_data(node)}
@@ -117,10 +121,11 @@ class Machines:
         return not self.awaited
 
     def wait_for_all(self) -> AttemptEnd | None:
-        """Wait until no machine is awaited. Returns None, or why the wait ended early.
+        """Wait until all machines have reported themselves and fetched their data.
 
-        Each machine must report itself within the provider's `ready_within_s`. Machines may fetch
-        data until the campaign's time or money is spent.
+        Return None, or why the wait ended early. Each machine must report itself within the
+        provider's `ready_within_s`. Machines may fetch data until the campaign's time or money is
+        spent.
         """
         within_s = self.running.ready_within_s
         give_up = self.clock.monotonic() + within_s
@@ -145,9 +150,10 @@ class Machines:
         )
 
     def lost(self) -> AttemptEnd | None:
-        """Return the loss of machines that are gone or send no heartbeat; None if none is lost.
+        """Return the loss of all machines that are newly gone, else of all silent machines.
 
-        If the provider interrupted one of the machines, its reason is reported.
+        A silent machine sends no heartbeat. Return None if no machine is lost. If the provider
+        interrupted a machine, the result has that machine's reason.
         """
         self.states = self.running.nodes()
         dead = {
@@ -173,10 +179,11 @@ class Machines:
         self.gone |= lost
 
     def leaving(self) -> tuple[frozenset[int], float]:
-        """Return the nodes with an interruption notice, and the seconds until the first one goes.
+        """Return a pair: the nodes with an interruption notice, and the seconds until the first of
+        them goes.
 
-        The seconds are infinite without a notice. Rebalance recommendations do not count, since
-        they take no machine away.
+        The seconds are infinite if no node has a notice. Rebalance recommendations do not count,
+        because they take no machine away.
         """
         going = {
             node: state.leaving_s
@@ -193,7 +200,7 @@ class Machines:
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return the loss of `nodes` that did not do `what` within `within_s` seconds."""
+    """Return the end of an attempt whose `nodes` did not do `what` within `within_s` seconds."""
     named = ", ".join(map(str, sorted(nodes)))
     reason = f"node {named} did not {what} within {within_s:.0f} s"
     return AttemptEnd(how="lost", reason=reason, nodes=tuple(sorted(nodes)))

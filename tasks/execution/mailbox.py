@@ -52,7 +52,7 @@ class Mailbox:
             )
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
-        """Write the setups of the runs, which `record_loader` needs to load the records."""
+        """Write the setup of each run, by run id. `record_loader` needs it to load the records."""
         write_json(self.path / "controller" / "envelopes.json", dict(run_setups))
 
     def put_plan(self, plan: Plan) -> None:
@@ -60,19 +60,20 @@ class Mailbox:
         write_json(self.path / "plan.json", plan)
 
     def put_data(self, addresses: Mapping[str, str]) -> None:
-        """Write the S3 addresses, by digest, of the data that machines fetch."""
+        """Write the S3 address of each data set that machines fetch, by digest of the data."""
         if addresses:
             write_json(self.path / DATA_FILE, {"data": dict(addresses)})
 
     def data_of(self, node: int) -> dict[str, Row]:
-        """Return the state of the data that the machine fetches, by digest."""
+        """Return the state of each data set that machine `node` fetches, by digest of the data."""
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
 
     def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
         """Let the armed workers of `attempt` start.
 
-        order: nodes in rank order; empty keeps the order of the plan. why: the reason, for the log.
+        order: the nodes in rank order. If it is empty, the order of the plan stays. why: the reason
+        for the order, which the nodes log.
         """
         body = {"attempt": attempt, "order": list(order), "why": why}
         write_json(self.path / f"go-{attempt}.json", body)
@@ -82,16 +83,16 @@ class Mailbox:
         write_json(self.path / "done.json", {})
 
     def ready_of(self, node: int) -> float:
-        """Return the Unix time at which the machine reported itself, on the store's clock.
+        """Return the Unix time, on the store's clock, at which machine `node` reported itself.
 
         Raises OSError if the machine has not reported itself.
         """
         return (self._node(node) / "ready.json").stat().st_mtime
 
     def reported(self, node: int, address: str) -> bool:
-        """Return True if the machine at `address` has reported itself.
+        """Return True if machine `node` has reported itself from `address`.
 
-        The report of a replaced machine does not count.
+        A report from another address comes from a replaced machine and does not count.
         """
         body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
@@ -103,12 +104,15 @@ class Mailbox:
             (self._node(node) / name).unlink(missing_ok=True)
 
     def armed(self, attempt: int) -> set[int]:
-        """Return the nodes whose workers joined the process group of `attempt`."""
+        """Return the nodes whose workers have joined the process group of `attempt`."""
         files = self.path.glob(f"node-*/armed-{attempt}.json")
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
     def pairs(self, attempt: int, node: int) -> Row:
-        """Return the links between machines that `node`, the first of the attempt, measured."""
+        """Return the links between pairs of machines, as `node` measured them for the attempt.
+
+        node: the first node of the attempt. Empty if there are no measurements.
+        """
         found = self._read(node, f"armed-{attempt}.json").get("pairs")
         return found if isinstance(found, dict) else {}
 
@@ -131,7 +135,7 @@ class Mailbox:
         return found
 
     def under_way(self, attempt: int) -> set[str]:
-        """Return the ids of the runs that nodes report as under way in `attempt`."""
+        """Return the ids of the runs that the nodes measure now, as they report it in `attempt`."""
         found = [self._read(node, "progress.json") for node in range(self.nodes)]
         return {str(body.get("run_id")) for body in found if body.get("attempt") == attempt}
 
@@ -143,7 +147,10 @@ class Mailbox:
         return {file.stem for file in self._records()}
 
     def not_installed(self) -> dict[str, str]:
-        """Return why a machine could not install a workload's requirements, by workload digest."""
+        """Return, by workload digest, why a machine could not install the workload's requirements.
+
+        Workloads without a failed installation are left out.
+        """
         bodies = [read_object(file) or {} for file in self._records()]
         return {
             str(body.get("workload_digest")): str(body.get("reason"))
@@ -174,9 +181,10 @@ _FILE = Path("controller") / "machines.json"
 
 
 class MachineLog:
-    """The machines of one launch and when each was requested, started work and was lost.
+    """The machines of one launch, and when each was requested, started work and was lost.
 
-    Times are seconds since the launch began. If the disk is full, only the log is lost.
+    Times are seconds since the launch began. If the disk is full, the log is lost, but the launch
+    continues.
     """
 
     def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:
@@ -184,15 +192,16 @@ class MachineLog:
         self._rows = [_row(node, 0, offer, 0.0) for node, offer in enumerate(cluster.members)]
 
     def write(self) -> None:
-        """Write the log to disk, so that it survives the controller."""
+        """Write the log to disk, so that it is kept if the controller is killed."""
         with suppress(OSError):
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
     def at_work(self, startup_s: float) -> None:
-        """Note that all machines are armed for the first time, `startup_s` after their request.
+        """Note that the workers on all machines are armed for the first time.
 
-        The start-up of a machine is shorter by the seconds it waited for the last machine's report,
-        because torchrun starts on all machines at once.
+        startup_s: seconds from the request for the machines until now. The start-up time of one
+        machine excludes the seconds from its report until the report of the last machine, because
+        torchrun starts on all machines at once.
         """
         ready = {}
         for row in self._rows:
@@ -209,13 +218,16 @@ class MachineLog:
             self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
-        """Note that a machine was requested in place of `node`, `after_s` after the launch."""
+        """Note that a machine was requested in place of `node`, `after_s` after the launch began.
+
+        offer: the offer of the new machine.
+        """
         self.lost(node, after_s, interrupted=False)  # a silent machine is given up only now
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
         self.write()
 
     def replaced(self, node: int, at_s: float) -> None:
-        """Note that the newest machine `node` started work `at_s` after the launch began."""
+        """Note that the newest machine of `node` started work `at_s` after the launch began."""
         row = self._newest(node)
         startup_s = at_s - row["from_s"]
         row["startup_s"] = startup_s if startup_s > 0 else None

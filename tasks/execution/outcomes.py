@@ -21,12 +21,14 @@ RunSetups = Mapping[str, RunSetup]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """The end of one attempt.
+    """Describes how one attempt ended.
 
-    how: "finished", "failed" (try again without `culprit`), "lost" (of machines) or "time".
-    culprit: id of the run at fault or under way; empty if there is none.
+    how: "finished"; "failed", if a run failed, so that the next attempt leaves out `culprit`;
+        "lost", if machines were lost; or "time", if the campaign's time or money is spent.
+    culprit: id of the run that caused the end or was under way; empty if there is none.
     interrupted: True if the provider took a machine away.
-    nodes: lost machines, or machines without their devices. A loss without nodes ends the launch.
+    nodes: the lost machines, or the machines that lack their devices. If machines were lost and
+        `nodes` is empty, the launch ends.
     """
 
     how: str
@@ -37,7 +39,7 @@ class AttemptEnd:
 
     @property
     def status(self) -> str:
-        """Return the status of the row that reports this end."""
+        """Return the status to write for a run that ended this way."""
         return "interrupted" if self.interrupted else "failed"
 
     def __str__(self) -> str:
@@ -45,11 +47,14 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Row], under_way: str, planned: set[str]) -> AttemptEnd:
-    """Return how an attempt ended that did not measure all its runs.
+    """Return the end of an attempt that did not measure all its runs.
 
-    The exit codes of the workers show which node failed first. This node's reason is reported.
-    finished: contents of `finished-<attempt>.json` by node.
-    under_way: run to blame if the node names no run in `planned`.
+    The exit codes of the workers show which node failed first. The result has the reason that this
+    node reported, and the run that it names.
+
+    finished: the reports of the nodes, as `Mailbox.finished` returns them.
+    under_way: id of the run to blame if the node names no run in `planned`.
+    planned: ids of the attempt's runs.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     if not failed:
@@ -72,13 +77,19 @@ def blame(finished: Sequence[Row], under_way: str, planned: set[str]) -> Attempt
 
 
 def all_lost_a_peer(finished: Sequence[Row]) -> bool:
-    """Return True if every failed torchrun lost a peer. The lost node itself may never report."""
+    """Return True if every node that failed did so because it lost another node.
+
+    The lost node itself may never report.
+    """
     failed = [node for node in finished if node.get("exit_code") != 0]
     return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
 
 
 def retry_id(run_id: str) -> str:
-    """Return the id of the next try of an interrupted run. A row reports the interrupted try."""
+    """Return the id for the next try of an interrupted run.
+
+    The next try needs another id, because the interrupted try keeps its row under the old id.
+    """
     return f"{planned_id(run_id)}{_RETRY}{int(run_id.partition(_RETRY)[2] or 1) + 1}"
 
 
@@ -95,7 +106,10 @@ def full_mailbox(error: OSError, path: Path) -> str:
 
 
 def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: str) -> Row:
-    """Return the row of a run without a record."""
+    """Return the controller's row for a run that has no record.
+
+    status: "failed", "interrupted" or "refused".
+    """
     return {
         "run_id": run_id,
         "lease_id": lease_id,
@@ -109,9 +123,9 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
 def launch_row(
     lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int = 0
 ) -> Row:
-    """Return the row of a launch that ended while no run was under way.
+    """Return the controller's row for a launch that ended while no run was under way.
 
-    number: makes the ids of several such rows of a launch distinct.
+    number: counts the rows of this sort in one launch, so that each has a different id.
     """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}

@@ -13,8 +13,8 @@ from models.planner.placement import Links, Round, choose, halvings, ring
 
 from ..node.record import LEAST_ORDERED, Item
 
-MOST_ORDERED = 16  # machines; their 120 pairs are measured one at a time
-# Bucket size of DistributedDataParallel, the size of one message for every workload.
+MOST_ORDERED = 16  # most machines whose pairs are measured: 120 pairs, one at a time
+# Size of one message, for every workload: the bucket size of DistributedDataParallel.
 _MESSAGE_BYTES = 25 * 2**20
 
 _Seconds = Annotated[float, Field(ge=0, lt=1e4)]
@@ -22,7 +22,10 @@ _Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
 
 
 class _Pairs(BaseModel):
-    """The result of `node.probe.pairs`, validated because nodes are not trusted."""
+    """The result of `node.probe.pairs`. It is validated because nodes are not trusted.
+
+    `latency_s` and `byte_s` (seconds per byte) have a square matrix for each sweep over all pairs.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
@@ -32,9 +35,9 @@ class _Pairs(BaseModel):
     sharing: list[Annotated[float, Field(ge=0, le=1)]]
 
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
-        """Return the links of each sweep over all pairs.
+        """Return the measured links between `nodes`, once for each sweep over all pairs.
 
-        Raises ValueError if the pairs are not pairs of `nodes`, or if a time is not positive.
+        Raises ValueError if other nodes were measured or a time is not positive.
         """
         between = ~np.eye(len(nodes), dtype=bool)
         found = []
@@ -49,9 +52,9 @@ class _Pairs(BaseModel):
 
 
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
-    """Return True if the order of machines can matter and there are few enough pairs to measure.
+    """Return True if the rank order can change a step time and the pairs are few enough to measure.
 
-    Hosts without a network share one address and have no links.
+    The order does not matter for hosts that share one address, because they have no network.
     """
     if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
         return False
@@ -61,10 +64,10 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 def sending_order(
     reported: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
-    """Return `nodes` in the fastest order for the traffic of `items`, and the reason.
+    """Return a pair: `nodes` in the fastest order for the traffic of `items`, and the reason.
 
-    reported: the links that the first node measured.
-    The order is empty if no order is significantly faster or the measurements are invalid.
+    reported: the links that the first node measured. The order is empty, and the old order stays,
+    if no order is significantly faster or the measurements are invalid.
     """
     try:
         sweeps = _Pairs.model_validate(dict(reported)).sweeps(nodes)
@@ -82,10 +85,10 @@ def sending_order(
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
-    """Return the messages that `items` send in a step, all of one size.
+    """Return the rounds of messages that `items` send in a step between `machines` machines.
 
-    Adasum exchanges halves between pairs. Every other strategy sends round a ring, as a ring
-    all-reduce does.
+    All messages have one size. Strategies that combine pairs (Adasum) exchange halves between
+    pairs. Every other strategy sends along a ring, as a ring all-reduce does.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

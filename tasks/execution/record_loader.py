@@ -1,7 +1,7 @@
 """Load an ended lease from its mailbox: records, the controller's rows, cost and machines.
 
-A record that is truncated or has another form is moved to `rejected/` in the home. Its run counts
-as failed, and the other records are loaded. Loading a lease twice changes nothing.
+A record that is truncated or invalid is moved to `rejected/` in the home. Its run counts as failed,
+and the remaining records are loaded. A lease that is loaded twice adds its rows once.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from ..workspace.workspace import Workspace
 from .mailbox import machine_rows, read_object
 from .outcomes import Row, RunSetups, launch_row, run_row
 
-_MOST_SAID = 500  # characters of a node's message
+_MOST_SAID = 500  # characters of a node's message that the user sees
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
-Whole = Annotated[int, Field(gt=0, lt=2**63)]  # positive, in the range of a bigint
+Whole = Annotated[int, Field(gt=0, lt=2**63)]  # a positive number in the range of a bigint
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0)]
 Spent = Annotated[float, Field(ge=0)]  # seconds or a spread; may be 0
 
 
 class _Wire(BaseModel):
-    """A JSON object from a node, validated because nodes are not trusted. Keeps unknown keys."""
+    """A JSON object from a node. It is validated because nodes are not trusted.
+
+    Keys without a field are kept.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
 
@@ -142,7 +145,7 @@ _KINDS: dict[str, type[_Values]] = {
 
 
 class WireDevices(_Wire):
-    """A `node.record.Devices` in a record."""
+    """The JSON form of `node.record.Devices` in a record."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -152,7 +155,7 @@ class WireDevices(_Wire):
 
 
 class WireRecord(_Wire):
-    """A `node.record.Record` from a node, validated because nodes are not trusted."""
+    """The JSON form of `node.record.Record`. It is validated because nodes are not trusted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -183,8 +186,10 @@ class WireRecord(_Wire):
 class Collected:
     """The result of loading leases.
 
-    new: rows that the warehouse did not have. by_status: all rows, by status. notes: messages for
-    the user.
+    new: number of rows that the warehouse did not have.
+    by_status: number of all rows by status.
+    usd: dollars of the leases.
+    notes: messages for the user.
     """
 
     new: int = 0
@@ -205,10 +210,11 @@ def load_lease(
 ) -> Collected:
     """Load the mailbox of `lease` in one transaction.
 
-    refresh_id: used if the lease's id does not name the refresh that bought it.
-    `notes` of the result has a message for each rejected record and each machine that left files
-    behind. Raises WarehouseBusy if another process writes; nothing is loaded or moved then. Raises
-    OSError if a rejected record cannot be moved; the next load tries again.
+    refresh_id: the refresh to which the rows belong if the lease's id does not name a refresh.
+
+    The `notes` of the result have a message for each rejected record and for each machine that did
+    not upload all files. Raises WarehouseBusy if another process writes; nothing is loaded or moved
+    then. Raises OSError if a rejected record cannot be moved; the next load tries again.
     """
     mailbox, provider = lease.mailbox, workspace.provider.name
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
@@ -233,7 +239,8 @@ def load_lease(
     found: dict[str, Row] = {}  # by run id: a measurement wins over a failure of the same run
     for body in [*records, *rows]:
         found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
-    refresh_id = lease.lease_id.rpartition("-")[0] or refresh_id  # another refresh may load it
+    # the refresh that loads a lease need not be the refresh that bought it
+    refresh_id = lease.lease_id.rpartition("-")[0] or refresh_id
     columns = asdict(lease) | {"provider": provider}
     del columns["mailbox"], columns["refusals"]
     with workspace.warehouse.transact() as connection:
@@ -249,7 +256,10 @@ def load_lease(
 
 
 def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> list[Row]:
-    """Return a row for the run that was under way if the lease was reaped, and one per refusal."""
+    """Return the rows that describe how the lease ended.
+
+    A reaped lease has a row for its first run without a record. Each refused request has a row.
+    """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
     left = [item["run_id"] for item in planned if item["run_id"] in run_setups.keys() - recorded]
@@ -265,7 +275,10 @@ def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> lis
 
 
 def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
-    """Return the record in `file` with its setup. Raises ValueError if the record is invalid."""
+    """Return the record in `file` with its planned setup.
+
+    Raises ValueError if the record is invalid.
+    """
     try:
         # NaN becomes None: an unknown loss is valid, an unknown time is refused below
         body = json_of_node(file.read_text(), parse_constant=lambda _: None)
@@ -290,9 +303,9 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
 
 
 def _quarantine(file: Path, reason: str, folder: Path) -> str:
-    """Move `file` into `folder`, and write a text file with the reason. Returns the message.
+    """Move a rejected record into `folder`, and write a text file with the reason beside it.
 
-    Raises OSError if the file cannot be moved.
+    Return the message for the user. Raises OSError if the record cannot be moved.
     """
     node = file.parents[1].name
     target = folder / f"{node}-{file.name}"
@@ -306,7 +319,10 @@ def _quarantine(file: Path, reason: str, folder: Path) -> str:
 
 
 def _left_behind(file: Path) -> str:
-    """Return the message for files that a machine did not upload. The reason is untrusted text."""
+    """Return the message about files that a machine did not upload.
+
+    file: the machine's report, whose reason is untrusted text.
+    """
     reason = str((read_object(file) or {}).get("reason", "no reason given"))
     printable = "".join(letter for letter in reason[:_MOST_SAID] if letter.isprintable())
     return f"{file.parent.name} left files behind: {printable}"

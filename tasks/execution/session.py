@@ -1,7 +1,7 @@
 """Run one job on an acquired cluster, in as many attempts as it needs.
 
-A new attempt leaves out a run at fault, or uses fewer or other machines after a loss. Nodes write
-their records to the mailbox; `collect` loads them.
+After a fault, the next attempt leaves out the run at fault. After a loss of machines, it uses fewer
+or other machines. Nodes write their records to the mailbox; `collect` loads them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from .rank_order import links_matter, sending_order
 
 COMPILE_S = 600.0  # added to the collectives' timeout: ranks wait for each other while they compile
 MOST_ATTEMPTS = 3  # attempts that end by a fault of a run; losses of machines do not count
-ARMED_WITHIN_S = 90.0
-PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, since the cause may be on another node
+ARMED_WITHIN_S = 90.0  # wait for the workers of an attempt to join their process group
+PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure: the cause may be on another node
 MOST_ELASTIC_REPLACEMENTS = 20  # per launch
-LOSS_KNOWN_WITHIN_S = 45.0  # for the provider or a missed heartbeat to identify the lost node
+LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to identify the lost node
 
 
 class Session:
     """The work of one acquired cluster on one job, until all runs are recorded or time is up.
 
-    stop_at: seconds on the clock of `laps`. If the machines cost more than the requested ones, the
-    session stops earlier, so that it spends the same dollars.
+    served: the result of the launch, which the session fills in.
+    stop_at: when to stop, on the clock of `laps`. If the acquired machines cost more than the
+    requested machines, the session stops earlier, so that it spends the same dollars.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Session:
     def prepare(self) -> None:
         """Write the setups, data addresses, machines and workloads to the mailbox.
 
-        A collector can load the launch even if this process dies.
+        With these files, `collect` can load the launch even if this process dies.
         """
         self.mailbox.put_setups(self.run_setups)
         self.mailbox.put_data(self.job.fetched)
@@ -81,7 +82,7 @@ class Session:
         self.laps.lap("start hosts")
 
     def serve(self) -> None:
-        """Run attempts until no run remains, or the launch ends by a loss or by time."""
+        """Run attempts until no run remains, a loss ends the launch, or time is up."""
         losses: list[str] = []
         while self.remaining:
             if self.attempt is not None:
@@ -102,9 +103,9 @@ class Session:
         return None
 
     def lose(self, ended: AttemptEnd) -> None:
-        """End the launch. Adds a row with the reason, unless time is up.
+        """Note that the launch ended early, and add a row with the reason unless time is up.
 
-        The row belongs to the run under way, or to the launch if there is none.
+        The row belongs to the run under way, or to the launch if no run is under way.
         """
         self.served.outcome = str(ended)
         if ended.how != "time":
@@ -112,7 +113,7 @@ class Session:
             self._add_row(replace(ended, culprit=ended.culprit or under_way))
 
     def finish(self) -> None:
-        """Let the agents exit, and set dollars, records and lacking data of `served`."""
+        """Let the agents exit, and set `usd`, `recorded` and `lacked_data` of `served`."""
         with suppress(OSError):  # on a full disk, agents end with their machines
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
@@ -130,7 +131,7 @@ class Session:
                 self.served.lacked_data[spec.name] = why
 
     def plan(self, items: Sequence[Item], **more: Any) -> Plan:
-        """Write and return the plan of another attempt. `more`: further fields of `Plan`."""
+        """Write and return the plan of the next attempt. `more` has additional fields of `Plan`."""
         self.attempts += 1
         names = {item.workload for item in items}
         compiled = any(Mode(switches=item.switches).compiled for item in items)
@@ -152,9 +153,10 @@ class Session:
     def remaining_work(
         self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
     ) -> RemainingWork:
-        """Return the work that remains: `items` of this attempt, then items of later attempts.
+        """Return the work that remains: `items` of this attempt, then the items of later attempts.
 
-        under_way_s: seconds that the first item still needs. host: node of the rendezvous store.
+        under_way_s: seconds that the first item still needs.
+        host: the node that hosts the rendezvous store; None between attempts.
         """
         spent = f"{MOST_REPLACEMENTS} machines were replaced already"
         later = self._without({item.run_id for item in items} | self.mailbox.recorded())
@@ -169,10 +171,10 @@ class Session:
         )
 
     def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
-        """Decide what follows the loss of `ended.nodes`, and do it.
+        """Decide what follows the loss of `ended.nodes`, and carry it out.
 
-        Requests other machines, adds a row for the loss and updates `remaining`. Returns the
-        decision and its reason, as `decide` does.
+        This may request other machines. Unless the launch gives up, it also adds a row for the loss
+        and updates `remaining`. Return a pair: the decision and its reason, as from `decide`.
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
@@ -189,7 +191,10 @@ class Session:
         return decision
 
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
-        """Record the loss of machines of an elastic run, which goes on. Requests replacements."""
+        """Record the loss of machines during an elastic run, and request replacements.
+
+        The run goes on with fewer machines.
+        """
         now_unix = self.running.now_unix()
         losses = list(self.run_setups[run_id].get("losses", ()))
         losses += [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
@@ -201,17 +206,17 @@ class Session:
                 self._replace(node)
 
     def at_work(self, node: int, waited_s: float = 0.0) -> None:
-        """Note that a replacement started work.
+        """Note that the replacement `node` started work.
 
-        waited_s: seconds that it waited for other machines, which are not part of its start-up.
+        waited_s: seconds that it waited for other machines. They do not count as start-up time.
         """
         self.joining.discard(node)
         self.log.replaced(node, self._since_began_s() - waited_s)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
-        """Drop the run at fault.
+        """Add a row for the run at fault, and remove it from `remaining`.
 
-        After MOST_ATTEMPTS faults, drops every run with the same process key.
+        After MOST_ATTEMPTS faults, every run with the same process key is removed.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -229,7 +234,7 @@ class Session:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
     def _forget(self, lost: frozenset[int]) -> None:
-        """Mark the nodes `lost` as gone, and log the machines that ended."""
+        """Mark the nodes `lost` as gone, and log those whose machines ended or are interrupted."""
         self.machines.drop(lost)
         self.joining -= lost
         for node in lost:
@@ -239,9 +244,9 @@ class Session:
                 self.log.lost(node, self._since_began_s(), interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
-        """Wait for requested machines, unless the present machines can measure a remaining run.
+        """Wait for requested machines, unless the machines that are here can measure a run.
 
-        Returns None, or why the wait ended early.
+        The first attempt always waits for all machines. Return None, or why the wait ended early.
         """
         if self.machines.all_here() or (self.attempt is not None and self._runnable()):
             return None
@@ -254,7 +259,7 @@ class Session:
         return ended
 
     def _run_attempt(self) -> AttemptEnd:
-        """Run one attempt of the runnable items that can share a torchrun."""
+        """Run one attempt with the runnable items that can share a torchrun. Return its end."""
         for node in self.joining & set(self.machines.here):
             waited_s = self.running.now_unix() - self.mailbox.ready_of(node)
             self.at_work(node, max(0.0, waited_s))
@@ -270,27 +275,30 @@ class Session:
         return ended
 
     def _process_key(self, item: Item) -> tuple[Any, ...]:
-        """Return a key; items with the same key can share one torchrun."""
+        """Return the process key of `item`. Items with the same key can share one torchrun."""
         if item.kind == ELASTIC:
             return (planned_id(item.run_id),)
         specs = (spec for spec, _ in self.job.files if spec.name == item.workload)
         return next((spec.process_key for spec in specs), ())
 
     def _runnable(self) -> list[Item]:
-        """Return the remaining items whose machines are all present."""
+        """Return the remaining items whose machines can all measure now."""
         here = set(self.machines.here)
         return [item for item in self.remaining if here.issuperset(item.needs)]
 
     def _possible(self, items: Iterable[Item]) -> list[Item]:
-        """Return the items that need no lost machine."""
+        """Return those of `items` that need no lost machine."""
         return [item for item in items if self.machines.gone.isdisjoint(item.needs)]
 
     def _without(self, run_ids: set[str]) -> list[Item]:
-        """Return the remaining items except `run_ids`."""
+        """Return the remaining items, without the items in `run_ids`."""
         return [item for item in self.remaining if item.run_id not in run_ids]
 
     def _replace(self, node: int) -> bool:
-        """Request another machine in the place of `node`. Returns True if it was requested."""
+        """Request another machine in the place of `node`. Return True if it was requested.
+
+        A refusal sets `no_replacement` to the reason.
+        """
         requested_s = self._since_began_s()
         try:
             if not self.running.replace(node):
@@ -311,7 +319,10 @@ class Session:
         return True
 
     def _retry(self, run_id: str) -> None:
-        """Give the interrupted run another id for its retry. A row reports the interrupted try."""
+        """Give the interrupted run a new id for its next try.
+
+        The interrupted try keeps its row under the old id. Does nothing if the run does not remain.
+        """
         for place, item in enumerate(self.remaining):
             if item.run_id == run_id:
                 self.remaining[place] = again = replace(item, run_id=retry_id(run_id))
@@ -321,7 +332,8 @@ class Session:
     def _add_row(self, ended: AttemptEnd) -> None:
         """Add a row for the run `ended.culprit`, or for the launch if there is no such run.
 
-        The row is written to disk at once, so that it survives the controller.
+        A run with a record gets no row; the launch then gets it.
+        The row is written to disk at once, so that it is kept if the controller is killed.
         """
         lease_id, run_id, why = self.job.lease_id, ended.culprit, (ended.status, ended.reason)
         if run_id and run_id not in self.mailbox.recorded():
@@ -341,7 +353,7 @@ class Session:
 class _Attempt:
     """One torchrun of `items` on the machines that these items need.
 
-    An elastic run goes on with fewer machines, and includes replacements of lost machines.
+    After a loss, an elastic run goes on with fewer machines, and replacements join it.
     """
 
     def __init__(self, session: Session, items: Sequence[Item]) -> None:
@@ -357,7 +369,7 @@ class _Attempt:
         self._at, self._since = "", 0.0
 
     def run(self) -> AttemptEnd:
-        """Run until the last record is written or the attempt ends early. Returns how it ended."""
+        """Run until the last record is written or the attempt ends early. Return its end."""
         first, checkpoints = self.session.attempts == 0, ""
         if self.elastic:  # by the planned id, so that a retry resumes from the checkpoints
             assert self.running.checkpoints is not None  # job_of refuses an elastic run elsewhere
@@ -379,8 +391,8 @@ class _Attempt:
     def under_way(self) -> str:
         """Return the id of the run that nodes report as under way.
 
-        If no node reports a run, returns the first run without a record. Returns "" before the
-        first run starts.
+        If no node reports a run, return the first run without a record. Return "" if no run has
+        started or every run has a record.
         """
         reported = self.mailbox.under_way(self.number)
         found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()
@@ -392,7 +404,7 @@ class _Attempt:
         return [item for item in self.items if item.run_id not in recorded]
 
     def _until_ended(self, plan: Plan) -> AttemptEnd:
-        """Poll machines and mailbox until the attempt ends. Returns how it ended."""
+        """Poll machines and mailbox until the attempt ends. Return its end."""
         within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
         arm_by = self.clock.monotonic() + within_s
         failed_at = math.inf
@@ -424,7 +436,10 @@ class _Attempt:
         return AttemptEnd(how="finished")
 
     def _go(self, plan: Plan) -> None:
-        """Let the armed workers start, and start the clocks of shares, log and planned losses."""
+        """Let the armed workers start, in the fastest rank order.
+
+        Also apply the CPU shares, log the machines' start, and set the time of a planned loss.
+        """
         session, self.is_measuring = self.session, True
         session.laps.lap("launch torchrun")
         if self.number == 1:
@@ -439,9 +454,10 @@ class _Attempt:
         self.lose_at = self.clock.monotonic() + lose_after_s
 
     def _follow(self, run_id: str, armed: set[int]) -> None:
-        """Report the run under way.
+        """Report the run under way to the user.
 
-        For an elastic run, also note replacements that joined and take away a machine if planned.
+        For an elastic run, also note replacements that have joined, and revoke the last machine
+        when its planned loss is due.
         """
         session = self.session
         session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
@@ -456,9 +472,10 @@ class _Attempt:
             self.running.settle()  # applies the CPU share of the new machine
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
-        """Return the end of this attempt if machines are lost or about to go, else None.
+        """Return the end of this attempt if a loss of machines ends it now, else None.
 
-        Also handles losses that do not end the attempt.
+        A loss is a lost machine or an interruption notice. Losses that do not end the attempt are
+        recorded here.
         """
         session, lost = self.session, self.machines.lost()
         if lost is not None:
@@ -484,7 +501,8 @@ class _Attempt:
     def _needs_s(self, item: Item) -> float:
         """Return the seconds that the run under way, `item`, still needs.
 
-        A run that is late may be measured again, at most until the patience is spent.
+        A run that takes longer than expected may repeat its measurement, but no longer than the
+        job's `patience_s`.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -496,7 +514,7 @@ class _Attempt:
 
 
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
-    """Return `stop_at`, or an earlier time if the machines cost more than the requested ones.
+    """Return `stop_at`, or an earlier time if the machines cost more than the requested machines.
 
     The seconds shrink in proportion to the price, so that the dollars stay the same.
     """
