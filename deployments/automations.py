@@ -23,8 +23,8 @@ from tasks.reporting.progress import DRIFTED, MONEY_SHORT, PROMOTION_REFUSED
 
 OVERDUE = timedelta(hours=26)
 SUBJECTS = {
-    PROMOTION_REFUSED: "Srift: a new model was not put in force",
-    DRIFTED: "Srift: the model in force drifted",
+    PROMOTION_REFUSED: "Srift: a new model was not promoted",
+    DRIFTED: "Srift: the model in use drifted",
     MONEY_SHORT: "Srift: most of the month's dollars are spent",
 }
 _ANY_RUN = ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"})
@@ -107,8 +107,8 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
     """Install the automations that notify, and return their names.
 
-    Removes the alarm of a refresh without an active schedule. Raises ObjectNotFound if the block
-    `notify` does not exist.
+    A refresh without an active schedule gets no alarm, and its old alarm is removed. Raises
+    ObjectNotFound if the block `notify` does not exist.
     """
     kind, _, name = notify.partition("/")
     block = client.read_block_document_by_name(name=name, block_type_slug=kind).id

@@ -28,7 +28,7 @@ class Child:
     def start(cls, name: str, line: Sequence[str], *, env: Mapping[str, str], log: Path) -> Self:
         """Start the command `line`.
 
-        The process ends with this script, and does not receive the terminal's Ctrl-C.
+        The process ends when this script ends. It does not receive the terminal's Ctrl-C.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
@@ -50,10 +50,11 @@ class Child:
             raise UpError(f"{self.name} ended; the end of {self.log}:\n{tail}")
 
     def end(self, *, grace_s: float) -> int:
-        """Terminate the process and its flow runs. Returns how many runs had to be killed.
+        """Terminate the process and its flow runs.
 
-        grace_s: seconds until processes are killed. Flow runs are terminated too, because they
-        have separate process groups and a worker waits for them.
+        Returns the number of descendant processes that had to be killed.
+        grace_s: seconds to wait before the remaining processes are killed. Flow runs are terminated
+        too, because they have separate process groups and a worker waits for them.
         """
         try:
             first = psutil.Process(self.process.pid)

@@ -1,6 +1,6 @@
-"""Refuse requests of other origins before MLflow's basic authentication.
+"""Refuse requests from other origins before MLflow's basic authentication.
 
-MLflow itself trusts every page of localhost.
+MLflow's authentication alone trusts every page of localhost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mlflow.server.auth import authenticate_request_basic_auth
 
 
 def authenticate() -> Any:
-    """Return 403 for a request of another origin, else the result of MLflow's authentication.
+    """Return 403 for a request from another origin, else the result of MLflow's authentication.
 
     A browser would send such a request with the operator's password. The response is empty,
     because MLflow lets every page of localhost read responses.

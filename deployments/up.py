@@ -1,4 +1,4 @@
-"""Serve the schedule of prefect.yaml with Prefect, MLflow and a worker on loopback: `make up`.
+"""Run Prefect, MLflow and a worker on loopback, to serve the schedule of prefect.yaml: `make up`.
 
 All state is in SRIFT_HOME. Both servers require the credential that is stored there.
 """
@@ -50,7 +50,7 @@ authorization_function = same_origin:authenticate
 
 
 class Stop(BaseException):
-    """Ctrl-C, SIGTERM, or a closed terminal."""
+    """Raised by Ctrl-C, SIGTERM, or a closed terminal."""
 
 
 def stop(number: int, frame: FrameType | None) -> None:
@@ -65,7 +65,7 @@ say = partial(print, flush=True)
 class Service:
     """The processes of `make up`.
 
-    `credential` is passed in the environment, because other users can read command lines.
+    credential: passed in the environment, because other users can read command lines.
     """
 
     def __init__(self, settings: Settings, **ports: int) -> None:
@@ -94,9 +94,9 @@ class Service:
         }
 
     def spawn(self, name: str, *line: str, **env: str) -> Child:
-        """Start a program of this Python environment. `end` ends programs in reverse order.
+        """Start a program of this Python environment.
 
-        line: program and arguments. env: further variables.
+        line: the program and its arguments. env: further environment variables.
         """
         program, *words = line
         log = self.home / "logs" / f"{name}.log"
@@ -176,13 +176,13 @@ class Service:
 def settle(client: SyncPrefectClient) -> None:
     """Cancel runs that were due while no worker ran, and mark interrupted runs as crashed.
 
-    Otherwise every missed refresh would run now, each with a separate dollar cap.
+    Otherwise the worker would start every missed refresh now, each with its full dollar cap.
     """
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
     missed = _in_state("SCHEDULED", expected_start_time={"before_": datetime.now(UTC)})
     for run in client.read_flow_runs(flow_run_filter=missed, work_pool_filter=pool):
         client.set_flow_run_state(run.id, Cancelled(message="was due earlier"), force=True)
-    if HISTORY in os.environ:  # another machine may be running it
+    if HISTORY in os.environ:  # another machine may still run these flow runs
         return
     for run in client.read_flow_runs(flow_run_filter=_in_state("PENDING", "RUNNING", "CANCELLING")):
         client.set_flow_run_state(run.id, Crashed(message="its process ended"), force=True)
@@ -194,9 +194,9 @@ def _in_state(*types: str, **more: Any) -> FlowRunFilter:
 
 @contextmanager
 def serving(service: Service, prefect_file: Path) -> Iterator[SyncPrefectClient]:
-    """Start servers and worker, and end them after the block in reverse order.
+    """Start the servers and the worker. End them after the block in reverse order.
 
-    Raises UpError if one of them does not start.
+    Raises UpError if a process does not start.
     """
     try:
         say("starting the servers and the worker (half a minute)")

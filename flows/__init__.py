@@ -1,4 +1,4 @@
-"""Prefect flows that run prices, measurements, model and table in order. They hold no logic."""
+"""Run the steps of Srift as Prefect flows. The flows call `tasks` and hold no logic."""
 
 import os
 

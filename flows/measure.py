@@ -43,7 +43,7 @@ def measure(
 ) -> dict[str, Any]:
     """Buy the most valuable launches within the campaign's caps.
 
-    max_usd: dollar cap; None takes the cap of srift.toml, 0 measures nothing.
+    max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
     Returns the number of launches, rows by status, dollars and seconds by phase.
     """
     workspace = open_workspace(provider)
@@ -95,7 +95,11 @@ def measure_named(
 def _serve(
     workspace: Workspace, launches: Iterable[PlannedLaunch], tally: Tally
 ) -> list[tuple[PlannedLaunch, Served]]:
-    """Run the launches in turn. Loads each launch before the next, which depends on its results."""
+    """Run the launches one after another, and return each launch with its result.
+
+    The records of a launch are loaded before the next launch is chosen, because the choice depends
+    on them.
+    """
     made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
     if tally.cap_usd and (warning := outdating(workspace)):
         reporter().say(warning)

@@ -26,7 +26,7 @@ export = task(export_copies)
 def publish(provider: str, refresh_id: str) -> int:
     """Publish a new table and return its number of rows.
 
-    Raises an error and keeps the old table if a check fails.
+    Raises PublicationRefused if a check fails. The old table then stays.
     """
     workspace = with_public_workloads(open_workspace(provider))
     champion = load_champion(workspace.home, provider)

@@ -34,7 +34,7 @@ from warehouse.database import DiskFull
 def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any] | State[Any]:
     """Refresh prices, measurements, model and table.
 
-    max_usd: dollar cap; None takes the cap of srift.toml, 0 measures nothing.
+    max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
     Returns the refresh id, the campaign's summary, the promotion decision, the number of published
     rows and seconds by phase. Returns the state Cancelled if another refresh runs in this home.
     """
@@ -50,7 +50,7 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 
 def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
-    """Run the phases of a refresh under the lock, and store their seconds."""
+    """Run the phases of a refresh in order, and store their seconds. The caller holds the lock."""
     provider, buying = workspace.provider.name, max_usd != 0
     clock = time.monotonic()
     if buying:
@@ -85,7 +85,10 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 
 
 def _reap(provider: str, max_usd: float | None) -> None:
-    """Reap machines. Raises NotSwept if a region was not checked and money may be spent."""
+    """Reap machines.
+
+    Raises NotSwept if a region or lease could not be checked and the refresh may spend money.
+    """
     try:
         reap(provider)
     except NotSwept as error:

@@ -23,7 +23,10 @@ register_challenger = task(register)
 
 @flow(name="retrain", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
-    """Fit a challenger on all valid runs. Returns a sentence with the promotion decision."""
+    """Judge promises, drift and slow runs, then fit a challenger and promote or refuse it.
+
+    Returns a sentence with the promotion decision.
+    """
     workspace = open_workspace(provider)
     workspace.warehouse.create()
     frames = training_frames(workspace.warehouse, provider)

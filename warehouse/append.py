@@ -1,7 +1,8 @@
-"""Append rows to the raw tables. A row whose key is stored already changes nothing.
+"""Append rows to the raw tables. A row whose key is already stored is skipped.
 
 Each function takes an open connection, so that a caller can join several appends into one
-transaction (`Warehouse.transact`). Each returns the number of new rows. Times are stored in UTC.
+transaction (`Warehouse.transact`). All public functions except `note_import` and `in_utc` return
+the number of new rows. Times are stored in UTC.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ _KEYS = {
 def append_records(
     connection: Connection, bodies: Sequence[Row], *, refresh_id: str, loaded_at: datetime
 ) -> int:
-    """Append runs, each a record of a node (tasks/node/record.py) with its setup under `setup`.
+    """Append the records of runs, and return the number of new rows.
 
-    A value that does not fit its column is stored as null, since machines are not trusted.
+    bodies: records as dictionaries (tasks/node/record.py), with the run's setup under `setup`.
+    A value that does not fit its column is stored as null, because machines are not trusted.
     """
     at = in_utc(loaded_at).isoformat()
     stamp = {"refresh_id": refresh_id, "loaded_at": at}
@@ -58,7 +60,10 @@ def append_records(
 
 
 def _run(body: Row) -> dict[str, Any]:
-    """Return a record's values by column of raw_runs. The result may have other keys too."""
+    """Return a record as a dictionary of values by column name of raw_runs.
+
+    The dictionary may also have keys that are not columns.
+    """
     setup, values, devices = body["setup"], body.get("values") or {}, body.get("devices") or ()
     ended = body.get("ended_unix")
     row = {**(body.get("item") or {}), **values, **setup, **body}
@@ -84,9 +89,10 @@ def note_import(
     noted_at: datetime,
     files: Sequence[str | None] = (None, None),
 ) -> None:
-    """Record the `event` of an import: "imported" or "forgotten".
+    """Record that an import was made or forgotten.
 
-    `files` are the names of the files of rows and of facts that were imported.
+    event: "imported" or "forgotten".
+    files: names of the measurement file and of the facts file; None for a file that was not given.
     """
     file, facts_file = files
     row = {"import_id": import_id, "event": event, "file": file, "facts_file": facts_file}
@@ -94,17 +100,20 @@ def note_import(
 
 
 def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
-    """Append definitions or facts of workloads that differ from the newest stored row.
+    """Append the definitions or facts of workloads, unless they equal the newest stored row.
 
-    Each row also gets the columns of `stamp`. A definition has a `digest`. Facts of an import have
-    an empty digest and the `import_id`.
+    stamp: columns to add to each row.
+    A definition has a `digest`. Facts of an import have an empty digest and the `import_id`.
     """
     rows = [dict(row) | stamp for row in workloads]
     return _note(connection, "raw_workload_facts", "provider, workload, digest = ''", rows)
 
 
 def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_at: datetime) -> int:
-    """Append definitions (with the mart's columns) that differ from the newest stored row."""
+    """Append the definitions of instance types, unless they equal the newest stored row.
+
+    types: rows with the columns of the mart `instance_types`.
+    """
     known = _columns(connection, "raw_instance_types")
     rows = [{name: row[name] for name in known if name in row} for row in types]
     stamped = [row | {"noted_at": noted_at} for row in rows]
@@ -112,7 +121,10 @@ def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_a
 
 
 def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> int:
-    """Append the rows that differ from the newest stored row of equal `key` (SQL expressions)."""
+    """Append each row that differs from the newest stored row with the same key.
+
+    key: SQL expressions that make up the key, separated by commas.
+    """
     names = [one for one in _columns(connection, table) if one not in ("noted_at", "noted_order")]
     columns = ", ".join(names)
     changed = f"""
@@ -128,7 +140,7 @@ def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> 
 
 
 def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any) -> int:
-    """Append `rows`, each with the columns of `stamp`; return the number of new rows.
+    """Add the columns of `stamp` to each row, append the rows, and return the number of new rows.
 
     Raises ValueError if a row has a column that `table` lacks.
     """
@@ -138,7 +150,10 @@ def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any
 
 
 def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
-    """Insert the result of the query `chosen`, which reads `rows` as the relation `incoming`."""
+    """Run the query `chosen`, insert its result into `table`, and return the number of new rows.
+
+    The query reads `rows` as the relation `incoming`.
+    """
     if not rows:
         return 0
     known = connection.execute(f"select * from {table} limit 0").to_arrow_table().schema
@@ -155,9 +170,10 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
 
 
 def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
-    """Insert the result of the query `chosen`, which has `columns`; return the number of rows.
+    """Run the query `chosen`, insert its result into `table`, and return the number of new rows.
 
-    A row is left out if its key is stored already, or occurs earlier in the result.
+    columns: names of the result's columns.
+    A row is skipped if its key is already stored or occurs earlier in the result.
     """
     known = _columns(connection, table)
     keys = ", ".join(f'"{key}"' for key in _KEYS.get(table, ()))
@@ -181,7 +197,7 @@ def insert(connection: Connection, table: str, columns: Sequence[str], chosen: s
 
 
 def _columns(connection: Connection, table: str) -> dict[str, str]:
-    """Return the types of the table's columns, by name."""
+    """Return a dictionary of the table's data types by column name."""
     return dict(
         connection.execute(
             "select column_name, data_type from duckdb_columns()"
@@ -192,12 +208,15 @@ def _columns(connection: Connection, table: str) -> dict[str, str]:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Return the moment in UTC, without a zone."""
+    """Convert the moment to UTC and remove its time zone.
+
+    A moment without a time zone is returned unchanged.
+    """
     return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
 
 
 def _plain(value: Any) -> Any:
-    """Return times in UTC and NaT as None; other values are returned unchanged."""
+    """Convert a time to UTC without a time zone, and NaT to None. Return other values unchanged."""
     if isinstance(value, datetime):
         return None if value != value else in_utc(value)  # NaT is unequal to itself
     return value

@@ -34,8 +34,9 @@ WAIT_S = 60.0
 NO_DOWNLOADS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false"
 }
-# Within one process, DuckDB refuses a reader of a file that has a writer. A thread that reads may
-# read again: nested reads share the open file, which saves 25 ms each.
+# DuckDB cannot open a file for reading while the same process has it open for writing, so threads
+# take turns. The lock is reentrant, because nested reads of one thread share the open file. This
+# saves 25 ms for each read.
 _IN_THIS_PROCESS = threading.RLock()
 _SOURCE = re.compile(r"\b(?:from|join)\s+(\w+)")
 # DuckDB has no error classes for these causes; only the messages differ.
@@ -47,7 +48,7 @@ _DAMAGED = re.compile(
     "|Could not read (?:enough|all|from)"
 )
 _INSIDE_DUCKDB = (duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
-# Quoted names and paths are removed first, since they may contain any of these words.
+# `explained` removes quoted names and paths first, because they may contain any of these words.
 _QUOTED = re.compile(r'"[^"]*"|(?<!\w)\'[^\']*\'(?!\w)|\S*/\S*')
 
 
@@ -80,7 +81,7 @@ class WarehouseDamaged(WarehouseError):
 class Warehouse:
     """The working DuckDB file at `path`.
 
-    It waits at most `wait_s` seconds for other processes and threads.
+    wait_s: most seconds to wait while another process or thread uses the file.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Warehouse:
         return self.path.with_name(f"{self.path.stem}-backup{self.path.suffix}")
 
     def create(self) -> None:
-        """Create the tables in an empty file, and replace every view, in one transaction.
+        """Create the tables if the file has none, and replace every view, in one transaction.
 
         Raises WarehouseError if another version of Srift made the tables.
         """
@@ -117,13 +118,21 @@ class Warehouse:
 
     @contextmanager
     def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection with an open transaction. Do not nest. Raises WarehouseBusy."""
+        """Yield a connection with an open transaction. Commits at the end of the block.
+
+        Transactions cannot be nested. Raises WarehouseBusy if another process or thread uses the
+        file.
+        """
         with self._open(read_only=False) as connection, transaction(connection):
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a read-only connection. Raises WarehouseBusy, WarehouseMissing."""
+        """Yield a read-only connection.
+
+        Raises WarehouseMissing if there is no warehouse, and WarehouseBusy if another process or
+        thread uses the file.
+        """
         if not self.exists():
             raise WarehouseMissing(f"there is no warehouse at {self} yet: run `srift refresh`")
         with self._open(read_only=True) as connection:
@@ -131,14 +140,20 @@ class Warehouse:
 
     @contextmanager
     def read_or_empty(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection as `read` does, or to an empty warehouse in memory without a file."""
+        """Yield a read-only connection.
+
+        If there is no warehouse, the connection is to an empty warehouse in memory. Raises
+        WarehouseBusy if another process or thread uses the file.
+        """
         with self.read() if self.exists() else empty_warehouse() as connection:
             yield connection
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """Return a relation's rows whose columns equal `params`, or the rows of a query.
+        """Return rows of a table or view, or the result of a query.
 
-        A query uses `params` as `$name`.
+        relation: name of a table or view, or the text of an SQL query.
+        params: for a name, the values that the rows' columns must equal. For a query, the values of
+        its parameters `$name`.
 
         Raises WarehouseBusy, WarehouseMissing, and duckdb.Error for an unknown relation or column.
         """
@@ -146,14 +161,15 @@ class Warehouse:
             return select(connection, relation, params)
 
     def verify(self) -> int:
-        """Return the number of rows after reading every block. Raises WarehouseDamaged."""
+        """Read every row, and return the number of rows. Raises WarehouseDamaged."""
         with self.read() as connection:
             return count_rows(connection)
 
     def back_up(self) -> Path:
-        """Replace the backup by a copy of the file, after reading every row of the copy.
+        """Copy the file, read every row of the copy, and replace the backup with it.
 
-        Raises WarehouseDamaged if the copy cannot be read, DiskFull. The old backup then stays.
+        Returns the path of the backup. Raises WarehouseDamaged if the copy cannot be read, and
+        DiskFull if it cannot be written. The old backup stays after an error.
         """
         partial = self.backup.with_name(f".{self.backup.name}")
         try:
@@ -171,7 +187,7 @@ class Warehouse:
         return self.backup
 
     def restore(self) -> Path:
-        """Replace the file by the backup; return the new path of the damaged file.
+        """Replace the file with the backup, and return the new path of the damaged file.
 
         Raises WarehouseMissing if there is no backup.
         """
@@ -194,7 +210,7 @@ class Warehouse:
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection to the file, which other threads cannot open at that time."""
+        """Yield a connection. Other threads cannot open the file during the block."""
         with self._alone(), self._connect(read_only=read_only) as connection:
             yield connection
 
@@ -288,7 +304,7 @@ def rows_of_query(
 
 
 def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
-    """Return the number of rows of all tables, after reading every column of each."""
+    """Read every column of all raw tables, and return the total number of rows."""
     names = connection.execute(
         "select table_name from duckdb_tables() where table_name like 'raw%'"
     ).fetchall()
@@ -318,7 +334,10 @@ def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
 
 
 def schema_digest(connection: duckdb.DuckDBPyConnection) -> str | None:
-    """Return the digest of the schema that made the tables; None in an empty database."""
+    """Return the digest of the schema that created the tables.
+
+    Returns None if the database is empty.
+    """
     try:
         rows = connection.execute("select digest from srift_schema").fetchall()
     except duckdb.CatalogException:
@@ -327,9 +346,9 @@ def schema_digest(connection: duckdb.DuckDBPyConnection) -> str | None:
 
 
 def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | None = None) -> None:
-    """Create the views of staging/ and marts/, each after the views it reads.
+    """Create the views of staging/ and marts/, each view after the views that it reads.
 
-    `only` has the names of the views to create; None means all views.
+    only: names of the views to create; None means all views.
     """
     files = [*SQL_FOLDER.glob("staging/*.sql"), *SQL_FOLDER.glob("marts/*.sql")]
     texts = {file.stem: file.read_text() for file in files if only is None or file.stem in only}

@@ -54,9 +54,10 @@ _COMMENTS = """
 
 
 def export(warehouse: Warehouse, folder: Path) -> list[Path]:
-    """Replace recommendations.duckdb, and .parquet and .csv of FILES; return the paths.
+    """Replace the published files in `folder`, and return their paths.
 
-    Raises WarehouseError or OSError if a copy cannot be written. The old files then stay.
+    The files are recommendations.duckdb, and a .parquet and a .csv file for each name in FILES.
+    Raises WarehouseError or OSError if a file cannot be written. The old files then stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "recommendations.duckdb"
@@ -109,7 +110,7 @@ def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the file at `path` atomically by `text`."""
+    """Replace the content of the file at `path` with `text`, atomically."""
     beside = _beside(path)
     try:
         beside.write_text(text, encoding="utf-8")
@@ -120,22 +121,28 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Return the temporary name of a file, in the same folder."""
+    """Return the temporary path to which the file at `path` is written first."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def read_published(
     folder: Path, relation: str = "recommendations", params: Mapping[str, Any] | None = None
 ) -> pd.DataFrame:
-    """Return a relation of the published copy. Raises WarehouseMissing, WarehouseDamaged."""
+    """Return rows of a table or view of the published copy in `folder`.
+
+    params: the values that the rows' columns must equal.
+    Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
+    read.
+    """
     with _opened(folder) as connection:
         return select(connection, relation, params)
 
 
 def published_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of the current publication, with None for missing values and UTC times.
+    """Return the rows of the current publication. Missing values are None, and times are in UTC.
 
-    Raises WarehouseMissing, WarehouseDamaged.
+    Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
+    read.
     """
     with _opened(folder) as connection:
         rows = rows_of_query(connection, "select * from recommendations")
@@ -162,7 +169,7 @@ def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _plain(value: Any) -> Any:
-    """Return NaN as None and times with zone UTC; other values are returned unchanged."""
+    """Convert NaN to None, and set the time zone of a time to UTC. Return others unchanged."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

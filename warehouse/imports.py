@@ -23,8 +23,10 @@ from .reads import SETUP
 _FOLDER = SQL_FOLDER / "importing"
 _SETUP = (*SETUP, "provider", "gradient_bytes", "parameters", "flops_per_sample")
 COLUMNS = (*_SETUP, "market", "zone", "source", "step_s", "sync_s", "run_id", "measured_at")
-_MOST_RATIO = 100.0  # runs of a setup differ by tens of per cent, milliseconds by a factor of 1,000
-# Winograd convolutions need only 0.44 of the counted multiplications.
+# Step times of one setup differ by tens of percent, or by a factor of 1,000 if the unit is wrong.
+_MOST_RATIO = 100.0
+# Runs may exceed a device's peak, because Winograd convolutions need only 0.44 of the counted
+# multiplications.
 _HEADROOM = 1.5
 Problem = tuple[int, str, str, str]
 
@@ -37,10 +39,11 @@ def scratch() -> Iterator[Connection]:
 
 
 def stage(connection: Connection, table: pa.Table) -> None:
-    """Create the temporary tables `texts` and `staged`.
+    """Load the rows of a file into the temporary tables `texts` and `staged`.
 
-    `texts` has COLUMNS as text, with '' for a missing value. `staged` has typed rows. `table` has
-    the columns of the file, and `place`: the line or row number.
+    `texts` has COLUMNS as text, with '' for a missing value. `staged` has the same rows with typed
+    columns (importing/stage.sql).
+    table: the columns of the file, and a column `place` with each row's line or row number.
     """
     connection.register("incoming", table)
     texts = [
@@ -58,27 +61,30 @@ def stage(connection: Connection, table: pa.Table) -> None:
 
 
 def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[Any]:
-    """Return the rows of the query importing/`name`.sql."""
+    """Run the query importing/`name`.sql, and return its rows."""
     return connection.execute((_FOLDER / f"{name}.sql").read_text(), dict(params)).fetchall()
 
 
 def remember(connection: Connection) -> None:
-    """Record the current rows and facts, so that `changes` can compare."""
+    """Copy the current imported rows and facts, so that `changes` can compare with them."""
     for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
         connection.execute(f"create or replace temp table {name} as select * from {view}")
 
 
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
-    """Return the changed numbers of rows and facts since `remember` (importing/changes.sql)."""
+    """Return how many rows and facts have changed since `remember` (importing/changes.sql).
+
+    workloads: the workloads whose new, changed and unchanged facts are counted.
+    """
     text = (_FOLDER / "changes.sql").read_text()
     return rows_of_query(connection, text, {"workloads": list(workloads)})[0]
 
 
 def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
-    """Return place, column, text and broken rule of each bad value.
+    """Return a tuple (place, column, text, rule) for each value that breaks a rule.
 
-    `known` has the legal `precisions`, `strategies`, `modes` ("strategy switches") and `providers`,
-    and the `latest` legal time of a measurement.
+    known: the legal `precisions`, `strategies`, `modes` ("strategy switches") and `providers`, and
+    the `latest` legal time of a measurement.
     """
     return _ask(connection, "problems", known)
 
@@ -86,11 +92,11 @@ def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
 def implausible(
     connection: Connection, types: Sequence[Row], workloads: Sequence[str]
 ) -> list[Problem]:
-    """Return place, column, text and reason of implausible rows.
+    """Return a tuple (place, column, text, reason) for each implausible staged row.
 
-    Only new rows and all rows of `workloads` are judged.
-
-    `types` have provider, name, precision and peak_tflops.
+    types: the known instance types, with provider, name, precision and peak_tflops.
+    workloads: workloads of which all staged rows are judged. For other workloads, only rows that
+    are new or were forgotten are judged.
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}
@@ -100,7 +106,10 @@ def implausible(
 
 
 def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Return the number of staged rows by title (workload, instance type, ...) and name."""
+    """Return the numbers of staged rows as `counts[title][name]`.
+
+    A title is a kind of name, such as "workload" or "instance type".
+    """
     counts: dict[str, dict[str, int]] = {}
     for title, name, rows in _ask(connection, "counts", {}):
         counts.setdefault(title, {})[name] = rows
@@ -108,7 +117,10 @@ def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
 
 
 def staged_frame(connection: Connection) -> pd.DataFrame:
-    """Return the staged rows with the columns of the mart `runs`, in the file's order."""
+    """Return the staged rows in the file's order.
+
+    The columns are COLUMNS, with the names that the mart `runs` uses.
+    """
     columns = ", ".join(
         "coalesce(run_id, row_digest) as run_id" if name == "run_id" else name for name in COLUMNS
     )
@@ -116,7 +128,11 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
 
 
 def counted_before(connection: Connection) -> tuple[int, int]:
-    """Return the number of new staged rows, and of known run_ids with another step_s."""
+    """Return a pair of numbers that compare the staged rows with the stored rows.
+
+    The first is the number of staged rows that are new or were forgotten. The second is the number
+    of staged rows whose run_id is stored with a different step_s.
+    """
     found = connection.execute("""
         select
             count(distinct coalesce(staged.run_id, staged.row_digest))

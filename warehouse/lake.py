@@ -1,7 +1,8 @@
-"""Share a warehouse between machines: DuckLake with a catalogue in PostgreSQL.
+"""Share a warehouse between machines with DuckLake, whose catalogue is in PostgreSQL.
 
-DuckLake has no keys, so that two appends of one key do not conflict. Writers therefore take turns
-with an advisory lock in PostgreSQL. Each process creates the views for itself.
+DuckLake has no primary keys, so it does not notice if two writers append the same key. Therefore
+writers take turns with an advisory lock in PostgreSQL. Views are not shared: each process creates
+them for itself.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ WHILE_LOCKED = {
     "tcp_keepalives_interval": 10,
     "tcp_keepalives_count": 3,
 }
-TURN_S = 300.0  # if eight machines import at once, the last waits for a minute
+TURN_S = 300.0  # seconds; if eight machines import at once, the last waits for a minute
 _WRITER, _OPENER = 5112001, 5112002  # keys of the advisory locks
 _TABLES_FIRST = "set search_path = 'shared.main'"
 _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
@@ -55,9 +56,10 @@ _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lake:
-    """A PostgreSQL database, and a folder or `s3://` prefix for the Parquet files.
+    """The place of a shared warehouse: a PostgreSQL database, and a folder or S3 prefix for files.
 
-    `host` is a host name or the folder of a Unix socket. libpq finds the password.
+    host: host name, or the folder of a Unix socket. libpq finds the password.
+    data: folder or `s3://` prefix of the Parquet files.
     """
 
     host: str
@@ -72,7 +74,10 @@ class Lake:
 
 
 class SharedWarehouse(Warehouse):
-    """A warehouse in a `lake`, for any number of processes. Writers wait at most `wait_s`."""
+    """A warehouse in a DuckLake, which processes on several machines can use.
+
+    wait_s: most seconds that a writer waits for other writers.
+    """
 
     def __init__(self, path: Path, lake: Lake, *, wait_s: float = TURN_S) -> None:
         super().__init__(path, wait_s=wait_s)
@@ -82,7 +87,10 @@ class SharedWarehouse(Warehouse):
         return f"the shared warehouse {self.lake.name}"
 
     def exists(self) -> bool:
-        """True if the tables were created. Raises WarehouseError if PostgreSQL does not answer."""
+        """Return True if the tables were created.
+
+        Raises WarehouseError if PostgreSQL does not answer.
+        """
         with self._explained(), self._session().cursor(_TABLES_FIRST) as connection:
             return schema_digest(connection) is not None
 
@@ -96,7 +104,10 @@ class SharedWarehouse(Warehouse):
             create_tables(connection, str(self))
 
     def carry_over(self, file: Warehouse) -> dict[str, int]:
-        """Copy the rows of `file` that are missing here; return the number of rows by table."""
+        """Copy the rows of `file` that this warehouse lacks.
+
+        Returns the number of copied rows for each table.
+        """
         self.create()
         with file.read() as old, self.transact() as connection:
             names = old.execute("select table_name from duckdb_tables() order by 1").fetchall()
@@ -115,7 +126,10 @@ class SharedWarehouse(Warehouse):
             return copied
 
     def back_up(self) -> Path:
-        """Do nothing: PostgreSQL and the store of the files are backed up by their operators."""
+        """Do nothing.
+
+        The operators of PostgreSQL and of the file store make the backups.
+        """
         return self.path
 
     def restore(self) -> Path:
@@ -130,7 +144,7 @@ class SharedWarehouse(Warehouse):
             session = self._session()
             session.make_views(self)
             connection = opened.enter_context(session.cursor(_VIEWS_FIRST))
-            if read_only:  # all reads see one state
+            if read_only:  # all reads of the block see the same state
                 connection.execute("begin transaction read only")
                 opened.callback(_roll_back, connection)
             yield connection
@@ -140,7 +154,10 @@ class SharedWarehouse(Warehouse):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Hold the writers' lock. PostgreSQL releases it if this process or machine dies."""
+        """Hold the writers' lock within the block.
+
+        PostgreSQL releases the lock if this process or machine dies.
+        """
         with self._session().cursor(_VIEWS_FIRST) as connection:
             connection.begin()  # DuckDB may end PostgreSQL's transaction before DuckLake commits
             try:
@@ -151,7 +168,7 @@ class SharedWarehouse(Warehouse):
                     raise
                 raise WarehouseBusy(
                     f"{self}: {_holder(connection)} has held the lock for {self._wait_s:g} s,"
-                    " nothing was changed. Wait until that ends, or end it, and try again"
+                    " nothing was changed. Wait until that process ends, or end it, and try again"
                 ) from error
             finally:
                 _roll_back(connection)
@@ -178,7 +195,10 @@ class SharedWarehouse(Warehouse):
 
 
 class _Session:
-    """A DuckDB instance of this process with the lake attached, which takes half a second."""
+    """This process's DuckDB instance, with the shared warehouse attached.
+
+    It is kept, because attaching takes half a second.
+    """
 
     def __init__(self, lake: Lake) -> None:
         self._has_views, self._making_views = False, threading.Lock()
@@ -203,7 +223,10 @@ class _Session:
 
     @contextmanager
     def cursor(self, search_path: str) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection with separate transactions."""
+        """Yield a connection whose transactions are independent of other cursors.
+
+        search_path: the SQL statement that sets the order in which schemas are searched.
+        """
         with self._connection.cursor() as connection:
             connection.execute("use memory")
             with suppress(duckdb.CatalogException):  # before the lake is attached
@@ -211,7 +234,11 @@ class _Session:
             yield connection
 
     def make_views(self, warehouse: SharedWarehouse) -> None:
-        """Create the views once in this process. Raises WarehouseMissing, WarehouseError."""
+        """Create the views at the first call in this process.
+
+        Raises WarehouseMissing if the shared warehouse has no tables, and WarehouseError if another
+        version of Srift made the tables.
+        """
         with self._making_views:
             if self._has_views:
                 return
@@ -226,12 +253,15 @@ class _Session:
 
 @cache
 def _session(lake: Lake, process: int) -> _Session:
-    """Return the session of this process. A fork cannot use its parent's DuckDB."""
+    """Return the DuckDB session of this process.
+
+    process: id of this process. A fork needs a new session, because it cannot use its parent's.
+    """
     return _Session(lake)
 
 
 def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None:
-    """Hold PostgreSQL's lock `key` until the transaction of `connection` ends.
+    """Take PostgreSQL's advisory lock `key`. The end of the connection's transaction releases it.
 
     Raises duckdb.IOException if the lock is not free within `wait_s` seconds.
     """
@@ -255,7 +285,7 @@ def _holder(connection: duckdb.DuckDBPyConnection) -> str:
 
 
 def _ask(connection: duckdb.DuckDBPyConnection, query: str) -> list[tuple[object, ...]]:
-    """Return the rows of a query that PostgreSQL runs."""
+    """Run the query in PostgreSQL, and return its rows."""
     return connection.execute(f"select * from postgres_query('turns', {quoted(query)})").fetchall()
 
 
@@ -274,7 +304,10 @@ def _extension(name: str) -> Path:
 
 
 def _endpoint() -> str:
-    """Return the endpoint of an S3-compatible store, as AWS's variables name it."""
+    """Return DuckDB's options for the endpoint of an S3-compatible store.
+
+    AWS's environment variables name the endpoint. Returns "" if they are not set.
+    """
     url = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""))
     if not url.netloc:
         return ""
@@ -298,7 +331,10 @@ def _address(lake: Lake) -> str:
 def _copied(
     old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str
 ) -> int:
-    """Copy the rows of `old` that are missing in `connection`; keep the order of notes."""
+    """Copy the rows of `table` that `connection` lacks from `old`, and return their number.
+
+    Rows with a `noted_order` keep their order.
+    """
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]
     columns = ", ".join(f'"{name}"' for name in names)

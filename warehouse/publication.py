@@ -1,4 +1,4 @@
-"""Publish the recommendations of a provider if no check (checks/*.sql) returns a row."""
+"""Publish a provider's recommendations, unless a check (checks/*.sql) finds a problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _SHOWN = 20
 
 
 class PublicationRefused(WarehouseError):
-    """A refused publication: checks found bad rows, and `failures` names each."""
+    """Checks found problems in a publication, so it was not stored.
+
+    failures: one text `check: problem` for each problem.
+    """
 
     def __init__(self, publication_id: str, failures: Sequence[str]) -> None:
         self.failures = list(failures)
@@ -33,7 +36,10 @@ class PublicationRefused(WarehouseError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """The header of a publication; `model_version` is empty before the first model."""
+    """The id, time, provider, refresh and model version of a publication.
+
+    model_version: empty if the provider has no model yet.
+    """
 
     publication_id: str
     published_at: datetime
@@ -43,7 +49,7 @@ class Publication:
 
 
 def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication) -> int:
-    """Store a publication if every check passes; return the number of new rows.
+    """Store a publication if every check passes, and return the number of new rows.
 
     Raises PublicationRefused if a check fails, WarehouseBusy if another process holds the
     warehouse, and ValueError if a column is missing or unknown.
@@ -59,7 +65,11 @@ def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication)
 def append_publication(
     connection: Connection, rows: Sequence[Row], publication: Publication
 ) -> int:
-    """Append a publication without checks, in the caller's transaction."""
+    """Append a publication without checks, in the caller's transaction.
+
+    Returns the number of new rows. A publication whose id is already stored is skipped. Raises
+    ValueError if a column is missing or unknown.
+    """
     header = asdict(publication)
     stamp = {name: header[name] for name in _STAMPED}
     columns = [column[0] for column in connection.table("raw_recommendations").description]
@@ -73,7 +83,10 @@ def append_publication(
 
 
 def run_checks(connection: Connection, publication_id: str) -> list[str]:
-    """Return the problems of a publication, each as `check: problem`."""
+    """Run every check on a publication.
+
+    Returns one text `check: problem` for each problem.
+    """
     provider = connection.execute(
         "select provider from raw_publications where publication_id = ?", [publication_id]
     ).fetchone()

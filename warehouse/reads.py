@@ -1,4 +1,4 @@
-"""Read the warehouse as frames. The marts (marts/*.sql) document the columns."""
+"""Read the warehouse as pandas frames. The marts (marts/*.sql) document the columns."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ SETUP = (
 
 MOST_REPEATS, MOST_SETUPS = 20, 9000
 LEARNED = (
-    f"every run measured here, and the newest {MOST_REPEATS} imports of each of {MOST_SETUPS:,}"
-    " setups, chosen evenly by workload and cluster"
+    f"every run measured here, and the newest {MOST_REPEATS} imported runs of each of"
+    f" {MOST_SETUPS:,} setups, chosen evenly across workloads and clusters"
 )
-# Setups are chosen before rows, so that only rows of chosen setups are sorted. The choice takes
-# workloads and their clusters in turn; within a cluster, setups are in the order of a hash.
+# The query chooses setups before runs, so that only the runs of chosen setups are sorted. It takes
+# one setup of each workload after another, from a different cluster each time. Within a cluster, a
+# hash decides the order of setups.
 _LEARNED_RUNS = f"""
     with setups as (
         select workload, cluster, hash({", ".join(SETUP)}) as setup,
@@ -70,9 +71,10 @@ _LEARNED_RUNS = f"""
 
 
 def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
-    """Return the measured setups of the workloads, with `runs` and the newest `measured_at`.
+    """Return one row for each measured setup of the workloads.
 
-    The frame is empty without a warehouse.
+    The columns are those of SETUP, the number of `runs`, and the newest `measured_at`. The frame is
+    empty if there is no warehouse.
     """
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
@@ -86,16 +88,20 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
 
 
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of measurements that count now, by workload."""
+    """Return the number of runs in the mart `runs` for each workload.
+
+    Raises WarehouseMissing if there is no warehouse.
+    """
     query = "select workload, count(*) as runs from runs where provider = $provider group by 1"
     with warehouse.read() as connection:
         return dict(connection.execute(query, {"provider": provider}).fetchall())
 
 
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
-    """Return the frames that a model is fitted on, read at one moment.
+    """Return the frames that a model is fitted on, by the names TRAINING_FRAMES.
 
-    `runs` is limited to the rows that LEARNED describes.
+    `runs` has only the rows that LEARNED describes. Raises WarehouseMissing if there is no
+    warehouse.
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
@@ -106,12 +112,18 @@ def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFra
 
 
 def counted_runs(warehouse: Warehouse, provider: str) -> int:
-    """Return the number of runs that count, including runs that no model learns from."""
+    """Return the number of runs in the mart `runs`.
+
+    It includes the imported runs that `training_frames` leaves out.
+    """
     return sum(measured_workloads(warehouse, provider).values())
 
 
 def training_digest(frames: dict[str, pd.DataFrame]) -> str:
-    """Return a digest of all values and columns; the order of rows does not matter."""
+    """Return a digest of the frames' columns and values.
+
+    The order of rows and of columns does not change the digest.
+    """
     whole = hashlib.sha256()
     for name in sorted(frames):
         frame = frames[name].reindex(sorted(frames[name].columns), axis=1)
@@ -122,33 +134,42 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 
 
 def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the current drift from the mart `drift`; no row without a warehouse."""
+    """Return the rows of the mart `drift` that drift now.
+
+    The frame is empty if there is no warehouse.
+    """
     with warehouse.read_or_empty() as connection:
         return select(connection, "drift", {"provider": provider, "drifting": True})
 
 
 def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of runs that count now, by torch version (major.minor)."""
+    """Return the number of runs measured here with each torch version (major.minor).
+
+    Runs of old definitions of a workload are not included.
+    """
     with warehouse.read_or_empty() as connection:
         lines = select(connection, "torch_lines", {"provider": provider})
     return dict(zip(lines["torch_line"].tolist(), lines["runs"].astype(int).tolist(), strict=True))
 
 
 def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the mart `learning`; no row without a warehouse."""
+    """Return the mart `learning`. The frame is empty if there is no warehouse."""
     with warehouse.read_or_empty() as connection:
         return select(connection, "learning", {"provider": provider})
 
 
 def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
-    """Return the marts machines, refusals, checkpoints, compilations and restarts."""
+    """Return the marts machines, refusals, checkpoints, compilations and restarts, in this order.
+
+    The frames are empty if there is no warehouse.
+    """
     names = ("machines", "refusals", "checkpoints", "compilations", "restarts")
     with warehouse.read_or_empty() as connection:
         return tuple(select(connection, name, {"provider": provider}) for name in names)
 
 
 def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
-    """Return each (workload, provider) with measured rows, imported rows or facts."""
+    """Return the pairs (workload, provider) that have measured rows, imported rows or facts."""
     query = """
         select workload, provider from stg_imports
         union
@@ -161,14 +182,14 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
 
 
 def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of packaged step times that count, by workload."""
+    """Return the number of step times from the packaged public data set for each workload."""
     query = "select workload, rows from public_rows where provider = ?"
     with warehouse.read_or_empty() as connection:
         return dict(connection.execute(query, [provider]).fetchall())
 
 
 def knows_import(warehouse: Warehouse, import_id: str) -> bool:
-    """True if an import of that id was ever made here, even if it was forgotten."""
+    """Return True if the import `import_id` was ever made, even if it was forgotten."""
     with warehouse.read_or_empty() as connection:
         return len(select(connection, "stg_import_files", {"import_id": import_id})) > 0
 
@@ -186,10 +207,11 @@ SPEND_BY = {
 def lease_spend(
     warehouse: Warehouse, provider: str, by: str, since: datetime
 ) -> list[dict[str, Any]]:
-    """Return leases, runs and dollars after `since`, by the value of SPEND_BY[`by`] as `of`.
+    """Return the leases, runs and dollars of the leases that ended at or after `since`.
 
-    The first row is the total. `usd` is None if a price is unknown. Raises WarehouseMissing if
-    there is no warehouse.
+    by: a key of SPEND_BY, such as "workload". There is one row for each of its values, which is in
+    the column `of`. The first row is the total. `usd` is None if a price is unknown.
+    Raises WarehouseMissing if there is no warehouse.
     """
     query = f"""
         select {SPEND_BY[by]} as "of", count(distinct lease_id)::integer as leases,
@@ -205,7 +227,10 @@ def lease_spend(
 
 
 def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:
-    """Return the frames of report/*.sql, by name, at one moment. Raises WarehouseMissing."""
+    """Return the results of the queries report/*.sql, by file name without suffix.
+
+    Raises WarehouseMissing if there is no warehouse.
+    """
     with warehouse.read() as connection:
         return {
             file.stem: select(connection, file.read_text())

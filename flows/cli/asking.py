@@ -42,7 +42,10 @@ Batch = Annotated[
 
 
 def hours_of(deadline: str | None) -> float | None:
-    """Parse `12h`, `90m`, `2d` or a number of hours. Raises BadParameter."""
+    """Parse a deadline `12h`, `90m`, `2d` or a number of hours, and return its hours.
+
+    Raises BadParameter if the text has another form.
+    """
     if deadline is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd]?)", deadline.strip())
@@ -168,7 +171,11 @@ def table(
 
 
 def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    """Sort by the column `sort`, unknown values last. Raises BadParameter if it is unknown."""
+    """Sort the rows by a column. Rows with an unknown value come last.
+
+    sort: name of the column; a leading minus sorts from the largest. Raises BadParameter if there
+    is no such column.
+    """
     column = sort.removeprefix("-")
     check_column(
         sort,

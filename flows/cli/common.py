@@ -47,7 +47,7 @@ def _json_value(value: Any) -> Any:
 
 
 def settings() -> Settings:
-    """Load the settings, create the home, and let Prefect keep its state in the home."""
+    """Load the settings, create SRIFT_HOME, and make Prefect keep its state there."""
     from tasks.workspace.settings import load_settings
 
     found = load_settings()
@@ -68,7 +68,7 @@ def opened() -> tuple[Settings, Warehouse]:
 
 
 def provider_for(workload: str, provider: str | None) -> str:
-    """Return `provider`, or the provider with data on the workload if it is None.
+    """Return `provider`. If it is None, return the provider that has data on the workload.
 
     Prints a note to standard error if the choice may surprise the user.
     """

@@ -33,7 +33,10 @@ class ExplainedGroup(TyperGroup):
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Exit with 2 on wrong settings and 1 on an expected failure. Re-raise other errors."""
+    """Exit with 2 after a wrong setting and with 1 after an expected failure.
+
+    Other errors are raised again.
+    """
     try:
         yield
     except Exception as error:
@@ -65,7 +68,12 @@ def _of_prefect(name: str, otherwise: type[BaseException]) -> type[BaseException
 
 
 def _server_trouble(library: str) -> str:
-    """Return the home's problem, which Prefect's server reports only as "error 500"."""
+    """Return the problem of SRIFT_HOME's disk after an error of Prefect or its HTTP client.
+
+    Prefect's server reports such a problem only as "error 500". Returns "" if there is none.
+
+    library: the package that defines the error.
+    """
     from tasks.workspace.home import Wrong, check_home
     from tasks.workspace.settings import load_settings
 

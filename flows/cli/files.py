@@ -1,4 +1,4 @@
-"""Define the commands on measurement files: import, forget, backtest."""
+"""Define the commands that work on measurement files: import, forget, backtest."""
 
 from __future__ import annotations
 

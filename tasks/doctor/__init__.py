@@ -1,1 +1,1 @@
-"""Check whether a refresh can work on this installation, and name the fixes."""
+"""Check whether a refresh can run on this installation, and name the fixes."""

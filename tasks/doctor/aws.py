@@ -1,4 +1,4 @@
-"""Check an AWS account: credentials, bucket, roles, and per region launches and quotas.
+"""Check an AWS account: credentials, bucket and roles, and each region's launches and quotas.
 
 The requests of a launch are tried as dry runs. The checks launch nothing and leave nothing behind.
 """
@@ -107,7 +107,10 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _private(api: Ec2Api, ec2: Ec2) -> str:
-    """Raise Wrong if the bucket's policy or ACL makes it public and no block prevents that."""
+    """Raise Wrong if the bucket's policy or ACL makes it public.
+
+    A public access block of the bucket can make the policy or the ACL ineffective.
+    """
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
     answer = api.ask_unless((missing,), action, region, **words)
@@ -123,7 +126,10 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _usable(api: Ec2Api, ec2: Ec2) -> str:
-    """Write, read, list and delete an object. Raises Wrong if it is not listed or not deleted."""
+    """Write, read, list and delete an object in the bucket.
+
+    Raises Wrong if the bucket does not list the object or the object cannot be deleted.
+    """
     region, key = ec2.regions[0], f"{ec2.prefix}/doctor/{uuid4().hex}"
     words = {"Bucket": ec2.bucket, "Key": key}
     api.ask("s3:PutObject", region, Body=b"srift doctor deletes this\n", **words)
@@ -178,9 +184,10 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 
 
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
-    """Dry-run every request that creates something.
+    """Dry-run every request of a launch that creates something.
 
-    Leaves out the security group and the placement group, which do not exist yet.
+    The security group and the placement group are left out of the requests, because they do not
+    exist yet.
     """
     check, allowed = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]
@@ -210,7 +217,10 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that a quota of the campaign's market allows a machine of its smallest type."""
+    """Check that at least one quota of the campaign's market is large enough for one machine.
+
+    Each quota is compared with the vCPUs of the smallest instance type that it limits.
+    """
     cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):
         code = quota_of(kind.name, settings.campaign.market)

@@ -1,4 +1,4 @@
-"""Check workloads' data: folders exist, S3 prefixes can be listed, volumes have room."""
+"""Check workloads' data: folders exist, S3 prefixes can be listed, and volumes have room."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _GIB = 2**30
 
 
 def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Finding]:
-    """Return a finding for each workload's data. Pass `api` to check the data for EC2 machines."""
+    """Yield a finding for each workload's data.
+
+    api: if given, the checks are those for EC2 machines, which also include data in S3.
+    """
     for name in settings.workloads:
         check = f"data of {name}"
         try:
@@ -43,7 +46,7 @@ def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Find
 def statements(ec2: Ec2, *sources: Path | Address) -> list[dict[str, Any]]:
     """Return the IAM statements that let machines read `sources`.
 
-    Folders, and addresses that deployments/iam already allows, need none.
+    Folders need no statement, and neither do addresses that deployments/iam already allows.
     """
     found: list[dict[str, Any]] = []
     ours = f"s3://{ec2.bucket}/{ec2.prefix}/data/"

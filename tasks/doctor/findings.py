@@ -13,7 +13,11 @@ from ..providers.base import ProviderError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `wrong` stops a paid refresh and names the fix. `note` does not."""
+    """The result of one check.
+
+    status: `wrong` stops a refresh that spends money. `note` and `ok` do not.
+    says: the result as text. For `wrong`, it names the fix.
+    """
 
     check: str
     status: Literal["ok", "note", "wrong"]
@@ -25,7 +29,7 @@ class NotChecked(Exception):
 
 
 def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
-    """Return the result of `ask(*given)` as an ok finding, or its error as a wrong finding.
+    """Call `ask(*given)`. Return its result as an ok finding, or its error as a wrong finding.
 
     Returns a note if the check could not run, or if the warehouse is missing or busy.
     """

@@ -52,14 +52,15 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
 
 
 def trouble_of(settings: Settings) -> list[str]:
-    """Return the problems of SRIFT_HOME, without reading every row."""
+    """Return the problems of SRIFT_HOME. The warehouse is opened, but not read completely."""
     return problems(examine_home(settings, thorough=False))
 
 
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
-    """Raise ProviderError with all problems if a refresh that spends money would meet one.
+    """Raise ProviderError if a refresh would spend money and a check of `examine` fails.
 
-    Any other refresh needs only a writable home and the data of its workloads.
+    The message names all problems. Any other refresh needs only a writable home and the data of
+    its workloads. Raises Wrong or SettingsError if these cannot be used.
     """
     check_home(settings.home)
     for name in settings.workloads:
@@ -80,10 +81,10 @@ def policies_of(settings: Settings) -> dict[str, Any]:
 
 
 def share_warehouse(settings: Settings) -> str:
-    """Copy the home's warehouse file into the shared warehouse, and return a message.
+    """Copy the rows of the home's warehouse file into the shared warehouse, and return a message.
 
-    The file stays. Raises SettingsError if no warehouse is shared, WarehouseMissing if there is no
-    file to copy.
+    The file is kept. Raises SettingsError if srift.toml names no shared warehouse, and
+    WarehouseMissing if there is no file to copy.
     """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):

@@ -1,7 +1,7 @@
 """Run two steps of a workload on this machine, in each of its precisions, for `srift check`.
 
-The conditions are those of a host: code from an archive, installed requirements, a clean
-environment and, if namespaces are available, no network and no view of other processes.
+The steps run as on a host: code from an archive, installed requirements, a clean environment and,
+if namespaces are available, no network and no view of other processes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class CheckFailed(Exception):
 
 
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
-    """Return workload, entrypoint, batch per device, notes, and the result of each precision.
+    """Return the workload, its entrypoint, the batch per device, notes, and a result per precision.
 
     timeout_s: seconds for the steps, without the installation of requirements.
-    Raises SettingsError if the workload is unknown, CheckFailed if the check does not finish.
+    Raises SettingsError if the workload is unknown, and CheckFailed if the check does not finish.
     """
     file, source = settings.travelling(name)
     if data := settings.data(name):

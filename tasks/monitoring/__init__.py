@@ -1,1 +1,1 @@
-"""Watch drift, slow runs, past recommendations and dollars, and report the status."""
+"""Watch drift, slow runs, past recommendations and dollars, and report Srift's status."""

@@ -41,7 +41,10 @@ def note_drift(
     refresh_id: str,
     now: datetime,
 ) -> list[str]:
-    """Judge drift on the runs that are new to the champion. Returns a sentence for each drift."""
+    """Judge drift from the runs that the champion has not learned from, and store the result.
+
+    Returns a sentence for each drift.
+    """
     known = rows_of(reads.drifting(workspace.warehouse, workspace.provider.name))
     if champion is not None:
         before = {tuple(row[name] for name in drift.GROUP): row["since"] for row in known}
@@ -65,10 +68,10 @@ def _store(
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """Return the newest measurement of each drifting instance type.
+    """Return the time of the newest measurement of each drifting instance type.
 
-    Runs before that time have to be repeated. If the provider drifts as a whole, every type on
-    offer counts as drifting.
+    Runs up to that time have to be repeated. If the provider drifts as a whole, every type on offer
+    counts as drifting.
     """
     moments: dict[str, datetime] = {}
     for row in rows_of(reads.drifting(workspace.warehouse, workspace.provider.name)):
@@ -85,7 +88,10 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
 def note_alarms(
     workspace: Workspace, champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:
-    """Find slow runs among those new to the champion. Returns sentences on runs and machines."""
+    """Store an alarm for each slow run that the champion has not learned from.
+
+    Returns sentences on slow runs and slow machines.
+    """
     of = {"provider": workspace.provider.name}
     speeds = reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of)
     cautions = slow_runs.slow_machines(speeds)
@@ -114,7 +120,10 @@ def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
 
 
 def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
-    """Add the newest slow run of a recommended instance type to the reasons of first choices."""
+    """Return `rows`, with slow runs mentioned in the reasons of first choices.
+
+    A first choice mentions the newest slow run on one of its instance types.
+    """
     alarms = reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name)
     # A slow host or a slow period is temporary and says nothing about the instance type.
     lasting = [row for row in rows_of(alarms) if row["cause"] not in ("host", "speed")]
@@ -131,7 +140,10 @@ def _with_note(row: Row, alarms: Sequence[Row]) -> str:
 
 
 def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
-    """Return runs that the model has not learned from, of workloads and types that it knows."""
+    """Return the runs that the model has not learned from.
+
+    Runs of workloads or instance types that the model does not know are left out.
+    """
     known = set(model.workloads) - model.guessed
     met = runs["cluster"].map(lambda cluster: model.measured_types.issuperset(types_of(cluster)))
     unseen = ~runs["run_id"].isin(model.trained_on) & runs["workload"].isin(known)
@@ -141,7 +153,10 @@ def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 def judge_promises(
     workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
 ) -> int:
-    """Judge every promise by the runs measured since. Returns the number of new judgements."""
+    """Judge every promise by the runs that were measured after its publication.
+
+    Returns the number of new judgements.
+    """
     promises = reads.mart(workspace.warehouse, "promises", provider=workspace.provider.name)
     types = frames["instance_types"]
     judged = regret_ledger.judge(
@@ -157,18 +172,21 @@ def judge_promises(
 
 
 def ledger_sentence(published: pd.DataFrame) -> str:
-    """Summarize the published regret_ledger of one provider; empty if no choice was measured."""
+    """Return a sentence that summarizes one provider's published regret_ledger.
+
+    Returns "" if no published choice was measured.
+    """
     summary = ledger_summary(published)
     if not summary["measured"]:
         return ""
     regret = summary["mean_regret"]
     mean = (
-        f"; mean regret {regret:.1%} of {summary['compared']} with rivals"
+        f"; mean regret {regret:.1%} of {summary['compared']} choices with measured rivals"
         if regret is not None
         else ""
     )
     return (
-        f"ledger: {summary['measured']} published choices measured since,"
+        f"ledger: {summary['measured']} published choices were measured later,"
         f" {summary['within_interval']:.0%} within the promised interval;"
         f" {summary['failures']} missed their constraint{mean}"
     )

@@ -63,7 +63,11 @@ def status_of(provider: str) -> dict[str, Any]:
 
 
 def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the table's rows, model and ages in hours, and sentences on what is stale."""
+    """Return a pair: facts on the published table, and sentences on what is stale.
+
+    The facts are the number of rows, the model version and ages in hours. They are None if the
+    table is missing, damaged, or has no rows of this provider.
+    """
     try:
         frame = read_published(workspace.published)
     except WarehouseMissing as error:
@@ -88,7 +92,10 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
 
 
 def _relation(workspace: Workspace, name: str) -> pd.DataFrame:
-    """Return this provider's rows of a published relation; no rows if it cannot be read."""
+    """Return this provider's rows of a published table.
+
+    The frame is empty if the table cannot be read.
+    """
     try:
         return read_published(workspace.published, name, {"provider": workspace.provider.name})
     except WarehouseError:

@@ -1,1 +1,1 @@
-"""What a person sees: progress and tables."""
+"""Show progress and results to people: on the terminal, as a report page, and as metrics."""

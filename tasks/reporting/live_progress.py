@@ -1,4 +1,4 @@
-"""Show progress on a terminal, with a bar of a campaign's runs or a spinner."""
+"""Show progress on a terminal: a bar of a campaign's runs, or a spinner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def live_reporter() -> Reporter:
 
 
 class LiveReporter(Reporter):
-    """A progress bar of a campaign's runs on a terminal."""
+    """Shows a progress bar of a campaign's runs on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -23,7 +23,7 @@ _FIGURES = {
     "p_meets_constraint": "chance that the constraint is met",
 }
 _MOMENTS = {
-    "published": ("published_at", ("provider",), "when it was published"),
+    "published": ("published_at", ("provider",), "of the publication"),
     "price": ("price_as_of", ("provider",), "of the newest price"),
     "measurement": ("newest_measurement_at", ("provider", "workload"), "of the newest measurement"),
 }
@@ -39,9 +39,7 @@ def write_metrics(path: Path, rows: Iterable[Row]) -> None:
     sure = "1 if the first choice meets its goal with the required probability (default: 50 %)"
     feasible = Gauge("srift_choice_feasible", sure, _GOAL, registry=registry)
     figures = {
-        name: Gauge(
-            f"srift_choice_{name}", f"of the first choice: {text}", _GOAL, registry=registry
-        )
+        name: Gauge(f"srift_choice_{name}", f"First choice: {text}", _GOAL, registry=registry)
         for name, text in _FIGURES.items()
     }
     for row in firsts:

@@ -28,16 +28,17 @@ class Reporter:
         sys.stderr.flush()
 
     def start(self, runs: int) -> None:
-        """Begin the progress of a campaign of `runs` runs."""
+        """Start the progress display of a campaign of `runs` runs."""
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """Show the current step `what`, the number of finished runs, and the dollars so far.
+        """Show the progress of the campaign.
 
-        usd: None if a price is unknown.
+        what: the current step. done: number of finished runs.
+        usd: dollars so far; None if a price is unknown.
         """
 
     def stop(self) -> None:
-        """End the progress of the campaign."""
+        """End the progress display of the campaign."""
 
 
 _reporter: ContextVar[Reporter] = ContextVar("reporter")
@@ -61,7 +62,7 @@ def reporting_to(other: Reporter) -> Iterator[None]:
 
 
 def seconds_listed(seconds: Mapping[str, float]) -> str:
-    """Return the seconds by phase as text, the longest phase first."""
+    """Return the seconds of each phase as text, the longest phase first."""
     longest = sorted(seconds.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{phase} {spent:.1f} s" for phase, spent in longest)
 
@@ -112,8 +113,10 @@ _CHOICES = ("choice", "goal")
 def announce(event: str, about: str, said: str, **more: Any) -> None:
     """Send an event to Prefect.
 
+    event: name of the event.
     about: the resource, such as `recommendation.ec2.vit.cheapest`.
-    said: the sentence that notifications print. `more`: further values of the payload.
+    said: the sentence that notifications print.
+    more: further values of the event's payload.
     """
     from prefect.events import emit_event
 

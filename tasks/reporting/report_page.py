@@ -40,7 +40,11 @@ _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSource:
-    """Facts on a provider. `illustrative`: its prices are not real. `refresh`: command to type."""
+    """What the page says about a provider.
+
+    illustrative: True if the provider's prices are not real.
+    refresh: the command that refreshes the provider's recommendations.
+    """
 
     illustrative: bool
     refresh: str
@@ -62,7 +66,7 @@ class Panel:
 def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, PageSource]) -> str:
     """Return the page as HTML.
 
-    frames: relations by name, from `warehouse.reads.reported`.
+    frames: the result of `warehouse.reads.reported`.
     sources: an entry for every provider that has published.
     """
     rows = {name: _rows(frame) for name, frame in frames.items()}
@@ -96,7 +100,10 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, PageSource]) 
 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
-    """Return the rows of each goal in order of rank, with their table lines and reasons."""
+    """Return a list for each goal, with its rows in order of rank.
+
+    Each entry has a row, its line of the table, and its reason without cautions.
+    """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row, line in zip(recommended, table.lines, strict=True):
         reason = without_cautions(row["reason"])
@@ -123,7 +130,10 @@ def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> list
 
 
 def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
-    """Draw the frame as SVG. Black becomes the text colour of the page, for dark mode."""
+    """Draw the frame as SVG with the function `plot`.
+
+    Black becomes the text colour of the page, so that the chart is readable in dark mode.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -140,7 +150,10 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 
 
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
-    """Plot dollars over hours of each setup, their 90th percentiles and the Pareto frontier."""
+    """Plot the dollars of each setup against its hours.
+
+    Lines lead to the 90th percentiles, and steps show the Pareto frontier.
+    """
     best = frame[frame["judged"] == "not beaten"]
     axes.plot(frame[["hours", "hours_p90"]].T, frame[["usd", "usd_p90"]].T, color=_GREY, lw=1)
     axes.scatter(frame["hours"], frame["usd"], color=_GREY)
@@ -157,7 +170,7 @@ def _costs(axes: Axes, frame: pd.DataFrame) -> None:
 
 
 def _errors(axes: Axes, frame: pd.DataFrame) -> None:
-    """Plot the errors and the interval coverage of each model version, in percent."""
+    """Plot the errors of each model version and the coverage of its intervals, in percent."""
     names = {"mean_error": "mean error", "median_error": "median error"}
     names |= {"coverage_90": "in 90 % interval"}
     percent = 100 * frame.set_index("version")[[*names]].astype(float).rename(columns=names)
@@ -166,7 +179,10 @@ def _errors(axes: Axes, frame: pd.DataFrame) -> None:
 
 
 def _ratios(axes: Axes, frame: pd.DataFrame) -> None:
-    """Plot measured over promised step time of each choice, with the promised interval."""
+    """Plot, for each choice, the measured step time divided by the promised step time.
+
+    A vertical line shows the promised interval.
+    """
     axes.vlines(frame.index, frame["low"], frame["high"], _GREY, label="promised interval")
     within = frame["within_interval"].astype(bool)
     for chosen, marker, color, label in (

@@ -48,7 +48,10 @@ def without_cautions(reason: str) -> str:
 
 
 class _Cell(string.Formatter):
-    """Formats the values of a cell. None is "unknown", or "" if the format begins with "?"."""
+    """Formats the values of a table cell.
+
+    A missing value becomes "unknown", or "" if its format begins with "?".
+    """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get(str(key))
@@ -75,8 +78,8 @@ class TextTable:
 def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text.
 
-    columns: one line `heading: format` per column. A format with a `:` marks a column of numbers.
-    A column that is empty in every row is left out.
+    columns: one line `heading: format` per column. If the format has a `:`, the column holds
+    numbers. A column that is empty in every row is left out.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.strip().splitlines())
     cells = {
@@ -101,7 +104,10 @@ def _say(text: str, style: str = "") -> None:
 
 
 def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
-    """Print the rows under `title`. Prints nothing without rows. `columns`: as in `text_table`."""
+    """Print the rows as a table under `title`. Print nothing if there are no rows.
+
+    columns: as in `text_table`.
+    """
     if not rows:
         return
     if title:
@@ -264,7 +270,10 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 
 
 def _recommended(row: Row) -> dict[str, Any]:
-    """Return the row with the values of _RECOMMENDED. An infeasible row shows only its status."""
+    """Return the row with the values that the columns _RECOMMENDED need.
+
+    A row without a cluster has only its goal, rank and status.
+    """
     if row["cluster"] is None:
         blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step"], "")
         return blank | {"goal": goal_text(row), "rank": row["rank"], "cluster": row["status"]}
@@ -276,7 +285,7 @@ def _recommended(row: Row) -> dict[str, Any]:
 
 
 def _described(row: Row) -> dict[str, Any]:
-    """Return the row with `batch`, `mode` and `cluster_and_mode` as text."""
+    """Add the texts `batch`, `mode` and `cluster_and_mode` to the row."""
     steps, mode = row.get("accumulation_steps") or 1, _mode(row)
     batch = f"{row.get('batch_per_device')}" + (f" x{steps:g}" if steps > 1 else "")
     name = f"{row['cluster']} in {mode}" if mode else row["cluster"]
@@ -473,7 +482,7 @@ def print_sizing(found: Row) -> None:
         stated: {stated_gbps:.4g}
         servers: {servers:g}
     """
-    title = "largest efficient cluster, and what hides the exchange of gradients"
+    title = "largest efficient cluster, and the bandwidth or servers that hide the exchange"
     _print_table(_scaled(found["scaling"]), _SCALE + columns, title)
     columns = """
         size: {size:}
@@ -482,7 +491,8 @@ def print_sizing(found: Row) -> None:
         by rule: {by_rule:.1%}
     """
     title = (
-        "measured sizes, and efficiency by the rule from smaller sizes (*: composed of micro-steps)"
+        "measured sizes, and the efficiency that smaller sizes predict by a rule"
+        " (*: step composed of micro-steps)"
     )
     _print_table(_scaled(found["checks"]), _SCALE + columns, title)
     columns = """
@@ -499,9 +509,9 @@ def print_sizing(found: Row) -> None:
 
 
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rows with `type_and_mode`, `units` and `mark` as text.
+    """Return the rows with the texts `type_and_mode`, `units` and `mark`.
 
-    The mark `*` flags a size whose step is composed of micro-steps.
+    The mark is `*` for a size whose step is composed of micro-steps, else empty.
     """
     shown = []
     for row in rows:

@@ -14,7 +14,7 @@ from mlflow.pyfunc.model import PythonModel
 
 
 class StepTime(PythonModel):
-    """The registered model. Predicts step seconds, their 90 % interval and the bottleneck."""
+    """The registered model. It predicts step seconds, their 90 % interval and the bottleneck."""
 
     def load_context(self, context: Any) -> None:
         from srift_models.step_time.serialization import load
@@ -24,7 +24,7 @@ class StepTime(PythonModel):
     def predict(
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """Return one row per setup of `model_input`, in order.
+        """Return one row of predictions for each row of `model_input`, in the same order.
 
         Raises ValueError if a workload or an instance type is unknown.
         """

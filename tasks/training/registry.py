@@ -1,7 +1,7 @@
 """Store models in the MLflow registry, and load the champion.
 
-The registry is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another one. Only this file
-and the stored model class import MLflow, which takes seconds.
+The registry is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another registry. MLflow
+is imported inside functions, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def log_challenger(
 ) -> int:
     """Register a new version under the alias `challenger`. Returns its number.
 
-    card: description of the version, in Markdown. Raises RegistryError.
+    card: description of the version, in Markdown. Raises RegistryError if the registry fails.
     """
     import mlflow
 
@@ -197,7 +197,10 @@ def log_challenger(
 def promote(
     home: Path, provider: str, number: int, reason: str, *, over: int | None = None
 ) -> None:
-    """Make version `number` the champion, in place of version `over`."""
+    """Make version `number` the champion.
+
+    over: the version that it replaces; None if there was no champion.
+    """
     name, text = name_of(provider), str(number)
     with _client(home) as client:
         client.set_model_version_tag(name, text, "promotion", f"promoted: {reason}")
@@ -234,13 +237,16 @@ def load_champion(home: Path, provider: str) -> Champion | None:
     except (OSError, ValueError, KeyError) as error:
         raise RegistryError(
             f"version {number} of {name} cannot be read: {error}. Artifacts have absolute paths:"
-            " move the home back, or delete its mlflow.db and refresh"
+            " move SRIFT_HOME back, or delete its mlflow.db and run `srift refresh`"
         ) from error
     return Champion(version=number, model=model, scoreboard=pd.DataFrame(scores))
 
 
 def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
-    """Return the champion's version and folder, as MLflow downloads it; None without a champion."""
+    """Download the champion with MLflow, and return its version and folder.
+
+    Returns None if there is no champion.
+    """
     import mlflow
 
     with _client(home) as client:
@@ -272,7 +278,10 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
 
 
 def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
-    """Return values by `split/group/figure`, with the characters that MLflow accepts in names."""
+    """Return the scoreboard's values by metric name, which is `split/group/figure`.
+
+    A character that MLflow does not accept in names is replaced with `_`.
+    """
     figures = ["mean_error", "median_error", "p90_error", "coverage_90", "median_width"]
     long = scoreboard.melt(["split", "group"], figures).dropna()
     names = long["split"] + "/" + long["group"].astype(str) + "/" + long["variable"]
@@ -281,7 +290,10 @@ def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
 
 
 def _copy_of_models(folder: Path) -> Path:
-    """Copy the model's code into `folder` as `srift_models`, so that no user's package clashes."""
+    """Copy the package `models` into `folder` as `srift_models`, and return the copy's path.
+
+    The new name avoids a clash with a user's package `models`.
+    """
     target, room = folder / "srift_models", Path(models.__file__).parent
     for part in ("domain", "step_time"):
         shutil.copytree(room / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -29,7 +29,7 @@ SEED = 11
 class Challenger:
     """A fitted model, its predictions of held-out rows, its scoreboard and the promotion decision.
 
-    over: version of the champion in the comparison; None without a champion.
+    over: version of the champion that it was compared with; None if there was no champion.
     """
 
     model: StepTimeModel
@@ -42,11 +42,11 @@ class Challenger:
 def challenge(
     frames: Mapping[str, pd.DataFrame], champion: Champion | None, each: Each = side_by_side
 ) -> Challenger | None:
-    """Fit on all rows, score on held-out groups, and compare with the champion on the same runs.
+    """Fit a challenger on all rows, score it on held-out groups, and compare it with the champion.
 
-    frames: training frames of `warehouse.reads`.
-    each: `map` over the held-out groups, for parallel fits.
-    Returns None if there is nothing to fit.
+    frames: the result of `warehouse.reads.training_frames`.
+    each: a function like `map`, which may run the fits of the held-out groups in parallel.
+    Returns None if there is no run to fit.
     """
     data = at_nominal_speed(TrainingData(**frames))
     if not len(data.runs):
@@ -87,7 +87,7 @@ def register(
 ) -> tuple[int, Promotion]:
     """Log the challenger, then promote or refuse it. Returns its version and the decision.
 
-    Compares again if another machine of the team has promoted a champion since.
+    Repeats the comparison if another machine of the team has promoted a champion meanwhile.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(

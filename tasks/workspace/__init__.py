@@ -1,1 +1,4 @@
-"""Open settings and workspace, lock a home, and prepare data, environments and Prefect."""
+"""Open the settings and the workspace, and prepare what a flow needs.
+
+These are a locked SRIFT_HOME, the workloads' data and environments, and Prefect's server.
+"""

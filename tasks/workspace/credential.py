@@ -1,4 +1,4 @@
-"""Create the credential of a home, `srift:PASSWORD`, for the servers of `make up`."""
+"""Create the credential of SRIFT_HOME, `srift:PASSWORD`, for the servers of `make up`."""
 
 from __future__ import annotations
 

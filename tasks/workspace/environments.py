@@ -43,9 +43,9 @@ def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
 
 
 def not_installable(settings: Settings) -> dict[str, str]:
-    """Install every workload's requirements, and remove environments unused for a month.
+    """Install the requirements of every workload. Return the error message of each failed workload.
 
-    Returns the errors of requirements that cannot be installed, by workload.
+    Also removes environments that no workload needs and that were unused for a month.
     """
     refused, used = {}, set()
     for name, stated in settings.workloads.items():

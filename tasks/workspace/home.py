@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from ..providers.base import ProviderError
 
 _LEAST_FREE_MIB = 100  # a first refresh writes about 20 MiB
-# Variables with which an operator chooses other stores.
+# With these environment variables, an operator replaces the stores in SRIFT_HOME.
 OPERATORS_STORE = "MLFLOW_TRACKING_URI"
 OPERATORS_ARTIFACTS = "MLFLOW_DEFAULT_ARTIFACT_ROOT"
 HISTORY = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -32,7 +32,10 @@ class Wrong(ProviderError):
 
 
 def damage(store: Path) -> str:
-    """Return the damage of a SQLite file; empty if the file is intact, missing or locked."""
+    """Return a description of the damage of a SQLite file.
+
+    Returns "" if the file is intact, missing or locked.
+    """
     if not store.exists():
         return ""
     try:
@@ -46,9 +49,11 @@ def damage(store: Path) -> str:
 
 
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
-    """Return version and folder of the model `name` with `alias`, without importing MLflow.
+    """Return the version number and folder of the model version that has the alias `alias`.
 
-    Returns None if the store does not have them; then the caller uses MLflow, which starts slowly.
+    name: the registered model. The function reads MLflow's SQLite file without importing MLflow,
+    which takes seconds. Returns None if the file does not name the version or its folder is
+    missing; the caller then uses MLflow.
     """
     try:
         with closing(_opened(store)) as connection:
@@ -64,7 +69,10 @@ def _opened(store: Path) -> sqlite3.Connection:
 
 
 def check_home(home: Path) -> str:
-    """Return the free space of `home`. Raises Wrong if it is not writable or nearly full."""
+    """Return a sentence on the free space of `home`.
+
+    Raises Wrong if `home` is not writable or its disk is nearly full.
+    """
     existing = next(one for one in (home, *home.absolute().parents) if one.exists())
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
@@ -82,7 +90,10 @@ def check_home(home: Path) -> str:
 
 
 def registry_damage(home: Path) -> str:
-    """Return the damage of the home's model registry, and the fix; empty if it is intact."""
+    """Return a sentence on the damage of the home's model registry and the fix.
+
+    Returns "" if the registry is intact.
+    """
     found = damage(home / "mlflow.db")
     if not found:
         return ""
@@ -93,7 +104,11 @@ def registry_damage(home: Path) -> str:
 
 
 def disk_trouble(error: BaseException | None) -> str | None:
-    """Return a message if a full or read-only disk caused `error`, whichever library raised it."""
+    """Return a message if a full or read-only disk caused `error`; else None.
+
+    The function also looks at the exceptions that led to `error`, because libraries wrap the
+    system's error.
+    """
     while error is not None:
         number, text = getattr(error, "errno", None), str(error).partition("\n")[0]
         if number in (errno.ENOSPC, errno.EDQUOT) or any(one in text for one in _FULL):

@@ -1,4 +1,4 @@
-"""Lock a home, so that one refresh runs at a time.
+"""Lock SRIFT_HOME, so that at most one refresh runs in it at a time.
 
 The kernel releases a lock when its process dies.
 """
@@ -38,7 +38,10 @@ def refresh_lock(
     patience_s: float = 0.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Hold the home's lock. Waits up to `patience_s` for another refresh, then raises Busy."""
+    """Hold the home's lock within the block.
+
+    Waits up to `patience_s` seconds for another refresh, then raises Busy.
+    """
     home.mkdir(parents=True, exist_ok=True)
     left_s = patience_s
     with (home / "refresh.json").open("a+") as file:

@@ -8,11 +8,11 @@ from typing import Any
 
 from ..providers.local.cpu_shares import quota_cores
 
-_MAX_PROCESSES = 4  # each holds its own libraries and data, about 300 MB
+_MAX_PROCESSES = 4  # each process loads its libraries and data, about 300 MB
 
 
 def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """Map `function` over `values` with a process per core, and at most four."""
+    """Map `function` over `values` in parallel: one process per core, at most four."""
     from joblib import Parallel, cpu_count, delayed, parallel_config
 
     processes = max(1, int(min(cpu_count(), quota_cores(), _MAX_PROCESSES)))

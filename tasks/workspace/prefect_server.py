@@ -31,10 +31,10 @@ _START_S = 120.0
 
 @contextmanager
 def own_server() -> Iterator[None]:
-    """Serve Prefect's API within the block, unless PREFECT_API_URL names a server.
+    """Run Prefect's server within the block, unless PREFECT_API_URL names a server.
 
-    The server runs in a separate session, so that Ctrl-C ends the flow first and the flow can
-    report its end to the server. Raises Wrong if the server does not start.
+    The server runs in a separate process session, so that Ctrl-C ends the flow first and the flow
+    can report its end to the server. Raises Wrong if the server does not start.
     """
     if get_current_settings().api.url is not None:
         yield

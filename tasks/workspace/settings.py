@@ -1,4 +1,7 @@
-"""Load the settings of the nearest `srift.toml` upwards, overridden by SRIFT_* variables."""
+"""Load the settings from srift.toml and from SRIFT_* variables, which override the file.
+
+The file is the nearest srift.toml in the working directory or a folder above it.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,10 @@ class _Section(BaseModel):
 
 
 class Campaign(_Section):
-    """Limits of one refresh. `elastic_runs` also measures the cost of losing a machine."""
+    """Limits of one refresh.
+
+    elastic_runs: if True, the campaign also measures the cost of losing a machine.
+    """
 
     max_usd: float = Field(default=1.0, ge=0)
     max_minutes: float = Field(default=7.5, gt=0)
@@ -85,7 +91,10 @@ class Campaign(_Section):
 
 
 class Choice(_Section):
-    """Penalty for a missed limit: each 1 % over it costs `overshoot_price` % of the objective."""
+    """How the planner weighs a missed limit.
+
+    overshoot_price: each 1 % over the limit costs this many percent of the objective.
+    """
 
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
 
@@ -102,7 +111,7 @@ def _one_of(names: Sequence[str]) -> AfterValidator:
 
 
 class GoalSettings(_Section):
-    """A goal of the table.
+    """A goal of a workload, with its limit in hours or dollars.
 
     p_required: probability with which a recommended cluster must meet the limit.
     """
@@ -249,19 +258,25 @@ class Settings(_Section):
         return (root / home.expanduser()).resolve()
 
     def shared_data(self, kind: str) -> str:
-        """Return the folder or prefix below `shared.data` for "warehouse" or "mlflow"."""
+        """Return the folder or S3 prefix for `kind` below `shared.data`.
+
+        kind: "warehouse" or "mlflow".
+        """
         stated = self.shared.data
         if stated.startswith("s3://"):
             return f"{stated.rstrip('/')}/{kind}"
         return str(self.root / Path(stated).expanduser() / kind)
 
     def set_server_variables(self) -> None:
-        """Set `server_variables` in the environment, except those that the operator has set."""
+        """Set each of `server_variables` in the environment, unless it is already set."""
         for name, value in self.server_variables().items():
             os.environ.setdefault(name, value)
 
     def server_variables(self) -> dict[str, str]:
-        """Return the variables that name the shared stores to Prefect and MLflow."""
+        """Return the environment variables that make Prefect and MLflow use the shared stores.
+
+        Empty if srift.toml names no shared host.
+        """
         if not self.shared.host:
             return {}
         artifacts, database = self.shared_data("mlflow"), self.shared.database
@@ -291,13 +306,16 @@ class Settings(_Section):
         )
 
     def stated(self, name: str) -> WorkloadSettings:
-        """Return the workload's section of srift.toml. Raises SettingsError if it is unknown."""
+        """Return the workload's section of srift.toml.
+
+        Raises SettingsError if the name is unknown.
+        """
         if name not in self.workloads:
             raise SettingsError(f"unknown workload {name!r}; {nearest_names(name, self.workloads)}")
         return self.workloads[name]
 
     def source(self, name: str) -> tuple[Source, str]:
-        """Return a workload's code and the name of its function.
+        """Return a pair: a workload's code, and the name of its function.
 
         Raises SettingsError if the name is unknown or the code cannot be sent to machines.
         """
@@ -318,7 +336,7 @@ class Settings(_Section):
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """Return the description of a workload for machines, and its code.
+        """Return a pair: the description of a workload that is sent to machines, and its code.
 
         Raises SettingsError if the name is unknown, or the code or data cannot be read.
         """
@@ -350,9 +368,10 @@ class Settings(_Section):
         ), source
 
     def data(self, name: str) -> WorkloadData | None:
-        """Return a workload's data, or None if it has none. Later calls return the first result.
+        """Return a workload's data, or None if it has none.
 
-        Raises SettingsError if the data cannot be sent to machines.
+        The result is cached for later calls. Raises SettingsError if the data cannot be sent to
+        machines.
         """
         text = self.workloads[name].data
         if text is not None and name not in self._data:
@@ -373,9 +392,9 @@ class Settings(_Section):
 
 
 def find_file(start: Path | None = None) -> Path:
-    """Return the nearest srift.toml from `start` (default: the working directory) upwards.
+    """Return the path of the nearest srift.toml in the folder `start` or a folder above it.
 
-    Raises SettingsError if there is none.
+    start: the working directory if None. Raises SettingsError if there is no srift.toml.
     """
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
@@ -385,7 +404,7 @@ def find_file(start: Path | None = None) -> Path:
 
 
 def load_settings(file: Path | None = None) -> Settings:
-    """Return the settings of `file`, by default of the nearest srift.toml.
+    """Return the settings of `file`, or of the nearest srift.toml if `file` is None.
 
     The search for srift.toml starts at the folder SRIFT_ROOT if this variable is set. Raises
     SettingsError, which names every wrong key.
@@ -411,9 +430,10 @@ def load_settings(file: Path | None = None) -> Settings:
 
 
 def _override(body: dict[str, Any], variable: str) -> None:
-    """Put variable SRIFT_SECTION__KEY over `body`. A list or a section is JSON.
+    """Override a value in `body` with the variable SRIFT_SECTION__KEY.
 
-    A section changes only the keys that it names. Raises ValueError if the value is malformed.
+    body: the parsed srift.toml. The variable holds JSON for a list or a section. A section changes
+    only the keys that it names. Raises ValueError if the value is malformed.
     """
     *sections, key = variable.lower()[len(PREFIX) :].split("__")
     value: Any = os.environ[variable]
@@ -435,7 +455,10 @@ def _override(body: dict[str, Any], variable: str) -> None:
 
 
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Put `changes` over `body`, section by section. Raises TypeError where one has no section."""
+    """Override values in `body` with `changes`. Sections are merged key by key.
+
+    Raises TypeError if `changes` has a section where `body` has a plain value.
+    """
     for key, value in changes.items():
         if not isinstance(value, dict):
             body[key] = value

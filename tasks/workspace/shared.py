@@ -1,4 +1,4 @@
-"""Open the warehouse of an installation: a file in its home, or the one that `[shared]` names."""
+"""Open the warehouse of an installation: the file in SRIFT_HOME, or a shared warehouse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from .settings import Settings
 
 
 def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Warehouse:
-    """Return the warehouse, without a connection. A writer waits `wait_s` at most for the lock."""
+    """Return the warehouse without connecting to it.
+
+    The warehouse is shared if the section [shared] of srift.toml names a host.
+    wait_s: most seconds to wait for other users of the warehouse; None means the default.
+    """
     path, shared = settings.home / "warehouse.duckdb", settings.shared
     if not shared.host:
         return Warehouse(path, wait_s=WAIT_S if wait_s is None else wait_s)

@@ -22,7 +22,7 @@ _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # entries that mark a Python envir
 _COMPILED = (".pyc", ".pyo")
 _AGENT = ("node.py", "node/__init__.py")  # would shadow the package `node` that machines run
 _MODIFIED_UNIX = 315_619_200  # 1980-01-02: wheels reject earlier dates
-# An option, a path or an archive in a requirements file, so that pip may read other files.
+# Matches an option, a path or an archive in a requirements file: pip may then read other files.
 _READS_FILES = re.compile(r"^\s*-|/|\.whl|\.zip|\.tar\.gz", re.MULTILINE)
 
 
@@ -36,8 +36,9 @@ class SourceRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The files of a workload, by their name on the machine.
+    """The files of a workload.
 
+    files: the path on this machine of each file, by its name on the training machine.
     entry: the file with the function. module: its dotted name; empty for a single file.
     requirements: the requirements file; empty if there is none.
     left_out: links that are not sent to machines.
@@ -69,7 +70,7 @@ class Source:
     ) -> str:
         """Return twelve hex digits that identify the workload.
 
-        contents: the result of `read`. data: digest of the workload's data.
+        contents: the result of `read`. data: digest of the workload's data; empty if it has none.
         """
         content = hashed(contents).digest() if self.packed else contents[self.entry]
         called = f"{self.module}:{function}" if self.module else function
@@ -78,9 +79,9 @@ class Source:
         )
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
-        """Return the digest of the files that pip reads; empty without requirements.
+        """Return the digest of the files that pip reads; empty if there is no requirements file.
 
-        Includes all files if the requirements file may refer to other files.
+        The digest covers all files if the requirements file may refer to other files.
         """
         if not self.requirements:
             return ""
@@ -97,7 +98,10 @@ class Source:
 
 
 def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
-    """Return the digest of a workload. Empty values in `more` do not change the digest."""
+    """Return the digest of a workload.
+
+    more: further values that the digest covers. Empty values do not change the digest.
+    """
     options = {name: value for name, value in more.items() if value}
     called = [function, dict(arguments), *([options] if options else [])]
     rest = json.dumps(called, sort_keys=True).encode()
@@ -105,7 +109,7 @@ def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **mor
 
 
 def hashed(contents: Mapping[str, bytes]) -> Any:
-    """Return a SHA-256 hash of names and contents, sorted by name."""
+    """Return a SHA-256 hash object of the names and contents, sorted by name."""
     whole = hashlib.sha256()
     for name in sorted(contents):
         whole.update(f"{name}\0{len(contents[name])}\0".encode(errors="surrogateescape"))
@@ -114,7 +118,7 @@ def hashed(contents: Mapping[str, bytes]) -> Any:
 
 
 def archive(contents: Mapping[str, bytes]) -> bytes:
-    """Return a tar.gz without owners, modes or times, so that equal contents give equal bytes."""
+    """Return a tar.gz. Equal contents give equal bytes, since owners, modes and times are fixed."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(contents):
@@ -168,7 +172,7 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
 
 
 def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:
-    """Return the files to send, by name, and the links that are not followed.
+    """Return a pair: the paths of the files to send by name, and the names of skipped links.
 
     Leaves out hidden files, Python environments and compiled code.
     """
@@ -195,12 +199,20 @@ def _sends_folder(path: Path, without: Collection[Path]) -> bool:
 
 
 def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
-    """Raise SourceRefused if files are too many, too large or missing, or shadow package `node`."""
+    """Raise SourceRefused if the files cannot be sent to machines.
+
+    The reasons are too many or too large files, a missing requirements file, and a file that would
+    shadow Srift's package `node`.
+    """
     for name in _AGENT:
         if name in files:
-            raise SourceRefused("path", f"rename {files[name]}: Srift's own package is `node`")
+            raise SourceRefused(
+                "path", f"rename {files[name]}: it would shadow Srift's package `node`"
+            )
     if requirements and requirements not in files:
-        raise SourceRefused("requirements", f"no file {folder / requirements} that can be sent")
+        raise SourceRefused(
+            "requirements", f"{folder / requirements} is missing or cannot be sent to machines"
+        )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if sum(sizes.values()) > MAX_BYTES or len(files) > MAX_FILES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]

@@ -41,7 +41,7 @@ class WorkloadData:
     """The data of a workload: a folder or an S3 address.
 
     text: the setting in srift.toml.
-    digest: of the text and, for a folder, of the names and sizes of its files.
+    digest: digest of the text and, for a folder, of the names and sizes of its files.
     """
 
     text: str
@@ -49,7 +49,7 @@ class WorkloadData:
     digest: str
 
     def fetched_below(self, home: Path) -> Path:
-        """Return the folder in `home` that keeps data from S3 for local hosts."""
+        """Return the folder in `home` that holds the downloaded S3 data for local hosts."""
         return home / "data" / self.digest
 
 
@@ -69,9 +69,10 @@ def source_of(text: str, root: Path) -> Path | Address:
 
 
 def read_data(text: str, root: Path, home: Path) -> WorkloadData:
-    """Return the data that `text` names, with their digest.
+    """Return the data that the setting `text` names, with their digest.
 
-    Raises BadData if the text has another form, or if the folder cannot be sent to machines.
+    Raises BadData if the text is neither a folder nor an S3 address, or if the folder cannot be
+    sent to machines.
     """
     source, files = source_of(text, root), None
     if isinstance(source, Path):
@@ -119,7 +120,8 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
 def digest_of_data(text: str, files: dict[str, int] | None) -> str:
     """Return a digest of twelve hex digits.
 
-    text: the setting. files: bytes by name for a folder, None for an S3 address.
+    text: the setting. files: for a folder, the size in bytes of each file by name; None for an S3
+    address.
     """
     content = json.dumps([text.rstrip("/") or text, files])
     return hashlib.sha256(content.encode()).hexdigest()[:12]

@@ -45,17 +45,20 @@ class Workspace:
 
     @property
     def can_launch(self) -> bool:
-        """Return True unless machines cost money and have no S3 bucket to report to."""
+        """Return True if machines can be launched.
+
+        Machines that cost money need an S3 bucket for their reports.
+        """
         return not self.spends_money or self.settings.ec2.bucket is not None
 
     @property
     def max_hosts(self) -> int:
-        """Return the most machines of a recommended cluster."""
+        """Return the largest number of machines in a recommended cluster."""
         return (self.settings.ec2 if self.spends_money else self.settings.campaign).max_hosts
 
     @property
     def max_minutes(self) -> float:
-        """Return the most minutes of one campaign."""
+        """Return the time limit of a campaign, in minutes."""
         return (self.settings.ec2 if self.spends_money else self.settings.campaign).max_minutes
 
     @property
@@ -115,7 +118,7 @@ def spends_money(name: str) -> bool:
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return the number and kind of devices, by provider and instance type.
+    """Return the number and name of the devices of each instance type, for each provider.
 
     local_types: names of the local instance types. EC2's types come from the packaged catalogue.
     """
@@ -126,7 +129,10 @@ def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, 
 
 
 def refresh_command(provider: str, max_usd: str) -> str:
-    """Return the command line of a refresh. `max_usd` is used if the provider costs money."""
+    """Return the command line that refreshes `provider`.
+
+    max_usd: text of the dollar cap; used only if the provider's machines cost money.
+    """
     if not spends_money(provider):
         return "srift refresh"
     return f"srift refresh --provider {provider} --max-usd {max_usd}"
