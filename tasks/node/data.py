@@ -26,7 +26,7 @@ FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
 
 class DataMissing(Exception):
-    """A workload's data are not on this machine."""
+    """Raised if a workload's data are not on this machine."""
 
 
 def folder_of(mailbox: Path, digest: str) -> Path:
@@ -40,7 +40,7 @@ def failure_of(mailbox: Path, digest: str) -> Path:
 
 
 def data_path(mailbox: Path, workload: WorkloadFile) -> str:
-    """Return the folder on this machine that holds the workload's data; empty if it takes none.
+    """Return the folder on this machine with the workload's data; empty if it takes no data.
 
     Raises DataMissing if the download failed, or if the folder is gone or cannot be read.
     """
@@ -58,10 +58,11 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
 
 
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
-    """Map the names of files to the keys of the S3 objects below `prefix`.
+    """Return a dictionary from file names to the `keys` of their S3 objects.
 
-    Objects that stand for a folder are left out. Raises ValueError if a key would lead out of the
-    folder, cannot be a file name, or is both an object and a folder of other objects.
+    A file name is a key without `prefix`. Objects that represent a folder are left out. Raises
+    ValueError if a key would lead out of the folder, cannot be a file name, or is both an object
+    and a folder of other objects.
     """
     found: dict[str, str] = {}
     for key in keys:

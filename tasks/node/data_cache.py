@@ -66,13 +66,15 @@ class Cached(Dataset[Any]):
         folder: a folder on a local disk that keeps all samples, for all processes of this user and
             for later runs, while at least 5 GiB are free. The operating system frees the pages of
             the file when other programs need memory.
-        key: identifies the samples in `folder`, with the name of the dataset's type. Change it
-            whenever the samples change, and use different keys for datasets of one type with
-            different arguments. By default the type, the pickled attributes and the source of
-            their modules identify the samples; a class defined in a notebook has no source. The
-            contents of the files that the dataset reads do not count.
+        key: a text that identifies the samples in `folder`, together with the name of the
+            dataset's type. Change it whenever the samples change, and use different keys for
+            datasets of one type with different arguments. Without a key, the dataset's type, its
+            pickled attributes and the source of their modules identify the samples; a class
+            defined in a notebook has no source. Changes of the files that the dataset reads are
+            not noticed.
 
-    Samples that fit in neither level are read in every epoch, after one warning.
+    Samples that fit neither in memory nor in the folder are read in every epoch. A warning is
+    logged once.
 
     Raises:
         TypeError: the dataset has no `__getitem__` or `__len__`, or is an IterableDataset.
@@ -140,10 +142,11 @@ class Cached(Dataset[Any]):
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Empty the cache and keep samples in memory only, with `share` of the levels' total room.
+        """Empty the cache, and from now on keep samples in memory only.
 
-        Srift calls it to measure steps of later epochs on a part of the samples. So few samples of
-        a folder would be in the page cache anyway, so memory can stand in for the folder.
+        The memory has `share` of the total room of memory and folder. Srift calls this method to
+        time steps as in later epochs with only a part of the samples. If a folder kept so few
+        samples, they would be in the page cache anyway, so memory gives the same times.
         """
         room = self.memory_gib * _GIB
         if self.folder is not None:
@@ -177,11 +180,12 @@ class _Level:
     `get` and `put` do not raise. A sample that cannot be read or kept counts as missing.
 
     file: this process's descriptor of the file.
-    path: by which other processes open the file; if empty, this process's entry in /proc.
+    path: the path by which other processes open the file. If empty, they open the descriptor of
+        this process in /proc.
     head: the head that the file must have.
     room: the maximum bytes of samples; None keeps samples while _MIN_FREE bytes of the disk are
         free.
-    label: name of the level in the warning that it is full; if empty, there is no warning.
+    label: the level's name in the warning that the level is full; if empty, there is no warning.
     """
 
     def __init__(self, file: int, path: str, head: bytes, room: float | None, label: str) -> None:
@@ -249,7 +253,10 @@ class _Level:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles only the values of a tensor: torch would write the whole storage behind a view."""
+    """A pickler that writes only the values of a tensor.
+
+    torch would write the whole storage behind a view.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         is_plain = type(obj) is Tensor and obj.layout is torch.strided and obj.is_cpu
@@ -261,7 +268,10 @@ class _Pickler(pickle.Pickler):
 
 
 class _Summer(_Pickler):
-    """Pickles into a checksum, and collects in `modules` the modules of types and functions."""
+    """A pickler that updates a checksum instead of writing a file.
+
+    It adds to `modules` the modules of the pickled types and functions.
+    """
 
     def __init__(self, checksum: Any, modules: set[str]) -> None:
         super().__init__(SimpleNamespace(write=checksum.update), protocol=5)
@@ -384,7 +394,10 @@ def _open(path: Path, head: bytes) -> int:
 
 
 def _begin(file: int, head: bytes) -> None:
-    """Write an empty index, and then the head: `_open` initialises a file without a head again."""
+    """Write an empty index and then the head.
+
+    The head comes last, so that `_open` initialises a half-written file again.
+    """
     os.ftruncate(file, 0)
     os.ftruncate(file, _first(head))
     os.pwrite(file, head, 0)
@@ -397,7 +410,10 @@ def _first(head: bytes) -> int:
 
 
 def _reopened(path: str, *properties: Any) -> _Level:
-    """Open a parent's level in a spawned process; an empty level if its file is gone."""
+    """Return the parent's level in a spawned process.
+
+    If the file of the level is gone, return an empty level that keeps nothing.
+    """
     head: bytes = properties[0]
     with suppress(OSError):
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -409,7 +425,7 @@ def _reopened(path: str, *properties: Any) -> _Level:
 
 
 def _free(place: int | str | os.PathLike[str]) -> int:
-    """Return the free bytes of the disk with a file or folder."""
+    """Return the free bytes of the disk that holds the file or folder `place`."""
     disk = os.statvfs(place)
     return disk.f_bavail * disk.f_frsize
 
@@ -419,8 +435,8 @@ def _locked(file: int) -> Iterator[None]:
     """Hold the lock of a file against other processes.
 
     Threads of one process share the lock. If two threads write at the same offset, the checksum
-    does not match and the sample counts as missing. Raises TimeoutError if another process keeps
-    the lock.
+    does not match and the sample counts as missing. Raises TimeoutError if another process holds
+    the lock for _LOCK_S seconds.
     """
     until = time.monotonic() + _LOCK_S
     while True:
@@ -439,7 +455,7 @@ def _locked(file: int) -> Iterator[None]:
 
 def _warn(place: str, reason: object) -> None:
     _LOG.warning(
-        "data cache: %s keeps no more samples (%s); the rest is read in every epoch",
+        "data cache: %s keeps no more samples (%s); other samples are read in every epoch",
         place,
         reason,
     )

@@ -51,11 +51,11 @@ _LATE_S = 5.0  # minimum delay of other workers to allow for when workers join
 def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """Share `global_batch` samples among ranks; return the sizes of each rank's micro-batches.
 
-    `batches` are the maximum samples of a micro-batch, by rank; shares are proportional to them.
-    All ranks have the same number of micro-batches, and some sizes may be 0. A rank's largest
-    micro-batch comes last, because the last one communicates. Remaining samples go one by one to
-    the rank that is furthest below its share, so equal ranks differ by at most one sample. Raises
-    ValueError if there are fewer samples than ranks.
+    `batches` has, for each rank, the maximum samples of a micro-batch. Shares are proportional to
+    these maxima. All ranks have the same number of micro-batches, and some sizes may be 0. A rank's
+    largest micro-batch comes last, because only the last micro-step communicates. Remaining samples
+    go one by one to the rank that is furthest below its share, so ranks with equal maxima differ by
+    at most one sample. Raises ValueError if there are fewer samples than ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
@@ -73,7 +73,7 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
 
 
 class ElasticRun:
-    """One rank of the run, from one start of its worker by torchrun.
+    """One rank of an elastic run, as a worker that torchrun has started or restarted.
 
     The leading rank is the first rank of the node at which the nodes meet. It stores the last
     finished step in `mark_path`, on its node's disk.
@@ -127,9 +127,10 @@ class ElasticRun:
     def patience_s(self) -> float:
         """Return the seconds to wait for the other ranks to join.
 
-        torchrun does not notify a worker if a machine is lost before the ranks have joined. After a
-        restart all ranks start at the same time. So the wait is _LATE_S plus the start-up time of
-        this worker, doubled after each failed attempt to join.
+        torchrun does not notify a worker if a machine is lost before the ranks have joined. At the
+        first start, the wait is the plan's `timeout_s`. After a restart all ranks start at the same
+        time, so the wait is _LATE_S plus the start-up time of this worker. It is doubled after each
+        failed attempt to join, up to `timeout_s`.
         """
         starts = len(self.checkpoints.starts())
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -141,9 +142,10 @@ class ElasticRun:
     def restore(self, built: LoadedWorkload, rank: int) -> dict[str, Any]:
         """Restore model, optimizer and loss scaler from the newest checkpoint.
 
-        Returns `step`, the number of finished steps, and `restore_s` and `restore_bytes`, which are
-        None without a checkpoint. The random seed depends on rank and step. Raises RuntimeError if
-        the ranks found checkpoints of different steps.
+        Returns a dictionary with `step`, the number of finished steps, and `restore_s` and
+        `restore_bytes`, which are None if there is no checkpoint. After a restore, the random seed
+        depends on rank and step. Raises RuntimeError if the ranks found checkpoints of different
+        steps.
         """
         began = now(self.device)
         found = self.checkpoints.newest(self.device)
@@ -165,7 +167,7 @@ class ElasticRun:
         return taken
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Train to the last step; return the record's values on the leading rank, else {}.
+        """Train to the last step. Return the record's values on the leading rank, {} on others.
 
         Raises FloatingPointError if the loss is not finite at a checkpoint.
         """
@@ -216,8 +218,8 @@ class ElasticRun:
     ) -> None:
         """Write the state after `step` on the leading rank. Every rank must call it.
 
-        `partial_loss` is this rank's part of the step's loss. `about` is stored in the manifest.
-        Raises FloatingPointError if the loss is not finite.
+        The step's loss is the sum of all ranks' `partial_loss`. The entries of `about` are added to
+        the manifest. Raises FloatingPointError if the loss is not finite.
         """
         loss = sum(mine for (mine,) in gather([partial_loss], dist.group.WORLD))
         if not self.leads:
@@ -247,9 +249,9 @@ class ElasticRun:
         }
 
     def wait_for_go(self) -> None:
-        """Report that this node is ready, and wait until the controller says go.
+        """Report that this node is ready, and wait until the controller writes `go-<attempt>.json`.
 
-        After a restart it returns immediately, since `go-<a>.json` exists.
+        After a restart it returns immediately, since the file exists.
         """
         attempt = self.plan.attempt
         if self.is_first_of_node:
@@ -279,9 +281,9 @@ class ElasticRun:
 
 
 def main() -> None:
-    """Serve one start of a worker.
+    """Run the worker that torchrun has started.
 
-    Exits 0 after the last step. Otherwise the last line of the log has the reason.
+    Exits 0 after the last step. Otherwise the last line of the log states the reason.
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()
@@ -298,7 +300,7 @@ def main() -> None:
         traceback.print_exc()
         reason = f"node {node}: {explain(error, plan.workload(run.item))}"
         if lost_peer(error):  # torchrun restarts the workers that are left
-            leave(EXIT_LOST_PEER, f"a peer of {reason}")
+            leave(EXIT_LOST_PEER, f"a peer was lost: {reason}")
         run.record(reason)
         leave(EXIT_ITEM_FAILED, f"{run.item.run_id} ended on {reason}")
     if run.leads:

@@ -1,10 +1,10 @@
 """Represents a launch on one rank: process groups, synchronisation with other ranks, and reports.
 
-Items of single nodes run at the same time on different nodes, since they use no network. An item of
-several nodes runs alone: every rank waits for all earlier items, and then for the end of the item.
-The devices of a node serve its items one after another; devices that an item does not use wait for
-its end too. To wait, a rank blocks on a key of the launch's store, which costs no CPU time. The
-first rank of an item sets its key.
+Items that use one node run at the same time on different nodes, since they use no network. While an
+item of several nodes runs, no other item runs: every rank waits for all earlier items, and then for
+the end of this item. A node runs its items one after another, also if they use different devices.
+To wait, a rank blocks on a key of the launch's store, which costs no CPU time. The first rank of an
+item sets the key when the item ends.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ _PAIRS = " pairs"  # an entry of `written`; no workload has this name
 class Launch:
     """The launch as this rank sees it: the plan, its rank, the shared store and the process groups.
 
-    devices: (name of the device, number of threads) of each rank.
-    written: workloads whose checkpoint this rank has timed.
-    pairs: the measurement of the links between machines, on the first rank of each machine.
+    devices: a pair for each rank: the name of its device, and its number of threads.
+    written: the names of workloads whose checkpoint this rank has timed.
+    pairs: the measurement of the links between machines; empty except on the first rank of a
+        machine.
     order_reason: why the sending order of ranks was chosen; empty if it was not changed.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
         """Join the process groups of the launch and of each item, and run a tiny step.
 
-        The first step of a process loads much of torch. Raises NoSuchDevice if the machine lacks
-        the devices that the plan expects.
+        The tiny step loads much of torch, which would otherwise slow down the first measured step.
+        Raises NoSuchDevice if the machine lacks the devices that the plan expects.
         """
         self.mailbox, self.plan, self.node = mailbox, plan, node
         self.layout = RankLayout.of(plan)
@@ -96,9 +97,10 @@ class Launch:
         return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
-        """Create the groups again in the sending order of `go`, the content of `go-<a>.json`.
+        """Create the items' process groups again, with their ranks in the sending order of `go`.
 
-        Does nothing if `go` has no order. Every rank must call it.
+        `go` is the content of `go-<attempt>.json`. Does nothing if `go` has no order. Every rank
+        must call it.
         """
         sending, self.order_reason = tuple(go.get("order") or ()), str(go.get("why") or "")
         if not sending:
@@ -130,10 +132,10 @@ class Launch:
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_node(self, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a record's `values` with lists in the order of the item's nodes.
+        """Return `values` of a record with their lists in the order of the item's nodes.
 
-        The measured lists are in the sending order. Also adds the sending order, its reason and the
-        measured links, if an order was chosen for the item.
+        The lists in `values` are in the sending order. If a sending order was chosen for the item,
+        the result also has this order, its reason and the measured links.
         """
         found = dict(values)
         if not self.order_reason or len(item.nodes) < LEAST_ORDERED:
@@ -188,10 +190,11 @@ def load(
     device: torch.device,
     shared: bool = False,
 ) -> LoadedWorkload:
-    """Build the workload of `item` on `place`, this process's (node, rank).
+    """Build the workload of `item` on this rank.
 
-    `node.prepare` has unpacked its archive. Raises WorkloadError if the plan lacks the workload,
-    and the errors of `data_path`, `arithmetic` and `build`.
+    `place` is a pair: this process's node and rank. `node.prepare` has already unpacked the
+    workload's archive. `shared` is passed to `build`. Raises WorkloadError if the plan lacks the
+    workload, and the errors of `data_path`, `arithmetic` and `build`.
     """
     node, rank = place
     workload = plan.workload(item)
@@ -208,9 +211,9 @@ def load(
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
-    """Run a tiny step in the group `alone`, which has this rank only.
+    """Run two tiny steps in the process group `alone`, which has this rank only.
 
-    The first step of a process takes about a second of a core; no measurement may include it.
+    The first step of a process takes about a second of CPU time, so no measurement may include it.
     """
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
@@ -233,7 +236,10 @@ def report(mailbox: Path, node: int, name: str, body: Any) -> None:
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
-    """Return one line: the error's type, its first line, and where in `workload` it arose."""
+    """Return one line: the error's type, the first line of its message, and its line of code.
+
+    The line of code is the last one in the code of `workload`; it is left out if there is none.
+    """
     error = in_words(error)
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
     if text and workload is not None and workload.folder:

@@ -39,7 +39,7 @@ def cores() -> int:
 def gpus() -> list[str]:
     """Return the models of the NVIDIA GPUs as their driver names them.
 
-    The list is empty without a driver, and if CUDA_VISIBLE_DEVICES is empty.
+    The list is empty if there is no driver, or if CUDA_VISIBLE_DEVICES is set to an empty text.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []

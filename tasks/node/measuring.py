@@ -1,4 +1,4 @@
-"""Controls a measurement: ranks start together, repeat disturbed blocks, and stop when precise.
+"""Controls measurements: starts ranks together, repeats disturbed blocks, stops at precise results.
 
 /proc/stat counts time as stolen while a virtual CPU is ready to run but the host does not run it
 [proc(5)]. Stolen time makes steps slower. Hosts steal for seconds to minutes, so repeating helps.
@@ -27,7 +27,7 @@ _MIN_TICKS = 20.0  # with fewer ticks the stolen share is too uncertain
 MEDIAN_ERROR = 0.015  # relative standard error of the median of a steady measurement
 DRIFT = 0.04  # relative difference of the medians of both halves: above it, steps still warm up
 _IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
-_MEDIAN_TO_MEAN = 1.2533  # standard error of the median over the mean's: sqrt(pi / 2)
+_MEDIAN_TO_MEAN = 1.2533  # standard error of the median divided by that of the mean: sqrt(pi / 2)
 _STAT = Path("/proc/stat")
 _Result = TypeVar("_Result")
 
@@ -37,10 +37,11 @@ class Patience:
     """Repeats disturbed measurements while time is left, and collects figures of the kept blocks.
 
     left_s: seconds left for repeated measurements.
-    taken, wanted: CPU ticks stolen by the host, and wanted by its processors, summed over kept
-        blocks. Each block counts the machine with the largest stolen share.
-    reference: the fixed work to time before and after each block; None for no fixed work.
-    references: mean seconds of the fixed work around each kept block: (blocks, ranks).
+    taken, wanted: the stolen and the wanted CPU ticks (processor_ticks), summed over kept blocks.
+        Of each block, only the machine with the largest stolen share is included.
+    reference: the fixed work to time before and after each block; None to time no work.
+    references: a list for each kept block: the mean seconds of the fixed work around it on each
+        rank.
     """
 
     left_s: float = 0.0
@@ -51,20 +52,21 @@ class Patience:
 
     @property
     def taken_share(self) -> float:
-        """Return the stolen share of the CPU time of the item's kept blocks."""
+        """Return the share of CPU time that hosts stole during the item's kept blocks."""
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Forget the figures of the previous item; the seconds left stay."""
+        """Forget the figures of the previous item, but keep `left_s`."""
         self.taken = self.wanted = 0.0
         self.references = []
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
-        """Return the values of a record about the fixed work; empty if a rank runs none.
+        """Return a record's values about the fixed work, or {} if a rank did not run the work.
 
-        `used` lists the number of devices of each machine. `reference_s` is the median over blocks
-        of each machine's slowest device. `reference_spread` is the root mean square over devices of
-        the relative standard deviation of a block. `reference_blocks` is the number of blocks.
+        `used` lists the number of devices of each machine. `reference_s` lists, for each machine,
+        the median seconds over blocks on its slowest device. `reference_spread` is the relative
+        standard deviation over blocks, as a root mean square over devices. `reference_blocks` is
+        the number of blocks.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank or min(map(min, by_rank)) <= 0:
@@ -81,10 +83,10 @@ class Patience:
     def undisturbed(
         self, measure: Callable[[], _Result], group: dist.ProcessGroup | None
     ) -> _Result:
-        """Repeat `measure` until no machine of `group` is disturbed or a rank's time is spent.
+        """Repeat `measure` until no machine of `group` is disturbed, or until no time is left.
 
-        Returns the result of the last repetition. All ranks decide by the same gathered numbers, so
-        they repeat equally often.
+        Returns the result of the last repetition. All ranks decide from the same gathered numbers,
+        so they repeat equally often.
         """
         while True:
             reference_s = self._reference_s()
@@ -110,9 +112,10 @@ class Patience:
 
 
 def processor_ticks() -> tuple[float, float]:
-    """Return (stolen, wanted) CPU ticks since this machine started.
+    """Return two counts of CPU ticks since this machine started: stolen and wanted.
 
-    Stolen ticks were taken by the host; wanted ticks were used or stolen.
+    Stolen ticks were taken by the host. Wanted ticks were used by this machine, or stolen. Both
+    counts are 0 if the kernel does not count stolen ticks.
     """
     try:
         words = _STAT.read_text().split("\n", 1)[0].split()
@@ -127,7 +130,7 @@ def _share(stolen: float, wanted: float) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the interquartile range divided by the median."""
+    """Return the interquartile range divided by the median; 0 for fewer than 2 values."""
     if len(values) < 2:
         return 0.0
     low, middle, high = quantiles(values, n=4, method="inclusive")
@@ -140,7 +143,7 @@ def median_error(values: Sequence[float]) -> float:
 
 
 def central(values: Sequence[float]) -> list[int]:
-    """Return the indices of the middle half of `values` by size.
+    """Return the indices of the middle half of the sorted `values`.
 
     The mean of these values is the interquartile mean. Under a CPU quota short intervals take one
     of two values: they run without a pause, or wait for the next period. The median jumps between
@@ -152,7 +155,10 @@ def central(values: Sequence[float]) -> list[int]:
 
 
 def drift(values: Sequence[float]) -> float:
-    """Return the relative difference of the medians of both halves; 0 for fewer than 4 values."""
+    """Return the relative difference between the medians of the first and the second half.
+
+    Returns 0 for fewer than 4 values.
+    """
     half = len(values) // 2
     if half < 2:
         return 0.0
@@ -165,7 +171,7 @@ def enough(
     """Return True if the measurement can stop.
 
     It stops after `most` steps or `most_s` seconds, or after at least `least` steps once the median
-    is precise and does not drift. `seconds` are those of each step.
+    is precise and does not drift. `seconds` lists the seconds of each step so far.
     """
     if not seconds or len(seconds) >= most or elapsed_s >= most_s:
         return bool(seconds)
@@ -173,12 +179,18 @@ def enough(
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
-    """Return the steps of the next block: half of `least`, but at most `most` steps in total."""
+    """Return the number of steps of the next block: half of `least`, or fewer if `most` is near.
+
+    `seconds` lists the seconds of each step so far. `most` limits the steps of all blocks.
+    """
     return max(1, min(max(2, least // 2), most - len(seconds)))
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Return the seconds of each step on its slowest rank, from lists by rank."""
+    """Return, for each step, the seconds on its slowest rank.
+
+    `by_rank` has a list for each rank: the seconds of each step.
+    """
     return [max(step) for step in zip(*by_rank, strict=True)]
 
 

@@ -48,7 +48,7 @@ CPU = "cpu"  # torch's name of a processor as a device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # causes of a failure
 _DATA_MISSING = "DataMissing: "  # launch.explain begins the reason of a DataMissing with it
 _PACKED = ".tar.gz"
-ANY = "any"  # any device: for machines that stand in for others, as in an emulation
+ANY = "any"  # any device: used in emulations, where a machine represents a machine of another type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,9 @@ class WorkloadFile:
 class Devices:
     """Devices of one kind on one machine: their name and number, and the threads of each rank.
 
-    A plan states the devices that the machine was bought for, by the provider's name, CPU or ANY;
-    0 `threads` means one thread per core. A record states the devices of a run, by torch's names.
+    In a plan, these are the devices that the machine was bought for. `name` is then the provider's
+    name, CPU or ANY, and 0 `threads` means one thread per core. In a record, these are the devices
+    that a run used, and `name` is torch's name.
     """
 
     name: str
@@ -118,15 +119,16 @@ class Item:
     """A run of a plan. Its `kind` is profile, probe or one of TRAINING: train, learn or elastic.
 
     nodes: indices of the nodes that take part, in ascending order.
-    devices: the number of devices used on each of `nodes`, the first devices of the machine; empty
-        means one each. A node starts as many ranks as its largest item has devices there.
-    batches: for train, learn and elastic, the samples per device and micro-step, by node. For
-        profile, which runs on one device of one node, the batch sizes to profile.
+    devices: the number of devices that the item uses on each of `nodes`; empty means one each. An
+        item uses the first devices of a machine. A node starts as many ranks as the item with the
+        most devices there needs.
+    batches: for train, learn and elastic, the samples per device and micro-step on each of `nodes`.
+        For profile, which runs on one device of one node, the batch sizes to profile.
     message_bytes: for probe, the message sizes to all-reduce.
 
-    A learn item records losses: it takes `most_steps` steps from `seed`, in `windows` of equal
-    length, or as many windows as fit in `most_s` seconds. Losses of items with the same seed,
-    nodes, devices and batches can be compared.
+    A learn item records losses. It takes `most_steps` steps in `windows` windows of equal length,
+    or as many windows as fit in `most_s` seconds. Losses of items with the same seed, nodes,
+    devices and batches can be compared.
 
     An elastic item is the only item of its plan. The nodes that are present share the global batch,
     and write a checkpoint every `checkpoint_every` of `most_steps` steps. When a node is lost, the
@@ -168,16 +170,17 @@ class Item:
 class Plan:
     """The work of one launch: the nodes' addresses, the workloads' files, and the items in order.
 
-    expected: the devices that each node was bought for. A node without them fails.
+    expected: the devices that each node was bought for. A node that lacks them fails.
     port: torchrun's port on the first node; the number of the attempt is added.
-    timeout_s: limit of one collective. By default torch would wait for half an hour.
+    timeout_s: seconds after which a collective fails. torch's default would be half an hour.
     join_s: seconds that nodes wait for each other at the start, since a new machine reads torch
         from a slow disk. The check of a node's devices may take as long again.
     prepare_s: seconds for nodes to install requirements.
     patience_s: seconds for repeating disturbed measurements (measuring.py).
     ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
     pairs: True if the machines first measure the link of each pair of machines.
-    checkpoints: the checkpoint folder of an elastic item. All nodes see it, and it outlives them.
+    checkpoints: the checkpoint folder of an elastic item. All nodes share the folder, and it
+        outlives the nodes.
     """
 
     lease_id: str
@@ -214,16 +217,16 @@ class Plan:
         return self.join_s * (2 if checks else 1) + self.prepare_s
 
 
-LEAST_ORDERED = 4  # machines; with fewer, each has the same neighbours in a ring of any order
+LEAST_ORDERED = 4  # machines; with fewer, a machine has the same neighbours in every ring
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
     """The assignment of torchrun's ranks to nodes and devices.
 
-    devices: the number of ranks on each node that takes part, by the node's index in the cluster. A
-        node has as many ranks as the item that uses most of its devices needs. Ranks are numbered
-        node by node, as in torchrun's static rendezvous.
+    devices: maps the index of each node that takes part to its number of ranks, which is the
+        largest number of devices that an item uses on the node. Ranks are numbered node by node,
+        as in torchrun's static rendezvous.
     sending: the order of nodes in which the ranks of an item send to each other, for items of
         LEAST_ORDERED nodes or more; empty means the order of ranks.
     """
@@ -248,12 +251,12 @@ class RankLayout:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Return (node, device) of each rank."""
+        """Return a pair for each rank: its node, and the index of its device on that node."""
         return [(node, device) for node, count in self.devices.items() for device in range(count)]
 
     @property
     def host(self) -> int:
-        """Return the node at which the nodes meet: the first that takes part."""
+        """Return the first node that takes part. The other nodes connect to its address."""
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
@@ -294,7 +297,7 @@ def plan_from_json(text: str) -> Plan:
 
 
 def task_of_process() -> tuple[Path, Plan, int]:
-    """Return (mailbox, plan, node) from the environment variables that the agent sets."""
+    """Read the environment variables that the agent sets; return mailbox, plan and node."""
     plan = plan_from_json(Path(os.environ["SRIFT_PLAN"]).read_text())
     return Path(os.environ["SRIFT_MAILBOX"]), plan, int(os.environ["SRIFT_NODE"])
 
@@ -310,10 +313,10 @@ def record_of(
 ) -> dict[str, Any]:
     """Return the record of `item`, with status "failed" if there is a `problem`, else "measured".
 
-    `problem` is the reason from launch.explain. `devices` are the devices that served the run, one
-    entry per node. The record's `cause` of a failure is DATA if the workload's data were missing,
-    else empty, which blames the workload; `fail_runs` sets other causes. The types of the fields
-    are in tasks/execution/record_loader.py.
+    `problem` is the reason from launch.explain. `devices` are the devices that the run used, one
+    entry per node. The record's `cause` is DATA if the workload's data were missing, and else
+    empty; if a failed record has no cause, the workload is at fault. `fail_runs` sets other causes.
+    The types of the fields are in tasks/execution/record_loader.py.
     """
     workload = plan.workload(item)
     return {
@@ -340,8 +343,8 @@ def fail_runs(
 ) -> NoReturn:
     """Write a failed record for each run on `node`, and exit with `code`.
 
-    `cause` is MACHINE if the machine lacks its devices, INSTALL if the package index did not answer
-    or the time was up, and empty if the workload is at fault.
+    `cause` is MACHINE if the machine lacks its devices, and INSTALL if the package index did not
+    answer or the installation took too long. It is empty if the workload is at fault.
     """
     try:
         for item in plan.items:

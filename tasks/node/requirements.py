@@ -1,9 +1,9 @@
 """Installs a workload's requirements into a Python environment that uses this node's torch.
 
 The environment sees all packages of the Python that creates it. pip adds the missing packages and
-keeps torch at its version. An environment is created once for the same requirements, Python and
-torch, by one process at a time. It is complete once its marker file exists. Imports only the
-standard library.
+keeps torch at its version. An environment is created once for each combination of requirements,
+Python and torch, by one process at a time. It is complete once its marker file exists. Imports only
+the standard library.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CARRIED = re.compile(
     "(?:http|https|no)_proxy|(?:HTTP|HTTPS|NO)_PROXY"
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
-_MOST_WORDS = 600  # characters of pip's output
+_MOST_WORDS = 600  # characters of pip's output that a message quotes
 _UNREACHED = "connection broken by"  # in pip's output if an index does not answer
 
 
@@ -70,7 +70,10 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 def environment_of(environments: Path, digest: str) -> Path:
-    """Return the folder for requirements with that digest, for this Python and its torch."""
+    """Return the folder of the environment for the requirements with this digest.
+
+    Another Python or another torch has another folder.
+    """
     key = "\0".join([digest, sys.version, sys.prefix, torch_version(), *_packages()])
     return environments / hashlib.sha256(key.encode()).hexdigest()[:12]
 
@@ -84,7 +87,7 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
     """Create `environment` if it does not exist, and return its Python.
 
     `requirements` is the path of a requirements file relative to `root`, where pip runs. Waits if
-    another process is creating the environment. `workload` is for messages. Raises NotInstalled if
+    another process is creating the environment. Messages name `workload`. Raises NotInstalled if
     pip fails or exceeds INSTALL_S.
     """
     environment.parent.mkdir(parents=True, exist_ok=True)

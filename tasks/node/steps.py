@@ -1,13 +1,14 @@
 """Trains on one rank: times steady steps and steps without communication, or records losses.
 
 Data parallelism averages gradients over W ranks. Each rank's mean loss is scaled by W b_i / B, so
-that unequal batches b_i train as one batch B would. Between blocks, outside measured steps, the
-ranks agree on when to stop.
+that unequal batches b_i train as one global batch B would. Between blocks, outside measured steps,
+the ranks agree on when to stop.
 
-Loader workers finish batches at about the same time, so waits for batches come in bursts. With a
-loader, the step time is therefore the median without the wait plus the mean wait, over whole rounds
-of the workers. Workers start the warm-up without prefetched batches, and are stopped between
-blocks, so that the measured rate is one that they can sustain.
+Loader workers finish batches at about the same time, so waits for batches come in bursts. The step
+time of a workload with a loader is therefore the median of the steps without their waits, plus the
+mean wait. The number of steps is a multiple of the number of workers. Workers start the warm-up
+without prefetched batches, and are paused between blocks, so that they can sustain the measured
+rate.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ def one_step(
     scale: float,
     sync: bool = True,
 ) -> float:
-    """Take an optimizer step over micro-batches of `sizes`; return the mean loss of their samples.
+    """Take one optimizer step; return the mean loss of its samples.
 
-    `scale` is the factor of a sample's loss: ranks divided by global batch, since gradients are
-    averaged over ranks. Only the last micro-step communicates, and none does if `sync` is False.
+    sizes: the sizes of the micro-batches.
+    scale: the factor of each sample's loss, which is the number of ranks divided by the global
+        batch, since gradients are averaged over ranks.
+    sync: True if the last micro-step communicates gradients. Earlier micro-steps never do.
     """
     built.optimizer.zero_grad(set_to_none=True)
     losses = []
@@ -67,7 +70,7 @@ def one_step(
 
 
 def typical_s(seconds: Sequence[float], waits: Sequence[float]) -> float:
-    """Return the step time with a loader: the median without the wait, plus the mean wait."""
+    """Return the step time with a loader: the median step without its wait, plus the mean wait."""
     without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
     return median(without) + fmean(waits)
 
@@ -76,8 +79,9 @@ def typical_s(seconds: Sequence[float], waits: Sequence[float]) -> float:
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together; repeats disturbed blocks.
 
-    Times are tensors (ranks, steps, 2): the seconds of a step, and of its wait for batches. `step`
-    takes one optimizer step and returns its loss.
+    Times are tensors of shape (ranks, steps, 2). The last dimension has the seconds of a step, and
+    the seconds that it waited for batches. `step` is a function that takes one optimizer step and
+    returns its loss.
     """
 
     step: Callable[..., float]
@@ -99,7 +103,7 @@ class TimedSteps:
     def warm_up(self, item: Item) -> str:
         """Train until fp16 updates succeed and the workers' prefetched batches are used up.
 
-        Returns why updates do not succeed, or an empty text.
+        Returns why fp16 updates do not succeed, or an empty text.
         """
         arithmetic, started = self.built.arithmetic, now(self.built.device)
         self.train(item.warmup_steps)
@@ -116,7 +120,10 @@ class TimedSteps:
         return ""
 
     def block(self, count: int, *, sync: bool = True) -> Tensor:
-        """Time `count` steps, repeated while the machine is disturbed; return their times."""
+        """Time `count` steps, and time them again while a machine is disturbed. Return the times.
+
+        If `sync` is False, the steps do not communicate gradients.
+        """
         clock_s = partial(now, self.built.device)
 
         def measure() -> list[list[float]]:
@@ -148,20 +155,26 @@ class TimedSteps:
         return times
 
     def compute_s(self) -> list[float]:
-        """Return the seconds of a step without communication on each rank, less loader waits."""
+        """Return, for each rank, the seconds of a step without communication and loader waits."""
         times = self.block(_COMPUTE_REPEATS, sync=False)
         if self.built.loader is not None:
             times[..., 0] -= times[..., 1]
         return [max(0.0, median(rank.tolist())) for rank in times[..., 0]]
 
     def _rounds(self, steps: int) -> int:
-        """Round `steps` up to whole rounds, in which each worker makes one batch."""
+        """Round `steps` up to a multiple of the number of workers.
+
+        Then each worker makes equally many batches.
+        """
         each = max(1, self.workers)
         return -(-steps // each) * each
 
 
 def slowest(times: Tensor) -> tuple[list[float], list[float]]:
-    """Return the seconds and the wait of each step, both on their slowest rank."""
+    """Return two lists with an entry per step: its seconds and its wait, each the maximum of ranks.
+
+    `times` has the shape (ranks, steps, 2).
+    """
     seconds, waits = times.amax(dim=0).unbind(dim=1)
     return seconds.tolist(), waits.tolist()
 
@@ -171,8 +184,8 @@ def _prepared(
 ) -> tuple[nn.Module, Callable[..., float], float]:
     """Apply the item's strategy to the model.
 
-    Returns the wrapped module, a function that takes a step, and this rank's weight in the mean
-    loss. `place` is the index of this node in `item.nodes`.
+    Returns the wrapped module, a function that takes an optimizer step, and this rank's share of
+    the global batch. `place` is the index of this node in `item.nodes`.
     """
     module = built.model
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
@@ -187,11 +200,12 @@ def _prepared(
 
 
 def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Outcome:
-    """Train and return the values of a learn record, or {} and the reason why there are none.
+    """Train; return a pair: the values of a learn record, and an empty text.
 
-    `place` is the index of this node in `item.nodes`. Ranks exchange their losses after each
-    window. Training ends after `item.windows` windows, after `item.most_s` seconds, or when a loss
-    is not finite. Then `diverged` is True, and `losses` ends before that window.
+    If the item's windows do not fit its steps, the pair is {} and the reason. `place` is the index
+    of this node in `item.nodes`. Ranks exchange their losses after each window. Training ends after
+    `item.windows` windows, after `item.most_s` seconds, or when a loss is not finite. In the last
+    case, `diverged` is True and `losses` ends before that window.
     """
     if not 1 <= item.windows <= item.most_steps:
         return {}, f"{item.most_steps} steps cannot be divided into {item.windows} windows"
@@ -216,9 +230,10 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Out
 def train(
     item: Item, built: LoadedWorkload, group: Group, patience: Patience, *, place: int
 ) -> Outcome:
-    """Time steps and return the values of a train record, or {} and the reason for no values.
+    """Time steps; return a pair: the values of a train record, and an empty text.
 
-    `place` is the index of this node in `item.nodes`.
+    If the training fails, the pair is {} and the reason. `place` is the index of this node in
+    `item.nodes`.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
