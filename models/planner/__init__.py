@@ -1,1 +1,1 @@
-"""Choose setups for a workload: enumerate clusters, split batches, rank, explain."""
+"""Choose the best setups for a workload, and explain the choice."""

@@ -2,8 +2,9 @@
 
     T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
 
-B is the number of samples of a micro-step. Machine i has d_i devices, and each of them computes
-b_i samples in T_i(b_i) seconds. All shares are whole samples.
+B is the number of samples in one micro-step. Machine i has d_i devices, and each device computes
+b_i samples in T_i(b_i) seconds. All machines finish after tau seconds. Every share is rounded to
+whole samples.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ Wholes = NDArray[np.int64]
 def finish_together(
     lines: Sequence[Line], total: int, devices: Sequence[int] | None = None
 ) -> tuple[int, ...] | None:
-    """Return the samples per device of each machine, so that all machines finish together.
+    """Return, for each machine, the samples per device with which all machines finish together.
 
-    `lines` has one line per machine, `devices` the number of devices of each machine (default 1).
-    The samples of all devices add up to `total`. Returns None if a machine would get no sample, or
-    if no whole shares add up to `total`.
+    `lines` has one line per machine. `devices` has the number of devices of each machine; the
+    default is one device per machine. The samples of all devices add up to `total`. Returns None if
+    a machine would get no sample, or if no whole numbers of samples add up to `total`.
     """
     count = np.ones((1, len(lines)), dtype=np.int64)
     each = count if devices is None else np.array([devices], dtype=np.int64)
@@ -50,14 +51,15 @@ def finish_together(
 def split_groups(
     a: FloatArray, k: FloatArray, *, count: Wholes, devices: Wholes, total: int
 ) -> Wholes:
-    """Split `total` samples for many clusters at once.
+    """Split `total` samples among the machines of each cluster, for many clusters at once.
 
-    All arrays are (clusters, types); padding has a `count` of 0. `count` are machines of a type,
-    `devices` the devices of one such machine, `a` and `k` the line of one device.
+    All arrays have the shape (clusters, types). `count` is the number of machines of a type; it is
+    0 in padding. `devices` is the number of devices of one machine of the type. `a` and `k` define
+    the line of one device.
 
-    Returns (clusters, types) samples of one device, summed over the machines of the type. The first
-    (samples mod count) machines of a type get one sample more than the rest. A row is zero if the
-    cluster has no split.
+    Returns a (clusters, types) array: samples per device, summed over the machines of the type. The
+    first (samples mod count) machines of a type get one sample more than its other machines. The
+    row of a cluster that cannot be split contains only zeros.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -88,7 +90,9 @@ def split_groups(
 
 
 def global_batches(least: int, most: int) -> tuple[int, ...]:
-    """Return the global batches to compare: `least`, its doublings up to `most`, and `most`.
+    """Return the global batches to compare.
+
+    These are `least`, 2 `least`, 4 `least` and so on below `most`, and `most` itself.
 
     Raises:
         ValueError: if the range is empty or starts below 1.
@@ -105,11 +109,17 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
 class BatchSplits:
     """A table of batch splits, sorted by cluster, mode, global batch and accumulation steps.
 
-    Each array has one row per split. `mode` is a position in `modes`, `cluster` a position among
-    the enumerated clusters. `kind` (splits, types) are positions in `types`, -1 for padding.
-    `count` (splits, types) are machines of each type. `samples` (splits, types) are the samples of
-    one device in a micro-step, summed over the machines of the type. `total` is the global batch,
-    `steps` the number of accumulation steps.
+    Each array has one row per split.
+
+    Attributes:
+        mode: (splits,) positions in `modes`.
+        cluster: (splits,) positions among the enumerated clusters.
+        kind: (splits, types) positions in `types`, or -1 for padding.
+        count: (splits, types) numbers of machines of each type.
+        samples: (splits, types) samples of one device in a micro-step, summed over the machines of
+            the type.
+        total: (splits,) global batches.
+        steps: (splits,) numbers of accumulation steps.
     """
 
     workload: str
@@ -127,9 +137,10 @@ class BatchSplits:
         return len(self.cluster)
 
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
-        """Return the input of the step-time model for these rows.
+        """Return the splits at positions `rows` as input of the step-time model.
 
-        Each type has two columns: first its machines with one extra sample, then the rest.
+        Each type has two columns. The first column is for its machines that get one extra sample,
+        the second column for its other machines.
         """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)
@@ -153,7 +164,10 @@ class BatchSplits:
         )
 
     def setup(self, at: int, offers: Mapping[str, Offer]) -> Setup:
-        """Return the split in row `at` as a setup. `offers` maps instance types to their offers."""
+        """Return the split at position `at` as a setup.
+
+        `offers` maps the name of each instance type to its offer.
+        """
         members: list[Offer] = []
         batches: list[int] = []
         columns = (self.kind[at], self.count[at], self.samples[at])
@@ -180,12 +194,13 @@ def splits_of(
     totals: Sequence[int],
     model: StepTimeModel,
 ) -> BatchSplits:
-    """Return all splits of the clusters in each mode of the workload.
+    """Return all batch splits of each cluster in each mode of the workload.
 
-    `counts` (clusters, types) are machines of each type, `totals` the global batches to split.
-    There is one split for each of ACCUMULATION_STEPS that divides the batch and fits in the memory
-    of all devices. If none of them fits, the least greater divisor that fits is used. Splits in
-    which a machine gets no sample are left out.
+    `counts` is a (clusters, types) array with the number of machines of each type. `totals` are the
+    global batches to split. A global batch is split once for each number in ACCUMULATION_STEPS that
+    divides it, if the split fits in the memory of all devices. If none of these splits fits, the
+    smallest larger number of steps that divides the batch and fits is used. Splits in which a
+    machine gets no sample are left out.
     """
     width = max(1, int((counts > 0).sum(axis=1).max(initial=0)))
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
@@ -257,7 +272,7 @@ def splits_of(
 
 
 def _step_counts(total: int) -> list[int]:
-    """Return the ACCUMULATION_STEPS that divide `total`, then its greater divisors."""
+    """Return the divisors of `total` that are in ACCUMULATION_STEPS, then all larger divisors."""
     small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
     divisors = sorted({*small, *(total // each for each in small)})
     usual = [each for each in divisors if each in ACCUMULATION_STEPS]
@@ -272,11 +287,11 @@ def _largest_batches(
     ranks: int,
     most: int,
 ) -> Wholes:
-    """Return (2, types + 1) the largest batch, up to `most`, that a device's memory holds.
+    """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
 
-    Row 0 is without gradient accumulation, row 1 with it. `ranks` is the number of ranks that share
-    sharded state. Memory that the model does not know counts as sufficient. The last column is for
-    padding.
+    Row 0 holds the batches without gradient accumulation, row 1 the batches with accumulation. The
+    last column is for padding. No batch exceeds `most`. Sharded state is divided among `ranks`
+    ranks. If the model does not know the memory a batch needs, the batch counts as fitting.
     """
 
     def largest(kind: InstanceType, accumulates: bool) -> int:

@@ -1,6 +1,7 @@
 """Enumerate the candidates of a workload: each batch split in each market and zone.
 
-A zone is left out if another zone sells the same machines at no higher price and risk.
+A zone is left out if another zone sells the same machines at no higher price and no higher
+interruption rate.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ MOST_ZONES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """The clusters on offer: up to `max_hosts` machines among `offers`.
+    """The clusters that can be chosen: combinations of up to `max_hosts` machines from `offers`.
 
-    `fits` returns why a cluster can never be launched, or an empty string. `vetoes` maps each mode
-    that may not be chosen to the reason.
+    `fits` takes a cluster and returns the reason why it can never be launched, or an empty string.
+    `vetoes` holds the modes that may not be chosen, each with the reason.
     """
 
     offers: Sequence[Offer]
@@ -44,15 +45,16 @@ class Supply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The candidates of a workload, one row each in `frame`.
+    """The candidates of a workload. `frame` has one row per candidate.
 
-    Columns of `frame`: `split` is a position in `splits`, `zone` in `zones`, `condition` in
-    `conditions`. `cluster` identifies the cluster together with its market and zone. `usd_per_hour`
-    is the whole bill, NaN if a price is unknown.
+    The columns `split`, `zone` and `condition` of `frame` are positions in `splits`, `zones` and
+    `conditions`. Candidates have the same number in the column `cluster` if they use the same
+    machines in the same market and zone. `usd_per_hour` is the price of all machines with storage
+    and other costs; it is NaN if a price is unknown.
 
-    `zones` holds the offers of each market and zone by instance type. `compile_s` (modes,) are
-    seconds of compilation before the first step. Clusters that the provider refuses are still
-    included; `setups` leaves them out.
+    Each entry of `zones` maps instance types to the offers of one market and zone. `compile_s` is a
+    (modes,) array with the seconds of compilation before the first step. `frame` may contain
+    clusters that the provider refuses; the method `setups` leaves them out.
     """
 
     splits: BatchSplits
@@ -68,12 +70,15 @@ class Candidates:
         return np.asarray(self.frame[name].to_numpy()[rows])
 
     def setup(self, row: int) -> Setup:
-        """Return the row as a setup."""
+        """Return the candidate at position `row` as a setup."""
         split, zone = (int(self.frame[name].to_numpy()[row]) for name in ("split", "zone"))
         return self.splits.setup(split, self.zones[zone])
 
     def setups(self, rows: IntArray, fits: Refusal) -> Iterator[Setup]:
-        """Yield `rows` as setups and skip clusters for which `fits` returns a reason."""
+        """Yield the candidates at positions `rows` as setups.
+
+        Candidates are skipped if `fits` returns a reason against their cluster.
+        """
         refused: dict[int, bool] = {}
         for row, cluster in zip(rows.tolist(), self.column("cluster", rows).tolist(), strict=True):
             if cluster not in refused:
@@ -82,13 +87,16 @@ class Candidates:
                 yield self.setup(row)
 
     def by_price(self) -> IntArray:
-        """Return all row positions sorted by dollars an hour, unknown prices last."""
+        """Return the positions of all candidates, sorted by dollars per hour. Candidates with an
+        unknown price come last.
+        """
         return np.argsort(self.column("usd_per_hour").round(9), kind="stable")
 
     def with_hours(self, step_s: FloatArray, samples: int) -> Candidates:
-        """Return the candidates with columns of expected `hours` and `usd`.
+        """Return the candidates with added columns `hours` and `usd`, the expected cost of a job.
 
-        `step_s` (splits,) are predicted seconds of a step, `samples` the samples of the job.
+        `step_s` is a (splits,) array of predicted seconds per step. The job trains on `samples`
+        samples.
         """
         split = self.column("split")
         steps = -(-samples // np.maximum(self.splits.total, 1))
@@ -149,12 +157,13 @@ Terms = dict[str, tuple[float, float]]
 
 
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
-    """Return the offers, in order, without zones that cannot win.
+    """Return the offers without those of zones that cannot win. The order of offers is kept.
 
-    A zone cannot win if another zone of its market sells all its types at no higher price and
-    interruption rate. The first by name of several equal zones is kept. If more than `most` zones
-    of a market remain, the zones that are cheapest for most types keep all their types. Each
-    further zone keeps only the types that it sells cheapest.
+    A zone cannot win if another zone in the same market sells all of its instance types at no
+    higher price and no higher interruption rate. If several zones are equal, the first by name is
+    kept. If more than `most` zones of a market remain, the `most` zones that are cheapest for the
+    largest number of types keep all their offers. Every other zone keeps only the types for which
+    it is the cheapest zone.
     """
     sold: dict[Zone, Terms] = {}
     for offer in offers:
@@ -185,7 +194,9 @@ def _zone(offer: Offer) -> Zone:
 
 
 def _beats(ours: Terms, theirs: Terms) -> bool:
-    """Return True if `ours` sells all types of `theirs`, none at a higher price or risk."""
+    """Return True if `ours` has all types of `theirs`, none with a higher price or interruption
+    rate.
+    """
     return all(
         name in ours and ours[name][0] <= usd and ours[name][1] <= hazard
         for name, (usd, hazard) in theirs.items()

@@ -3,13 +3,14 @@
 The published table, the campaign, pilots and the regret ledger all use this rule.
 
     overshoot = E[max(0, log used - log limit)]
-    loss      = log objective + overshoot_price x overshoot      no probability required
-    loss      = log objective where P(used <= limit) >= p_required, else infinite
+    loss      = log objective + overshoot_price x overshoot      if no probability is required
+    loss      = log objective if P(used <= limit) >= p_required, else infinite
 
-`used` is the limited quantity, hours or dollars, under joint draws of step times, start-up and
-interruptions. `overshoot_price` is the cost of overshooting the limit, in units of the objective.
+`used` is the limited quantity, hours or dollars. It is uncertain because of step times, start-up
+and interruptions. With an `overshoot_price` of c, exceeding the limit by 1 % is as bad as an
+objective that is c % higher.
 
-Hours fall with n machines as n^-e and dollars rise as n^(1 - e). A safety margin of 1 % therefore
+With n machines, hours fall as n^-e and dollars rise as n^(1 - e). A safety margin of 1 % therefore
 costs (1 - e) / e % under a deadline, but e / (1 - e) % under a budget.
 """
 
@@ -24,13 +25,14 @@ from scipy.special import ndtr
 
 from ..domain.numeric import BoolArray, FloatArray
 
-EVEN_ODDS = 0.5  # without a required probability, a choice with a smaller chance gets a warning
+# Without a required probability, a choice that is less likely to meet its limit gets a warning.
+EVEN_ODDS = 0.5
 _ROUNDING = 1e-12
 _LEAST_SD, _FAR_BELOW = 1e-6, 1e3  # in logs: keep the normal density and its argument finite
 
 
 class Rule(Protocol):
-    """The settings by which a constraint is judged: a `Goal` has them."""
+    """The settings of a goal that decide whether a constraint is met; a `Goal` is a `Rule`."""
 
     @property
     def p_required(self) -> float | None: ...
@@ -40,29 +42,39 @@ class Rule(Protocol):
 
 
 class Meeting(NamedTuple):
-    """How a setup meets a limit: the probability, and E[max(0, log(used / limit))]."""
+    """The probability that a setup keeps a limit, and its expected overshoot of the limit.
+
+    `overshoot` is E[max(0, log(used / limit))].
+    """
 
     chance: FloatArray
     overshoot: FloatArray
 
 
 def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return how draws `used` (..., draws) of hours or dollars meet `limit`."""
+    """Return the share of draws that keep `limit`, and their mean overshoot.
+
+    `used` is a (..., draws) array of hours or dollars.
+    """
     chance = np.mean(used <= limit, axis=-1)
     return Meeting(chance, np.mean(known_meeting(used, limit).overshoot, axis=-1))
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return how values without uncertainty meet `limit`; results have the shape of `used`."""
+    """Return the chance (0 or 1) that each exactly known value keeps `limit`, and its overshoot.
+
+    Both results have the shape of `used`.
+    """
     with np.errstate(divide="ignore"):
         overshoot = np.maximum(np.log(used) - np.log(limit), 0.0)
     return Meeting(np.asarray(used <= limit, dtype=float), np.asarray(overshoot, dtype=float))
 
 
 def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
-    """Return how log-normal values meet `limit`.
+    """Return the probability that log-normal values keep `limit`, and their expected overshoot.
 
-    `log_used` and `sd` are means and standard deviations of the log. They broadcast.
+    `log_used` is the mean and `sd` the standard deviation of the log of each value. The two arrays
+    are broadcast.
     """
     spread = np.maximum(np.asarray(sd, dtype=float), _LEAST_SD)
     beyond = np.maximum(np.asarray(log_used, dtype=float) - np.log(limit), -_FAR_BELOW)
@@ -83,8 +95,9 @@ def losses(rule: Rule, log_objective: FloatArray, meeting: Meeting | None) -> Fl
 
 
 def weighed(rule: Rule, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
-    """Return the log objective plus the price of overshooting, even if the rule requires a
-    probability.
+    """Return the log objective plus the price of overshooting the limit.
+
+    A required probability is ignored. `meeting` is None if the goal has no constraint.
     """
     if meeting is None:
         return log_objective
@@ -92,15 +105,18 @@ def weighed(rule: Rule, log_objective: FloatArray, meeting: Meeting | None) -> F
 
 
 def misses(rule: Rule, chance: FloatArray) -> BoolArray:
-    """Return True where `chance` is below the required probability, by default EVEN_ODDS."""
+    """Return True for each `chance` below the required probability.
+
+    If the rule requires no probability, EVEN_ODDS is required.
+    """
     required = EVEN_ODDS if rule.p_required is None else rule.p_required
     return np.asarray(chance < required - _ROUNDING, dtype=bool)
 
 
 def row_misses(row: Mapping[str, Any]) -> bool:
-    """Return True if a published row misses its constraint.
+    """Return True if a row of the published table is too unlikely to meet its constraint.
 
-    Returns False for a row without a constraint or without a cluster.
+    Returns False if the row has no constraint or no cluster.
     """
     chance, required = row.get("p_meets_constraint"), row.get("p_required")
     least = EVEN_ODDS if required is None else required

@@ -1,8 +1,9 @@
-"""Decide if a strategy whose communication differs from DDP is predicted to be faster than DDP.
+"""Decide if a strategy that communicates differently from DDP is predicted to be faster than DDP.
 
-Compressed gradients, divided layers and parameter servers must beat DDP by more than their
-uncertainty: a survey found that 6 of more than 200 setups gain from compression [Shi et al. 2021].
-Adasum is never chosen where DDP is allowed, because its number of steps to converge is unknown.
+Compressed gradients, divided layers and parameter servers must be faster than DDP by more than the
+uncertainty of the prediction. A survey found that only 6 of more than 200 setups gain from
+compression [Shi et al. 2021]. Adasum is never chosen if DDP is allowed, because it is unknown how
+many steps Adasum needs to converge.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from ..step_time.setup_arrays import SetupArrays, read_setups
 def unproven(
     model: StepTimeModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[Mode]
 ) -> BoolArray:
-    """Return (rows,) True if a setup must be faster than DDP but is not reliably so.
+    """Return a (setups,) array: True if a setup must be reliably faster than DDP, but is not.
 
-    A setup is reliably faster if the upper end of its interval is below the DDP prediction.
-    `predicted` are the model's predictions of `arrays`. A setup passes if its DDP mode is not in
-    `tolerated`, because DDP is then no alternative.
+    A setup is reliably faster if the upper end of its predicted interval is below the DDP
+    prediction. `predicted` are the model's predictions for `arrays`. `tolerated` are the modes that
+    may be chosen. If they do not include the setup's DDP mode, the result is False, because DDP is
+    then no alternative.
     """
     codes = arrays.workloads.codes
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
@@ -39,7 +41,7 @@ def unproven(
 
 
 def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
-    """Return the modes in which the setup's cluster and batches can train."""
+    """Return the modes out of `modes` that support the setup's cluster and batches."""
     layout, uneven = setup.layout, len(set(setup.batch_per_device)) > 1
     sizes = np.array([[len(layout)], [min(layout)], [max(layout)], [sum(layout)]])
     return [
@@ -48,10 +50,11 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
 
 
 def compared(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
-    """Return sentences that compare the setup's step time with DDP or with its alternatives.
+    """Return a text that compares the step time of DDP with strategies that must be faster.
 
-    A DDP setup is compared with the strategies that must beat DDP, and such a strategy with DDP.
-    Empty if the workload allows no such strategy on this cluster.
+    If the setup uses DDP, it is compared with each such strategy. If the setup uses such a
+    strategy, it is compared with DDP. The text is empty if the workload allows nothing to compare
+    with on this cluster.
     """
     ours = setup.mode
     rivals = [

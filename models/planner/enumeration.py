@@ -1,9 +1,10 @@
-"""Enumerate clusters: how many machines of each instance type.
+"""Enumerate clusters, which differ in how many machines of each instance type they have.
 
-All combinations are enumerated if there are at most `most`. Otherwise a cluster has any number of
-machines of one type, or two or three types whose counts are steps of a ladder. Ladders are finer at
-small counts: one more machine changes a cluster of 3 much more than a cluster of 48. The first of
-LADDERS with at most MOST_MIXED clusters is used.
+If there are few combinations, all of them are enumerated. Otherwise there are two groups: clusters
+of one type with any number of machines, and clusters of two or three types whose machine counts
+come from a ladder such as 1, 2, 4, 8. A ladder is finer at small counts, because one more machine
+changes a cluster of 3 much more than a cluster of 48. The finest entry of LADDERS that gives at
+most MOST_MIXED clusters is used.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 
 
 def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
-    """Return (clusters, types) machine counts of clusters of 1 to `max_hosts`, the smallest first.
+    """Return a (clusters, types) array: the number of machines of each type in each cluster.
 
-    `types` is the number of instance types. Up to `most` combinations are all enumerated.
+    `types` is the number of instance types. Clusters have 1 to `max_hosts` machines and are sorted
+    by their number of machines. If there are at most `most` combinations, all are returned.
+    Otherwise LADDERS select the combinations, as the module's docstring describes.
     """
     sizes = range(1, max_hosts + 1)
     if multisets(types, max_hosts) <= most:
@@ -65,9 +68,10 @@ def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
 def clusters_of(
     offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int
 ) -> Iterator[Cluster]:
-    """Yield each cluster of 1 to `max_hosts` instances of one market and zone that fits.
+    """Yield each cluster of 1 to `max_hosts` machines against which `fits` returns no reason.
 
-    If a zone has more than `most` clusters, only clusters of at most two types are yielded.
+    All machines of a cluster are of one market and zone. If there are more than `most` clusters in
+    a zone, only its clusters of one or two types are yielded.
     """
     for group in sold_together(offers):
         few = multisets(len(group), max_hosts) <= most
@@ -93,7 +97,10 @@ def multisets(types: int, max_hosts: int) -> int:
 
 
 def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:
-    """Return the offers of each market and zone: the cheapest of each type, sorted by type."""
+    """Return one list of offers for each market and zone.
+
+    A list has the cheapest offer of each instance type and is sorted by the type's name.
+    """
     groups: dict[tuple[str, str, str], dict[str, Offer]] = {}
     for offer in sorted(offers, key=lambda one: (one.instance_type.name, price_or_inf(one))):
         group = groups.setdefault((offer.market, offer.region, offer.zone), {})
@@ -102,6 +109,6 @@ def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:
 
 
 def price_or_inf(offer: Offer) -> float:
-    """Return the whole bill in dollars an hour; infinity if it is unknown."""
+    """Return the total price in dollars per hour, or infinity if it is unknown."""
     total = offer.total_usd_per_hour
     return math.inf if total is None else total

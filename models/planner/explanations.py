@@ -1,4 +1,4 @@
-"""Explain in sentences why a setup won or lost, or why no setup is feasible."""
+"""Explain in sentences why a setup was chosen or not chosen, or why no setup is feasible."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _LIMITS = {"usd": "budget", "hours": "deadline"}
 def amount(value: float, what: str, *, up: bool = False) -> str:
     """Format hours or dollars: `1.93 h`, `2.5 min`, `$12.50`, `$0.0123`.
 
-    `value` is in hours or dollars, `what` is "hours" or "usd". Small amounts have two significant
-    digits. With `up` the amount is rounded up, so that `value` meets a constraint of that amount.
+    `what` is the unit of `value`: "hours" or "usd". Small amounts have at least two significant
+    digits. If `up` is True, the amount is rounded up, so that a limit of the printed amount is met
+    by `value`.
     """
     if what == "usd":
         scale, shown, usual = 1.0, "${}", 4 if 0 < value < 1 else 2
@@ -49,9 +50,10 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
 
 
 def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
-    """Explain why the chosen setup `row` won and what limits its speed.
+    """Explain why the setup of `row` was chosen, and what limits its speed.
 
-    `rival` is the second-best row, `clusters` the number of clusters compared.
+    `rival` is the second-best row, or None if there is no second row. `clusters` is the number of
+    clusters compared.
     """
     aim, what = goal.objective, goal.constraint
     best = "cheapest" if aim == "usd" else "fastest"
@@ -73,7 +75,7 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
 def _step(row: Row) -> str:
     """Return `a step is 0.2 s of computing, 0.06 s of communication (0.02 s more is hidden)`.
 
-    Empty if the row has no parts or only computes.
+    The text is empty if the row has no such seconds, or if a step is almost only computing.
     """
     if row.get("compute_s") is None:
         return ""
@@ -93,8 +95,9 @@ def _seconds(seconds: float) -> str:
 
 
 def nearest(predicted: pd.Series[Any]) -> str:
-    """Return the distance to the nearest measurement, and what would help if input is the
-    bottleneck.
+    """Return text about the distance to the nearest measurement, to append to a reason.
+
+    If input is the bottleneck, the text also says what would help.
     """
     said = ""
     if predicted["bottleneck"] == "input" and predicted.get("input_by"):
@@ -108,7 +111,11 @@ def nearest(predicted: pd.Series[Any]) -> str:
 
 
 def loser(row: Row, first: Row, goal: Goal) -> str:
-    """Explain how far `row` is behind the chosen row `first`, or how often it misses its limit."""
+    """Explain why `row` was not chosen.
+
+    The text compares `row` with the chosen row `first`. If `row` misses the constraint, the text
+    says with what probability.
+    """
     what, other = goal.constraint, "hours" if goal.objective == "usd" else "usd"
     behind = _difference(row, first, goal.objective)
     if row["status"] == "misses_constraint" and what is not None:
@@ -121,10 +128,11 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 
 
 def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
-    """Explain that no cluster meets the goal, and which limit the nearest cluster would meet.
+    """Explain that no cluster meets the goal, and name a limit that could be met.
 
-    Also names the cluster with the best chance at the stated limit. `order` are positions in
-    `costs`, sorted by how little they exceed the limit.
+    That limit is the least one that a cluster meets with the required probability. The text also
+    names the cluster that is most likely to meet the stated limit. `order` are the positions in
+    `costs` to consider, sorted by expected hours or dollars.
     """
     what, limit = goal.constraint or "hours", float(goal.limit or 0.0)
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
@@ -143,7 +151,7 @@ def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
 
 
 def nothing_to_choose(setups: int) -> str:
-    """Explain why there is nothing to rank; `setups` is the number of candidates."""
+    """Explain why no candidate can be ranked. `setups` is the number of candidates."""
     if setups == 0:
         return "no cluster on offer can be launched here; more instance types would help"
     return "no cluster on offer has a known price; a price would help"
@@ -160,7 +168,10 @@ def _named(row: Row) -> str:
 
 
 def _difference(row: Row, against: Row, what: str) -> str:
-    """Compare two rows, for example `+12 % dollars ($0.0123 against $0.0110)`."""
+    """Compare the dollars or hours of two rows: `+12 % dollars ($0.0123 against $0.0110)`.
+
+    `what` is "usd" or "hours".
+    """
     mine, theirs = float(row[what]), float(against[what])
     change = 100 * (mine / theirs - 1) if theirs > 0 else 0.0
     if abs(change) < 0.05:
@@ -170,9 +181,10 @@ def _difference(row: Row, against: Row, what: str) -> str:
 
 
 def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
-    """Explain why no machine on offer can train: too little memory, or an indivisible global batch.
+    """Explain why no machine on offer can train the workload.
 
-    Empty if neither is the reason.
+    The reason is too little device memory, or a global batch that cannot be divided equally among
+    the devices of a machine. The text is empty if neither is the reason.
     """
     able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))
     types = list({one.instance_type.name: one.instance_type for one in able}.values())

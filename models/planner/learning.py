@@ -1,10 +1,12 @@
-"""Check that a strategy that changes the update converges like DDP, by their training losses.
+"""Check that a strategy that changes the update reaches about the same training loss as DDP.
 
     allowed = dense + max(0.1 (first - dense), apart)       passes if loss <= allowed
 
-`dense` is DDP's mean loss over seeds in the last AVERAGED windows that all runs have, and `first`
-its mean loss in the first AVERAGED windows. `apart` is the range of the last losses over seeds. If
-DDP's loss fell by no more than `apart`, the runs decide nothing. All runs share cluster, batch,
+A window is a group of consecutive steps, and the recorded losses are window means. `first` and
+`dense` are DDP's mean loss in the first and in the last AVERAGED windows that all runs have,
+averaged over seeds. `loss` is the mean loss of the strategy in the same last windows. `apart` is
+the difference between the highest and the lowest last loss among DDP's seeds. If DDP's loss fell
+by no more than `apart`, there is no verdict. All compared runs use the same cluster, batch,
 precision and seeds.
 """
 
@@ -23,7 +25,7 @@ LEARNING_MOST_S = 90.0  # seconds of one run: enough for LEAST_WINDOWS windows o
 LEARNING_SEEDS = (1, 2)
 AVERAGED = 4  # windows averaged at each end of a run
 LEAST_WINDOWS = 8  # windows that every compared run must have
-MOST_TRIES = 3  # attempts per seed at the runs of a strategy
+MOST_TRIES = 3  # largest number of runs of a strategy for each seed, failed runs included
 TOLERANCE = 0.1  # share of DDP's fall in loss by which a strategy may end above DDP
 _ALIKE = ["cluster", "layout", "batch_per_device"]
 
@@ -46,9 +48,10 @@ class Verdict:
 
 
 def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | None:
-    """Compare `mode` with its dense mode, from `runs`, rows of the mart `learning`.
+    """Compare the training losses of `mode` with those of its dense mode.
 
-    Returns None if the runs are too few, too short or too noisy to decide.
+    `runs` are rows of the mart `learning`. Returns None if the runs are too few, too short or too
+    noisy for a verdict.
     """
     known = _of_mode(runs, workload, mode)
     for _, together in known[known["status"] == "measured"].groupby(_ALIKE):
@@ -65,7 +68,10 @@ def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | Non
 
 
 def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame:
-    """Return the runs of the workload, as it is defined now, in `mode` or its dense mode."""
+    """Return the runs of the workload in `mode` or in its dense mode.
+
+    Runs of an earlier definition of the workload are left out.
+    """
     columns = ["workload", "workload_digest", "precision", "switches"]
     wanted = [workload.name, workload.digest, mode.precision, mode.switches]
     strategies = runs["strategy"].isin([mode.strategy, mode.dense.strategy])
@@ -73,10 +79,10 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
 
 
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
-    """Compare runs of the dense mode with runs of the strategy: frames of one row per seed, in the
-    same order.
+    """Compare runs of the dense mode, `dense`, with runs of the strategy, `own`.
 
-    Returns None if DDP diverged, if the runs are too short, or if DDP's loss did not fall enough.
+    Both frames have one row per seed, in the same order. Returns None if DDP diverged, if the runs
+    are too short, or if DDP's loss did not fall enough.
     """
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]
@@ -98,9 +104,9 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
 
 
 def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
-    """Return the modes of the workload that may not be chosen, with the reason.
+    """Return the modes of the workload that may not be chosen, each with the reason.
 
-    A compressed mode is vetoed if it was not shown to converge like DDP. `runs` are rows of the
+    These are the compressed modes that were not shown to converge like DDP. `runs` are rows of the
     mart `learning`.
     """
     found = {}
@@ -122,7 +128,9 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
 def unknown_learning(
     runs: pd.DataFrame, workloads: Sequence[Workload]
 ) -> list[tuple[Workload, Mode]]:
-    """Return the workloads and modes whose convergence is unknown and worth another try.
+    """Return the pairs of workload and mode that should be run to check their convergence.
+
+    The convergence of these modes is unknown, and they were not yet tried often enough.
 
     `runs` are rows of the mart `learning`.
     """
@@ -139,10 +147,11 @@ def _doubted(workload: Workload) -> list[Mode]:
 
 
 def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
-    """Return True if another run is not worthwhile.
+    """Return True if another run of the mode is not worthwhile.
 
-    True if both modes were measured from each seed, or if the strategy ran MOST_TRIES times per
-    seed. Failures of a machine, data or requirements have a `cause` and do not count.
+    This is the case if the mode and its dense mode were both measured with each seed, or if the
+    mode ran MOST_TRIES times per seed. Runs with a `cause`, which failed because of the machine,
+    the data or the requirements, do not count.
     """
     known = _of_mode(runs, workload, mode)
     own = known[known["strategy"] == mode.strategy]

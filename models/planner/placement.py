@@ -3,10 +3,11 @@
 Communication is a sequence of rounds. In a round, pairs of machines send to each other at the same
 time. Measured links give the seconds of a round:
 
-    max t + sharing (sum t - max t),     t = latency + bytes x seconds a byte     of each pair
+    max t + sharing (sum t - max t),     t = latency + bytes x seconds per byte, for each pair
 
-`sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. Up to EXACT
-machines all orders are compared. For more, a local search exchanges, reverses and moves machines.
+`sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. All orders are
+compared if there are at most EXACT machines. Otherwise a local search exchanges, reverses and moves
+machines.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ import numpy as np
 
 from ..domain.numeric import FloatArray, IntArray
 
-EXACT = 8  # most machines for which all orders are compared: 40,320 orders
-# Share of the seconds that a new order must save: a smaller gain does not justify runs in different
-# orders, which are harder to compare.
+EXACT = 8  # all orders are compared up to this number of machines, which has 40,320 orders
+# Least share of the communication seconds that a new order must save. A smaller gain does not
+# justify a new order, because runs in different orders are harder to compare.
 LEAST_GAIN = 0.05
-SURE = 3.0  # standard errors that a gain must exceed; with three sweeps chance does so in 5 of 100
+# A gain must exceed this many standard errors. With three sweeps, noise alone does so in 5 of 100.
+SURE = 3.0
 _STARTS = 16  # random starts of a local search
-_TIES = 1e-4  # weight of the tie-breaking cost, in which all pairs share one link
+_TIES = 1e-4  # weight of the tie-breaking cost in `_costs`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """Measured links between n machines.
 
-    `latency_s` (n, n) are seconds of an empty message, `byte_s` (n, n) seconds a byte. `sharing` is
-    the degree to which pairs share a link, 0 to 1.
+    `latency_s` is an (n, n) array with the seconds of an empty message, `byte_s` an (n, n) array
+    with the seconds per byte. `sharing` is 0 if every pair of machines has a separate link and 1 if
+    all pairs share one link.
     """
 
     latency_s: FloatArray
@@ -47,9 +50,9 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """A round of communication: pairs of places exchange `bytes` at the same time.
+    """A round of communication, in which pairs of ranks exchange `bytes` at the same time.
 
-    The round is repeated `times` times.
+    `places` are the pairs of ranks. The round is repeated `times` times.
     """
 
     places: tuple[tuple[int, int], ...]
@@ -61,8 +64,8 @@ class Round:
 class Order:
     """The chosen order of machines.
 
-    `gain` is the share of communication seconds that it saves, measured by cross-validation over
-    sweeps.
+    `gain` is the share of communication seconds that the best order saves, estimated by
+    cross-validation across sweeps. If the gain is too small or uncertain, `order` is unchanged.
     """
 
     order: tuple[int, ...]
@@ -95,9 +98,9 @@ def halvings(machines: int, size: float) -> tuple[Round, ...]:
 
 
 def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
-    """Return (m,) seconds of `rounds` in each order.
+    """Return an (m,) array: the total seconds of `rounds` for each of m orders.
 
-    `orders` (m, n) holds the machine at each place.
+    `orders` is an (m, n) array: the machine at each of n ranks.
     """
     total = np.zeros(len(orders))
     for one in rounds:
@@ -110,7 +113,10 @@ def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> Float
 
 
 def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Return the fastest order: exact up to EXACT machines, else by local search."""
+    """Return the fastest order of the machines.
+
+    All orders are compared if there are at most EXACT machines. Otherwise a local search is used.
+    """
     if links.machines > EXACT:
         return searched(links, rounds)
     orders = np.array(list(permutations(range(links.machines))))
@@ -138,10 +144,11 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 
 
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
-    """Return the fastest order by all `sweeps`, or the present order if the gain is uncertain.
+    """Return the fastest order, or the present order if the gain is small or uncertain.
 
-    The gain is cross-validated: each sweep measures an order that the other sweeps chose. Otherwise
-    noise would make one of the many orders look faster.
+    The order is computed from the medians of all `sweeps`. The gain is cross-validated: each sweep
+    is used to evaluate the order that the other sweeps chose. Without cross-validation, noise would
+    make one of the many orders look faster.
 
     Raises:
         ValueError: if there are fewer than two sweeps.
@@ -170,18 +177,19 @@ def _median(sweeps: Sequence[Links]) -> Links:
 
 
 def _costs(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
-    """Return (m,) seconds of each order, plus a small cost that breaks ties.
+    """Return an (m,) array: the seconds of each order, plus a small cost that breaks ties.
 
-    The small cost is proportional to the seconds if all pairs shared one link.
+    The small cost is proportional to the seconds that the order would take if all pairs shared one
+    link.
     """
     shared = Links(latency_s=links.latency_s, byte_s=links.byte_s, sharing=1.0)
     return seconds_of(links, rounds, orders) + _TIES * seconds_of(shared, rounds, orders)
 
 
 def _moves(machines: int) -> IntArray:
-    """Return (moves, machines) permutations of places: exchanges, reversals and shifts.
+    """Return a (moves, machines) array of permutations: exchanges, reversals and shifts.
 
-    Column i of a move is the place from which place i takes its machine.
+    After a move, the machine at position i is the machine that was at position `move[i]` before.
     """
     found, places = set(), tuple(range(machines))
     for first, last in combinations(places, 2):

@@ -1,12 +1,12 @@
-"""Choose the setups that answer a workload's goals: enumerate, predict, cost, rank.
+"""Choose the best setups for each goal of a workload: enumerate, predict, cost, rank.
 
 Planning is a funnel of three stages:
 
-1. The step-time formula, which is fast, estimates every candidate.
-2. The model predicts the best LOOKED candidates.
-3. Joint draws of the model judge the best DRAWN candidates.
+1. The step-time formula, which is fast, estimates the step time of every candidate.
+2. The model predicts the step times of the best LOOKED candidates.
+3. The best DRAWN candidates are ranked, with joint draws of step times from the model.
 
-With at most DRAWN candidates, all of them pass every stage.
+If there are at most DRAWN candidates, every candidate reaches the last stage.
 """
 
 from __future__ import annotations
@@ -32,15 +32,21 @@ LOOKED, DRAWN = 2000, 400
 # Assumed standard deviations of log hours. The shortlist keeps the best candidates for each value,
 # because the margin that a required probability needs depends on the uncertainty.
 _SPREADS = (0.03, 0.1, 0.3)
-_OF_A_GROUP = 2  # candidates of one cluster and mode that a shortlist may hold
+_OF_A_GROUP = (
+    2  # the most candidates that each criterion of a shortlist takes of a cluster and mode
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The planner's answer: rows for each goal, and the frontier of expected hours and dollars.
+    """The planner's answer: the best setups for each goal, and the Pareto frontier.
 
-    `candidates` is the number of setups enumerated, `looked_at` the number predicted by the model.
-    `ranked` are the setups that joint draws judged.
+    Attributes:
+        rows: rows of the published table for each goal.
+        frontier: rows on the Pareto frontier of expected hours and dollars.
+        ranked: the setups of the last stage, which were compared with joint draws.
+        candidates: the number of setups enumerated.
+        looked_at: the number of setups predicted by the model.
     """
 
     rows: list[Row]
@@ -67,7 +73,7 @@ def plan(
         model: predicts step times.
         runs: measurement rows, used to count how often each setup was measured.
         top: the most rows per goal.
-        seed: of the joint draws.
+        seed: the random seed of the joint draws.
 
     Raises:
         ValueError: if the workload's range of global batches is empty.
@@ -131,16 +137,19 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
 
 
 def nothing(workload: Workload, why: str = "") -> Recommendation:
-    """Return a plan without candidates: each goal is infeasible. `why` is the reason, if known."""
+    """Return the answer for a workload without candidates: each goal is infeasible.
+
+    `why` is the reason to state. If it is empty, a general reason is stated.
+    """
     costs = job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
     rows = [row | {"reason": why or row["reason"]} for row in recommend(workload, costs)]
     return Recommendation(rows=rows)
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
-    """Return every candidate in the modes that may be chosen.
+    """Return every candidate of the workload in the modes that may be chosen.
 
-    Returns None if there is no offer or no such mode.
+    Returns None if the supply has no offers or if no mode may be chosen.
 
     Raises:
         ValueError: if the workload's range of global batches is empty.
@@ -160,10 +169,11 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
 def _that_fit(
     found: Candidates, goals: Sequence[Goal], supply: Supply
 ) -> tuple[Candidates, IntArray]:
-    """Return the candidates, and the positions of the best LOOKED by the formula.
+    """Return a pair: the candidates, and the positions of the LOOKED best among them.
 
-    `supply.fits` is slow, so only shortlisted clusters are checked. If it refuses a cluster, that
-    cluster's candidates are dropped and the shortlist is made again.
+    The candidates have hours estimated by the step-time formula. `supply.fits` is slow, so only the
+    clusters of the shortlist are checked. If a cluster is refused, its candidates are dropped and
+    the shortlist is made again.
     """
     cluster, able, refused = found.column("cluster"), set[int](), set[int]()
     usd = found.column("usd").astype(float)
@@ -182,7 +192,7 @@ def _that_fit(
 
 
 def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:
-    """Return (rows,) a number that identifies the cluster and mode of each row."""
+    """Return a (rows,) array of numbers, equal for candidates with the same cluster and mode."""
     mode = found.splits.mode[found.column("split", rows)]
     return found.column("cluster", rows) * len(found.splits.modes) + mode
 
@@ -192,10 +202,11 @@ def shortlist(
 ) -> IntArray:
     """Return the positions of about `count` candidates that may decide a goal or the frontier.
 
-    Keeps the candidates closest to the frontier of `hours` and `usd`. For each goal, also keeps the
-    least losses under each of _SPREADS and near misses: better than the best candidate, but over
-    the limit. The explanations need near misses. At most _OF_A_GROUP candidates share a `group`.
-    If at most `count` candidates have finite hours, all of them are returned.
+    The shortlist has the candidates closest to the Pareto frontier of `hours` and `usd`. For each
+    goal it also has the candidates with the least loss, for each uncertainty in _SPREADS. Near
+    misses, which have a better objective than the best candidate but exceed the limit, are added
+    because the explanations mention them. Each criterion takes at most _OF_A_GROUP candidates with
+    the same `group`. If at most `count` candidates have finite hours, all of them are returned.
     """
     usable = np.flatnonzero(np.isfinite(hours))
     if len(usable) <= count:
@@ -216,7 +227,10 @@ def shortlist(
 
 
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
-    """Return up to `count` positions of the least finite scores, at most _OF_A_GROUP per group."""
+    """Return the positions of up to `count` finite scores, the least first.
+
+    At most _OF_A_GROUP positions are taken from each group.
+    """
     left: IntArray = np.flatnonzero(np.isfinite(score))
     if len(left) > 8 * count:
         left = left[np.argpartition(score[left], 8 * count)[: 8 * count]]
@@ -226,9 +240,10 @@ def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
 
 
 def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
-    """Return (rows,) the log of a row's dollars over the cheapest row that is at least as fast.
+    """Return a (rows,) array: how far each row is above the Pareto frontier.
 
-    0 on the frontier.
+    This is log(dollars of the row / dollars of the cheapest row that is at least as fast). Rows on
+    the frontier have the value 0.
     """
     front = undominated(hours, usd)
     if not len(front):
@@ -250,9 +265,9 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
 
 
 def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[Row]:
-    """Return the entries of the frontier at positions `front`.
+    """Return one row for each setup at positions `front`, which form the Pareto frontier.
 
-    If exactly one goal has a limit, each entry has the probability of meeting it.
+    If exactly one goal has a limit, each row has the probability to meet that limit.
     """
     limits = [(goal.constraint, goal.limit or 0.0) for goal in goals if goal.constraint is not None]
     chances: list[float | None] = [None] * len(front)

@@ -1,7 +1,7 @@
 """Rank setups for each goal of a workload and fill the planner's columns of the table.
 
 p_meets = share of joint draws (of step times, start-up and interruptions) that meet the constraint
-p_best  = share of draws of step times in which the setup would be chosen if they were known
+p_best  = share of draws of step times in which the setup would be chosen if the draw were the truth
 """
 
 from __future__ import annotations
@@ -45,20 +45,22 @@ def recommend(
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
-    A goal has up to `top` rows, one per cluster with its best split, ranked from 1 by loss. The
-    status of the first is "recommended", of the rest "alternative" or "misses_constraint". The last
-    rows are near misses: better clusters that miss the constraint. A goal for which no setup may be
-    chosen has one row with status "infeasible". Its reason says what would be feasible.
+    Each goal has up to `top` rows, ranked from 1 by loss. Each row is a cluster with its best batch
+    split. The first row has the status "recommended". Every other row has the status "alternative"
+    or "misses_constraint". The last rows are near misses: clusters with a better objective that
+    miss the constraint. If no setup may be chosen for a goal, the goal has one row with the status
+    "infeasible", and its reason says what would be feasible.
 
-    Unknown prices are None. A row's `offers` are the offers of its machines.
+    A price is None if it is unknown. `offers` holds the offers of the row's machines.
 
     Args:
         workload: the training job with its goals.
         costs: hours and dollars of the setups to rank.
         runs: measurement rows, used to count how often each setup was measured.
         top: the most rows per goal.
-        clusters: the number of clusters compared, for the explanation.
-        notes: returns further reasons for a setup.
+        clusters: the number of clusters compared, which the explanation mentions. Default: the
+            number of clusters in `costs`.
+        notes: a function that returns further text for the reason of a setup.
     """
     count = clusters or len(np.unique(costs.cluster))
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, count)]
@@ -73,7 +75,7 @@ def recommend(
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: int) -> list[Row]:
-    """Return the rows of one goal. A row's `at` is the position of its setup in `costs`."""
+    """Return the rows of one goal. The column `at` is the position of the setup in `costs`."""
     what, limit = goal.constraint, goal.limit
     objective = costs.expected(goal.objective)
     other = costs.expected("hours" if goal.objective == "usd" else "usd")
@@ -121,13 +123,13 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
 
 
 def _best_splits(order: IntArray, cluster: IntArray) -> IntArray:
-    """Return the positions in `order` without repeated clusters: the first of each is kept."""
+    """Return `order` with only the first position of each cluster."""
     _, firsts = np.unique(cluster[order], return_index=True)
     return order[np.sort(firsts)]
 
 
 def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
-    """Return, for each setup at `best`, the share of step-time draws in which it loses least."""
+    """Return, for each setup at `best`, the share of step-time draws in which its loss is least."""
     meeting = None
     if goal.constraint is not None and goal.limit is not None:
         meeting = known_meeting(costs.expected_by_draw(goal.constraint)[best], goal.limit)
@@ -139,7 +141,11 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
 def _infeasible(
     workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray, compared: int
 ) -> Row:
-    """Return a row without a cluster. Its reason names the nearest cluster and a feasible limit."""
+    """Return the row of a goal for which no setup may be chosen.
+
+    The row has no cluster. If the goal has a constraint, the reason names the cluster closest to
+    its limit, and a limit that would be feasible.
+    """
     if goal.constraint is None or not np.any(usable):
         why = explain.nothing_to_choose(len(costs.setups))
     else:
@@ -190,7 +196,7 @@ def summary(costs: JobCosts, at: int) -> Row:
 
 
 def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
-    """Return the published columns of the setup at position `at` that need no comparison."""
+    """Return the published columns that depend only on the setup at position `at`."""
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
     bill = _bill(setup, float(costs.hours[at]))
     hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))
@@ -214,7 +220,10 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
 
 
 def _bill(setup: Setup, hours: float) -> Row:
-    """Return the expected dollars of each cost item. `usd` is exactly their sum."""
+    """Return the dollars that `hours` of the setup's cluster cost, in total and for each cost item.
+
+    `usd` is exactly the sum of the items. `usd` and `usd_machines` are None if a price is unknown.
+    """
     price, storage, other = setup.cluster.bill_per_hour
     items = {"usd_storage": hours * storage, "usd_other": hours * other}
     machines = None if price is None else hours * price

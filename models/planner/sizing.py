@@ -1,7 +1,8 @@
 """Apply the sizing rules of Zou et al. to measured runs.
 
-The rules describe strong scaling: G units share the same global batch. A unit is a machine with a
-given number of devices, or one device of a machine. T(G) is the measured step time on G units.
+The rules describe strong scaling: the global batch stays the same and is shared by G units. A unit
+is a machine with a given number of devices, or one device of a machine. T(G) is the measured step
+time on G units.
 
     efficiency   T(1) / (G T(G))
     rule         T(G) = O + P / G, R = O / P: efficiency (1 + R) / (1 + G R)
@@ -12,9 +13,10 @@ given number of devices, or one device of a machine. T(G) is the measured step t
 T(1) and T(m) at the largest measured size m determine O = (m T(m) - T(1)) / (m - 1) and
 P = T(1) - O.
 
-A global batch that was not run can be composed of k micro-steps of b samples for each unit. One
-unit takes k C(b), where C(b) is its step time for b samples. Several units take
-(k - 1) C(b) + T(b), because only the last micro-step is followed by an exchange.
+The step time of a global batch that was not measured can be composed of k micro-steps, each with b
+samples per unit. C(b) and T(b) are the step times for b samples per unit on one unit and on several
+units. The composed step takes k C(b) on one unit. On several units it takes (k - 1) C(b) + T(b),
+because gradients are exchanged only after the last micro-step.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class ScalingRule:
 
     @classmethod
     def through(cls, one_s: float, size: int, step_s: float) -> ScalingRule:
-        """Return the rule through T(1) = `one_s` and T(`size`) = `step_s`, for `size` >= 2."""
+        """Return the rule for which T(1) is `one_s` and T(`size`) is `step_s`; `size` >= 2."""
         overhead_s = min(max((size * step_s - one_s) / (size - 1), 0.0), one_s)
         return cls(overhead_s, one_s - overhead_s)
 
@@ -72,7 +74,7 @@ class ScalingRule:
         return (self.overhead_s + self.parallel_s) / (size * self.overhead_s + self.parallel_s)
 
     def largest(self, efficiency: float) -> int | None:
-        """Return the most units with at least this efficiency; None if there is no limit."""
+        """Return the largest number of units that reaches `efficiency`; None if any number does."""
         if self.overhead_s == 0:
             return None
         # The module's formula with R = O / P, rearranged so that P may be zero.
@@ -82,11 +84,11 @@ class ScalingRule:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Median step times of one workload and mode by the number of units.
+    """Median step times of a workload in one mode on one instance type, for each number of units.
 
-    `devices_each` is the number of devices of each machine, or 0 if units are devices of one
-    machine. `steps[size][micro_batch, accumulation_steps]` is the step time in seconds on `size`
-    units. `micro_batch` counts the samples of one unit.
+    `devices_each` is the number of devices used on each machine, or 0 if the units are the devices
+    of one machine. `steps[size][micro_batch, accumulation_steps]` is the step time in seconds on
+    `size` units. `micro_batch` is the number of samples of one unit in a micro-step.
     """
 
     mode: Mode
@@ -95,10 +97,11 @@ class Scale:
     steps: Mapping[int, Mapping[tuple[float, int], float]]
 
     def step_s(self, size: int, batch: float, micro: float | None) -> float | None:
-        """Return the seconds of a step of `batch` samples on `size` units; None if unknown.
+        """Return the seconds of a step of `batch` samples on `size` units, or None if unknown.
 
-        If `micro` is None, only measured steps count. Otherwise an unmeasured step is composed of
-        micro-steps of `micro` samples per unit.
+        If `micro` is None, only measured steps are used. Otherwise the step has micro-steps of
+        `micro` samples per unit. If that step was not measured, its time is composed as the
+        module's docstring describes.
         """
         measured = self.steps.get(size, {})
         if micro is None:
@@ -113,7 +116,7 @@ class Scale:
         return None if alone is None or last is None else (count - 1) * alone + last
 
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
-        """Return the step seconds by number of units, for all sizes where `step_s` is known."""
+        """Return the seconds per step for each number of units for which `step_s` is known."""
         found = {size: self.step_s(size, batch, micro) for size in sorted(self.steps)}
         return {size: seconds for size, seconds in found.items() if seconds is not None}
 
@@ -124,10 +127,11 @@ class Scale:
         return sorted({size * micro * steps for size, micro, steps in shapes})
 
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
-        """Return the (global batch, micro batch) whose step times are known at the most sizes.
+        """Return the pair (global batch, micro batch) with known step times for the most sizes.
 
-        The global batch is between `least` and `most`. Size 1 and a larger size must be known, else
-        returns None. Among ties, measured steps win over composed steps, then the most samples per
+        The global batch is between `least` and `most`. Returns None if no pair has known step times
+        for size 1 and for a larger size. If several pairs are known for equally many sizes, pairs
+        with measured steps are preferred to composed steps, then pairs with more samples per
         second.
         """
         batches = {*self.batches, *([least] if least == most else [])}
@@ -149,9 +153,9 @@ class Scale:
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
     """Return one Scale for each mode, instance type and number of devices per machine.
 
-    Clusters with several instance types or unequal shares are ignored. `devices` is the number of
-    devices of each instance type, used for runs without a layout. If no run on one device exists,
-    its profile is used.
+    Clusters with several instance types or with unequal batches per device are ignored. `devices`
+    is the number of devices of each instance type; it is used for runs that state no layout. If no
+    run on one device was measured, the profile of the device is used.
     """
     rows = []
     runs = valid_runs(data.runs)
@@ -188,7 +192,7 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
 
 
 def _profiles(data: TrainingData, workload: str) -> list[Row]:
-    """Return the workload's profiles on one device, with added `mode` and `step_s`."""
+    """Return the workload's profiles in single-device modes, with `mode` and `step_s` added."""
     if not len(data.profiles):
         return []
     own = data.profiles[data.profiles["workload"].astype(str) == workload]
@@ -202,12 +206,12 @@ def size_workload(
 ) -> dict[str, list[Row]]:
     """Return the scaling rules and best batches of a workload as lists of rows.
 
-    `batches` is the (least, most) global batch to consider. The lists are:
+    `batches` is the pair of the least and the greatest global batch to consider. The lists are:
 
-        scaling     a row for each Scale that was measured at a global batch in that range
-        checks      a row for each measured size of these Scales: efficiency, measured and by rule
+        scaling     a row for each Scale with a global batch in that range at two or more sizes
+        checks      a row for each size of these Scales: measured efficiency and its prediction
         best_batch  a row for each mode and instance type: the fastest batch of one device
-        unknown     a row for each Scale without a suitable batch
+        unknown     a row for each Scale without such a global batch
     """
     data = at_nominal_speed(data)
     clusters = set(data.runs.get("cluster", ()))
@@ -245,10 +249,10 @@ def size_workload(
 
 
 def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
-    """Return a row for each size with its measured efficiency and its prediction `by_rule`.
+    """Return a row for each size, with its measured efficiency and the efficiency by the rule.
 
-    The prediction uses size 1 and the next smaller size; it is None if there is no such size.
-    `sizes` are step seconds by number of units.
+    `sizes` maps numbers of units to seconds per step. The rule for a size is determined from size 1
+    and the next smaller size. `by_rule` is None if there is no size between 1 and the row's size.
     """
     rows = []
     for size, step_s in sizes.items():
@@ -266,7 +270,11 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
 
 def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
-    """Return the scaling rule and the largest efficient sizes, at most `limit` (0: no limit)."""
+    """Return the scaling rule and, for each of EFFICIENCIES, the largest size that reaches it.
+
+    Sizes are at most `limit`; a `limit` of 0 means no limit. `sizes` maps numbers of units to
+    seconds per step.
+    """
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])
     largest = {name: rule.largest(efficiency) for name, efficiency in EFFICIENCIES.items()}
@@ -278,9 +286,10 @@ def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
 def _hiding(
     sizes: Mapping[int, float], devices_each: int, gradient_bytes: float, machine: Machine
 ) -> Row:
-    """Return the numbers that decide if the backward pass hides the gradient exchange.
+    """Return the numbers that tell if gradients can be exchanged during the computation.
 
-    `servers` is the number of parameter servers needed, None if the bandwidth is unknown.
+    `sizes` maps numbers of machines to seconds per step. `servers` in the result is the number of
+    parameter servers needed; it is None if the bandwidth of the machine is unknown.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
     compute_s, workers = sizes[1] / size, size * devices_each
@@ -297,9 +306,10 @@ def _hiding(
 
 
 def _backward_share(profiles: list[Row], buckets: pd.DataFrame, workload: str) -> float:
-    """Return the share of a step in which gradients can be sent during the backward pass.
+    """Return the share of a step in which the backward pass runs and gradients can be sent.
 
-    This is the backward share (BACKWARD_PART without a profile) after the first bucket is ready.
+    Sending can start when the first gradient bucket is ready. The backward pass takes a share of
+    BACKWARD_PART if `profiles` is empty.
     """
     shares = [row["backward_s"] / row["step_s"] for row in profiles]
     ready = 0.0
@@ -309,9 +319,9 @@ def _backward_share(profiles: list[Row], buckets: pd.DataFrame, workload: str) -
 
 
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
-    """Return one row with the fastest measured batch of one device that fits in its memory.
+    """Return a list of one row with the fastest measured batch of one device.
 
-    Empty if no batch fits.
+    Only batches that fit in the device's memory are considered. The list is empty if there is none.
     """
     peaks = {float(row["batch"]): row.get("peak_bytes") for row in profiles}
     peaks = {batch: None if pd.isna(peak) else float(peak) for batch, peak in peaks.items()}
