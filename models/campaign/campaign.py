@@ -1,9 +1,10 @@
 """Plan the launches to buy next under caps of dollars and seconds.
 
 A launch acquires one cluster and measures many runs on it. The first launches profile every
-workload on every instance type, with as few launches as possible. Each further launch has the best
-value (`run_value.py`) per share of the caps. Runs are added to a launch until one more run would
-lower its value per second. Planning stops when no run has any value.
+workload on every instance type, with as few launches as possible. Each further launch is the one
+with the highest value for the share of the caps that it uses; `run_value.py` computes the value.
+Runs are added to a launch until one more run would lower its value per second. Planning stops when
+no run has any value.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from .candidates import (
 from .run_value import Knowledge, Past
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
-MOST_CLUSTERS = 600  # clusters of one market and zone above which only one or two types are mixed
+# If a zone has more clusters, only clusters of at most two instance types are considered.
+MOST_CLUSTERS = 600
 _ELASTIC_WORK_S = 30.0
 _LEARNING_SHARE = 2 / 3  # largest share of the caps for learning runs
 _PROBE_VALUE = 1.5  # a sweep informs every workload on its cluster
@@ -49,10 +51,10 @@ STOPS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignLimits:
-    """The caps of all launches of a campaign together, and the clusters it may use.
+    """The limits of a campaign: caps on the sum of all its launches, and the allowed clusters.
 
-    `fits` returns why a cluster can never be launched, or an empty string. `most_launches` limits
-    the number of launches; None means no limit.
+    `fits` takes a cluster and returns the reason why it can never be launched, or an empty string.
+    `most_launches` limits the number of launches; None means no limit.
     """
 
     max_usd: float
@@ -94,7 +96,7 @@ class PlannedLaunch:
 def launch_of(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
     """Return a launch of `cluster` that measures `runs`.
 
-    Runs on one machine come first, in parallel on different machines.
+    Runs on one machine come first. They run in parallel on different machines of the cluster.
     """
     schedule = Schedule(cluster)
     ordered = sorted(runs, key=lambda run: len(run.members) > 1)
@@ -122,18 +124,19 @@ def shopping_list(
     model: Model | None = None,
     buyable: Mapping[Key, PlannedRun] | None = None,
 ) -> list[PlannedLaunch]:
-    """Return the launches to buy, in order, within the caps. The result is deterministic.
+    """Return the launches to buy within the caps, in the order in which to buy them.
 
-    Setups that were measured reliably are not repeated. If the model can predict a run, the run is
-    bought only if it may change a choice.
+    Setups that were measured reliably are not measured again. If the model can predict a run, the
+    run is bought only if it may change a choice. Equal arguments give equal results.
 
     Args:
-        limits: the caps and the market; only its priced offers are bought.
-        workloads: each mode of a workload is measured.
+        limits: the caps and the market. Only offers of this market with a known price are bought.
+        workloads: the workloads to measure, in each of their modes.
         offers: the newest offers.
         past: the measurements so far.
         model: the champion, if there is one.
-        buyable: the training runs to choose from, by setup. Default: `training_runs`.
+        buyable: the training runs to choose from, by setup. Default: the result of
+            `training_runs`.
     """
     priced = limits.priced(offers)
     jobs = [replace(job, modes=(mode,)) for job in workloads for mode in job.modes]
@@ -166,10 +169,11 @@ def shopping_list(
 
 
 def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -> list[PlannedRun]:
-    """Return a profile of each job on each instance type that can compute it.
+    """Return one profile for each job and each instance type that can compute it.
 
-    Successive profiles differ in workload and in type, so that a few of them already cover many.
-    Modes of several devices are profiled in their single-device form.
+    Consecutive profiles differ in workload and in instance type, so that the first few already
+    cover many workloads and types. A mode that needs several devices is profiled in the
+    corresponding single-device mode.
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
     rows = list(dict.fromkeys((job.name, job.modes[0].alone) for job in jobs))
@@ -185,10 +189,11 @@ def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -
 def learning_launches(
     limits: CampaignLimits, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
 ) -> list[PlannedLaunch]:
-    """Return one launch per workload, with the learning runs of its `wanted` modes.
+    """Return one launch per workload, with runs that check the convergence of its modes.
 
-    A launch uses the cheapest pair of equal machines that can train the modes. It holds as many
-    modes as two thirds of the caps can pay for.
+    `wanted` are the pairs of workload and mode to check. A launch uses the cheapest pair of equal
+    machines that can train its modes. All launches together may use two thirds of the caps, and
+    modes that do not fit are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -219,12 +224,12 @@ def learning_launches(
 def elastic_launch(
     limits: CampaignLimits, recommended: Mapping[str, Any], offers: Sequence[Offer]
 ) -> PlannedLaunch | None:
-    """Return a launch of a recommended row that loses its last machine, to measure what a loss
-    costs.
+    """Return a launch that measures what losing a machine costs.
 
-    The run takes about 30 s of steps and writes ten checkpoints. The first machine is on demand.
-    Returns None for a single machine, for a mode that does not keep the whole state on each device,
-    if the machines are not on offer, or if the launch exceeds the limits.
+    The launch runs the recommended row, and its last machine is lost on purpose. The run has about
+    30 s of steps and writes ten checkpoints. The first machine is on-demand, all other machines are
+    spot. Returns None if the row has a single machine, if its mode does not keep the whole state on
+    each device, if the machines are not on offer, or if the launch exceeds the limits.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)
@@ -264,10 +269,11 @@ def _next_launch(
     profiles: Sequence[PlannedRun],
     known: Knowledge,
 ) -> tuple[Cluster, list[PlannedRun]] | None:
-    """Return the cluster and runs with the best value per share of the caps.
+    """Return the cluster and its runs with the highest value for the share of the caps they use.
 
     Returns None if no run has any value. While profiles are missing, the cluster with the most
-    unprofiled types is tried first. It may use only half of the time if it lacks some of them.
+    unprofiled types is tried first. If that cluster does not have all unprofiled types, it may use
+    only half of the remaining seconds.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
@@ -313,9 +319,10 @@ def _fill(
     """Return the best runs for one launch of at most `most_s` seconds, and their value per billed
     second.
 
-    The launch starts with the runs of `first`. Training runs follow by value per second, until the
-    next has less than the launch so far. Values only fall, so they are recomputed lazily with a
-    heap. Seconds within the minimum bill are free.
+    The launch starts with the runs in `first`. Training runs are added by value per second, the
+    highest first, until the next run would lower the value per second of the launch. Adding a run
+    can only lower the values of other runs, so a heap recomputes values lazily. A run that fits
+    within the minimum billed time is added without this comparison, because it costs nothing.
     """
     schedule, trial = Schedule(cluster), known.copy()
     chosen: list[PlannedRun] = []

@@ -1,11 +1,13 @@
 """Choose the few runs (pilots) that would reduce the regret of an open choice most.
 
-The model's covariance S of log step times says how a pilot p changes the beliefs about setup c:
+The model's covariance S of log step times says how the result of a pilot p changes the expected
+log step time of setup c:
 
     E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
-Pilots are chosen one after another. Regret is in logs: the loss of the choice minus the least loss
-of all setups (`planner/choice_rule.py`, with overshooting weighed).
+Pilots are chosen one after another. Regret is the loss of the chosen setup minus the least loss of
+all setups. The loss is in logs. `planner/choice_rule.py` defines the loss; here, exceeding a limit
+is always penalised with `overshoot_price`, even if the goal requires a probability.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ class Pilots:
     """The chosen pilots and the expected regret that remains after them.
 
     Attributes:
-        chosen: positions of candidates, the most valuable first given the pilots before it.
-        regret: expected regret of choosing now.
-        after: `after[n - 1]` is the expected regret after the first n pilots.
-        assured: `assured[n - 1]` is the chance that some setup meets the required probability after
-            n pilots. Empty if a setup meets it now, or none is required.
+        chosen: positions of candidates. Each was the most valuable given the pilots before it.
+        regret: the expected regret of choosing without any pilot.
+        after: `after[n - 1]` is the expected regret of choosing after the first n pilots.
+        assured: `assured[n - 1]` is the chance that, after n pilots, some setup meets the
+            constraint with the required probability. Empty if some setup does so already, or if the
+            goal requires no probability.
     """
 
     chosen: tuple[int, ...]
@@ -62,18 +65,18 @@ def choose_pilots(
 ) -> Pilots:
     """Choose up to `count` candidates that would improve the choice of `goal` most.
 
-    If no single run would change the choice, the run that moves the predictions of the choice set
-    most is taken, because two runs together may change it. If no setup meets a required
-    probability, runs are taken that tell most about the likeliest setup. No candidate is chosen if
-    the goal has no open choice.
+    If no single run would change the choice, the run that is expected to change the predictions of
+    the choice set most is taken, because two runs together may change the choice. If no setup meets
+    the constraint with the required probability, the runs are taken that reduce the uncertainty of
+    the setup that is likeliest to meet it. No candidate is chosen if the goal has no open choice.
 
     Args:
         choice_set: setups that may be chosen, with the open choices.
-        candidates: rows of setups that may be measured.
-        joint: returns mean, covariance and noise of log step times of setups.
+        candidates: one row for each setup that may be measured.
+        joint: a function that returns mean, covariance and noise of log step times for setups.
         goal: the name of the goal.
-        count: the most pilots.
-        seed: of the simulated outcomes.
+        count: the largest number of pilots.
+        seed: the random seed of the simulated outcomes.
     """
     question = next((one for one in choice_set.questions if one.goal.goal == goal), None)
     if question is None or not len(candidates):
@@ -100,9 +103,10 @@ def choose_pilots(
 
 
 def _value(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> Floats:
-    """Return (runs,) the regret that each run saves.
+    """Return a (runs,) array: the regret that each run saves.
 
-    If no run saves any, returns the mean squared shift of the choice set's predictions instead.
+    If no run saves regret, returns for each run the mean of the squared changes of the choice set's
+    predictions instead.
     """
     value = run_values([question], belief, runs)[runs]
     if value.any():
@@ -111,9 +115,10 @@ def _value(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> Floats:
 
 
 def _likeliest(question: OpenChoice, belief: Belief) -> int | None:
-    """Return the place of the setup that is likeliest to meet the constraint.
+    """Return the position in `belief` of the setup that is likeliest to meet the constraint.
 
-    Returns None if a setup meets the required probability, or no probability is required.
+    Returns None if some setup meets the constraint with the required probability, or if the goal
+    requires no probability.
     """
     _, meeting = judged(question, belief.mean[:, None], belief.variance)
     goal = question.goal
@@ -125,10 +130,10 @@ def _likeliest(question: OpenChoice, belief: Belief) -> int | None:
 def simulated(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> Iterator[tuple[float, float]]:
-    """Yield (mean regret, chance that some setup meets the constraint as required).
+    """Yield pairs: the mean regret, and the chance that some setup meets the required probability.
 
-    The first pair is for choosing now, the following pairs are after each of `pilots`. Both are
-    averages over joint draws of the true step times.
+    The first pair is for choosing now. Each further pair is for choosing after one more of the
+    `pilots`. Both numbers are averages over joint draws of the true step times.
     """
     random, size = np.random.default_rng(seed), len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))

@@ -1,11 +1,12 @@
 """Compute how much a run is expected to improve the choices of the table (knowledge gradient).
 
     run r, standard normal z:  mean_c -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z
-    value(r) = sum over goals E_z[ loss of today's choice - loss of the choice made again ] >= 0
+    value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
-`planner/choice_rule.py` defines the choice and its loss. Log step times are jointly normal. If a
-goal requires a probability, the loss weighs overshooting instead. The loss of the unknown best
-setup cancels in logs, so regret falls by as much as the loss (Frazier, Powell and Dayanik 2009).
+Log step times are jointly normal. `planner/choice_rule.py` defines the choice and its loss. The
+loss here always penalises overshooting, even if a goal requires a probability. Regret is the loss
+minus the loss of the unknown best setup, which is the same before and after the run. Regret
+therefore falls by as much as the loss (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]
 
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
-_LEAST_SHIFT = 1e-5  # in logs: a run has no value if it moves no prediction by more
-# A run is ignored for a goal if it saves less regret or changes the choice with a smaller chance.
-# Otherwise runs would be bought for ever to compare nearly equal setups.
+_LEAST_SHIFT = 1e-5  # in logs: a run that changes no prediction by more than this has no value
+# A run is ignored for a goal if it saves less than LEAST_REGRET, or if it changes the choice with
+# less than LEAST_CHANCE. Otherwise runs would be bought for ever to compare nearly equal setups.
 LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02
-_OUTCOMES = 41  # quantiles of a setup's step time at which the other uncertainty is computed
-_MOST, _MOST_SAFE = 30, 10  # setups kept for a goal: by objective, and by loss
+_OUTCOMES = 41  # step times of a setup, as quantiles, for which its hours are simulated
+_MOST, _MOST_SAFE = 30, 10  # setups kept for a goal: the best by objective, and the best by loss
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
     """A joint normal distribution of the log step seconds of n setups.
 
-    `noise` (n,) is the variance of one measured run about the setup's true log step time.
+    `noise` is an (n,) array: the variance of one measured log step time about the setup's true log
+    step time.
     """
 
     mean: Floats
@@ -55,7 +57,7 @@ class Belief:
         return np.maximum(np.diag(self.covariance), 0.0)
 
     def given(self, place: int, log_step: float | None = None) -> Belief:
-        """Return the belief conditioned on a run at `place`.
+        """Return the belief after a run of the setup at position `place`.
 
         `log_step` is the measured log step time. If it is None, only the covariance changes.
         """
@@ -67,11 +69,14 @@ class Belief:
 
     @property
     def outcome_sd(self) -> Floats:
-        """(n,) standard deviation of the outcome of a run at each place."""
+        """An (n,) array: the standard deviation of the measured log step time of each setup."""
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> Floats:
-        """Return (n, places) shifts of all means by an outcome one standard deviation too high."""
+        """Return an (n, places) array: how far a run at each place would move each of the n means.
+
+        The run's outcome is assumed to be one standard deviation above its mean.
+        """
         return np.asarray(self.covariance[:, places] / self.outcome_sd[places])
 
 
@@ -81,9 +86,10 @@ class OpenChoice:
 
         hours = fixed_hours + hours_per_step_s x step_s,    usd = usd_per_hour x hours
 
-    All arrays are (places,). `places` are positions of the setups in a belief. `irreducible_sd` and
-    `irreducible_mean` describe log(hours / expected hours) at a known step time: start-up and
-    interruptions remain uncertain.
+    Each array has one entry per setup. `places` are the positions of the setups in a belief.
+    `irreducible_sd` and `irreducible_mean` are the standard deviation and the mean of
+    log(hours / expected hours) if the step time is known. Hours then still depend on start-up and
+    interruptions.
     """
 
     goal: Goal
@@ -98,8 +104,8 @@ class OpenChoice:
 def choice(question: OpenChoice, belief: Belief) -> int:
     """Return the position in `question.places` of the setup to choose now.
 
-    This is the setup with the least loss. If no setup meets a required probability, it is the setup
-    that is likeliest to meet the constraint.
+    This is the setup with the least loss. If no setup meets the constraint with the required
+    probability, it is the setup that is likeliest to meet the constraint.
 
     Raises:
         ValueError: if the question has no setups.
@@ -111,10 +117,10 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 
 
 def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Floats, Floats]:
-    """Return two (runs,) arrays: the regret that each run saves, and its chance to change the
+    """Return two (runs,) arrays: the regret that each run saves, and the chance that it changes the
     choice.
 
-    `runs` are places in `belief`.
+    `runs` are the positions in `belief` of the setups to run.
     """
     regret, chance = np.zeros(len(runs)), np.zeros(len(runs))
     if len(question.places) < 2 or not len(runs):
@@ -136,9 +142,11 @@ def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Flo
 def aim_and_meeting(
     question: OpenChoice, mean: Floats, variance: Floats
 ) -> tuple[Floats, Meeting | None]:
-    """Return the log objective of the setups (axis 0) and how they meet the constraint, if any.
+    """Return a pair: the log objective of the setups, and their probability to meet the constraint
+    with the expected overshoot.
 
-    `mean` and `variance` are of log step seconds, (setups, runs, outcomes), or broadcast to it.
+    The second item is None if the goal has no constraint. `mean` and `variance` describe log step
+    seconds. They have the shape (setups, runs, outcomes) or broadcast to it.
     """
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
@@ -153,16 +161,21 @@ def aim_and_meeting(
 
 
 def judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
-    """Return `aim_and_meeting` of the question's setups for each draw.
+    """Return the result of `aim_and_meeting` for the question's setups and each draw.
 
-    `mean` (n, draws) and `variance` (n,) cover all n setups of the belief.
+    `mean` is an (n, draws) array and `variance` an (n,) array. They cover all n setups of the
+    belief. Results have the shape (setups of the question, 1, draws).
     """
     places = question.places
     return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
 
 
 def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> Places:
-    """Return (runs, outcomes) positions of the chosen setups. The first of several equals wins."""
+    """Return a (runs, outcomes) array: the position of the setup chosen after each outcome.
+
+    If no setup has a finite loss, the setup that is likeliest to meet the constraint is chosen. If
+    several setups are equally good, the first is chosen.
+    """
     loss = losses(question.goal, log_aim, meeting)
     best = np.argmin(loss.round(9), axis=0)
     if meeting is None:
@@ -172,10 +185,11 @@ def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> P
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> Floats:
-    """Return (n,) the regret, summed over `questions`, that a run at each place saves.
+    """Return an (n,) array: the regret that a run of each setup in `belief` saves.
 
-    It is 0 for places outside `runs`. A goal counts only if the run saves at least LEAST_REGRET and
-    changes the choice with at least LEAST_CHANCE.
+    The regret is summed over `questions`. It is 0 for setups whose position is not in `runs`. A
+    question counts only if the run saves at least LEAST_REGRET and changes the choice with a
+    probability of at least LEAST_CHANCE.
     """
     saved = np.zeros(len(belief.mean))
     for question in questions:
@@ -188,7 +202,7 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
 class ChoiceSet:
     """The setups of a workload that may still be chosen.
 
-    Places of `questions` are positions in `setups`.
+    `places` of the questions are positions in `setups`.
     """
 
     workload: str
@@ -206,9 +220,9 @@ def choice_set_of(
 ) -> ChoiceSet:
     """Return the setups that may still be chosen for some goal of `workload`.
 
-    For each goal, only the best split of each cluster and market is kept. Of these, the 30 with the
-    least expected objective and the 10 with the least loss remain. `predictions` are aligned with
-    `setups` by position.
+    For each goal, only the best batch split of each cluster and market is considered. The 30 setups
+    with the least expected objective and the 10 setups with the least loss are returned. The rows
+    of `predictions` are in the order of `setups`.
 
     Raises:
         ValueError: if a goal cannot be judged.
@@ -244,7 +258,10 @@ def choice_set_of(
 
 
 def _contending(goal: Goal, costs: JobCosts) -> Places:
-    """Return the positions of setups that may be chosen for `goal`, by expected objective."""
+    """Return the positions of setups that may be chosen for `goal`.
+
+    The positions are sorted by the expected objective.
+    """
     usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
     aim = costs.expected(goal.objective)
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)

@@ -32,9 +32,7 @@ LOOKED, DRAWN = 2000, 400
 # Assumed standard deviations of log hours. The shortlist keeps the best candidates for each value,
 # because the margin that a required probability needs depends on the uncertainty.
 _SPREADS = (0.03, 0.1, 0.3)
-_OF_A_GROUP = (
-    2  # the most candidates that each criterion of a shortlist takes of a cluster and mode
-)
+_OF_A_GROUP = 2  # the most candidates of one cluster and mode for each criterion of a shortlist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
