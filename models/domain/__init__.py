@@ -1,1 +1,1 @@
-"""Value types: instance types, offers, clusters, workloads, goals and setups."""
+"""Define the value types: instance types, offers, clusters, workloads, goals and setups."""

@@ -1,4 +1,4 @@
-"""Store repeated names as integer codes into a table of distinct names."""
+"""Store a sequence of repeated names compactly: a table of distinct names, and a code per item."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
-    """Return the distinct rows in order of first appearance, and each row's index into them."""
+    """Return a pair: the distinct rows in order of first appearance, and each row's position there.
+
+    The positions are a (rows,) array.
+    """
     places: dict[Value, int] = {}
     codes = [places.setdefault(row, len(places)) for row in rows]
     return tuple(places), np.array(codes, dtype=np.intp)
 
 
 class Keys(Sequence[str]):
-    """A sequence of names, stored as a table `names` and (rows,) `codes`.
+    """A sequence of names, stored as a table `names` and an array `codes` of positions in it.
 
-    Item i is `names[codes[i]]`. The table may hold names that no item uses.
+    Item i of the sequence is `names[codes[i]]`. The table may have names that no item uses.
     """
 
     __slots__ = ("codes", "names")
@@ -51,17 +54,17 @@ class Keys(Sequence[str]):
         return self.names[int(self.codes[at])]
 
     def __add__(self, other: Keys) -> Keys:
-        """Return the items of both sequences, with a table of both names."""
+        """Return the concatenation of both sequences. Its table has the names of both tables."""
         table = Keys.of((*self.names, *other.names))
         mine, theirs = table.codes[: len(self.names)], table.codes[len(self.names) :]
         return Keys(table.names, np.concatenate([mine[self.codes], theirs[other.codes]]))
 
     def take(self, picked: IntArray) -> Keys:
-        """Return the rows at the positions, or under the mask, `picked`."""
+        """Return the items that `picked` selects: positions, or a mask with a value per item."""
         return Keys(self.names, self.codes[picked])
 
     def values(self, value: Callable[[str], float]) -> FloatArray:
-        """Return `value(name)` for each row, (rows,). Calls `value` once for each used name."""
+        """Return an array of `value(name)` for each item. Calls `value` once per used name."""
         table = np.zeros(len(self.names))
         for code in self._used():
             table[code] = value(self.names[code])
@@ -69,16 +72,16 @@ class Keys(Sequence[str]):
 
     @property
     def distinct(self) -> tuple[str, ...]:
-        """Return the names that some row uses, in the order of the table."""
+        """Return the names that at least one item uses, in the order of the table."""
         return tuple(self.names[code] for code in self._used())
 
     def groups(self) -> dict[str, IntArray]:
-        """Return the row positions of each used name, in ascending order."""
+        """Return, for each used name, the positions of its items in ascending order."""
         order = np.argsort(self.codes, kind="stable")
         ends = np.cumsum(np.bincount(self.codes, minlength=len(self.names)))
         starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
         return {self.names[code]: order[starts[code] : ends[code]] for code in self._used()}
 
     def _used(self) -> list[int]:
-        """Return the codes that some item has, in ascending order."""
+        """Return the codes that at least one item has, in ascending order."""
         return np.flatnonzero(np.bincount(self.codes, minlength=len(self.names))).tolist()

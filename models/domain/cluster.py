@@ -25,10 +25,10 @@ _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*
 
 
 def bucket_hazard(bucket: int | None) -> float:
-    """Return the interruptions per hour of one machine in Spot Advisor's range `bucket`, 0 to 4.
+    """Return the interruptions per hour of one machine, from Spot Advisor's range `bucket`.
 
-    None and any other number count as the worst range. The rate is
-    -log(1 - monthly share) / hours per month.
+    Ranges are numbered 0 to 4. None and any other number are treated as the worst range. The rate
+    is -log(1 - monthly share) / hours per month.
     """
     listed = bucket is not None and 0 <= bucket < len(ADVISED_MONTHLY_SHARE)
     share = ADVISED_MONTHLY_SHARE[bucket if listed and bucket is not None else -1]
@@ -56,18 +56,21 @@ class InstanceType:
 
     @property
     def digest(self) -> str:
-        """Return twelve hex digits of the definition. Runs under another digest do not count."""
+        """Return twelve hex digits that change with the definition.
+
+        Runs that were measured under a different digest are not used.
+        """
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An instance type at a price in one market and zone. A price of None is unknown, never free.
+    """An instance type at a price in one market and zone.
 
-    `usd_per_hour` is the machine's price for this installation. If that price differs from the
-    public price, `own_price` says why and `public_usd_per_hour` is the public price.
-    `storage_usd_per_hour` pays for the volume, `other_usd_per_hour` for the public address and
-    requests to S3.
+    `usd_per_hour` is the price that this installation pays for the machine; None means unknown, not
+    free. If that price differs from the public price, `own_price` says why and
+    `public_usd_per_hour` is the public price. `storage_usd_per_hour` pays for the volume, and
+    `other_usd_per_hour` for the public address and requests to S3.
     """
 
     instance_type: InstanceType
@@ -85,12 +88,15 @@ class Offer:
 
     @property
     def list_usd_per_hour(self) -> float | None:
-        """Return the public price, which a spot market compares with bids; else `usd_per_hour`."""
+        """Return the public price if it is known, else `usd_per_hour`.
+
+        A spot market compares bids with the public price.
+        """
         return self.usd_per_hour if self.public_usd_per_hour is None else self.public_usd_per_hour
 
     @property
     def worst_usd_per_hour(self) -> float | None:
-        """Return the higher of the price here and the public price, since a discount may end.
+        """Return the higher of `usd_per_hour` and the public price, because a discount may end.
 
         None if neither price is known.
         """
@@ -99,7 +105,7 @@ class Offer:
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Return dollars per hour with volume, address and requests; None without a price."""
+        """Return dollars per hour including volume, address and requests; None if unknown."""
         extra = self.storage_usd_per_hour + self.other_usd_per_hour
         return None if self.usd_per_hour is None else self.usd_per_hour + extra
 
@@ -122,7 +128,10 @@ class Cluster:
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
-        """Return dollars per hour for machines (None if unknown), for storage, and for the rest."""
+        """Return dollars per hour of the machines, of storage, and of addresses and requests.
+
+        The first value is None if a machine's price is unknown.
+        """
         prices = [offer.usd_per_hour for offer in self.members]
         known = [usd for usd in prices if usd is not None]
         storage = sum(offer.storage_usd_per_hour for offer in self.members)
@@ -131,12 +140,15 @@ class Cluster:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return dollars per hour of the machines alone; None if a price is unknown."""
+        """Return dollars per hour of the machines, without storage; None if a price is unknown."""
         return self.bill_per_hour[0]
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Return dollars per hour with volumes, addresses and requests; None without a price."""
+        """Return dollars per hour including volumes, addresses and requests.
+
+        None if a machine's price is unknown.
+        """
         machines, storage, other = self.bill_per_hour
         return None if machines is None else machines + storage + other
 
@@ -147,7 +159,7 @@ class Cluster:
         return markets.pop() if len(markets) == 1 else "mixed"
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
-        """Yield (count, offer) for each run of equal offers, in rank order."""
+        """Yield (count, offer) for each group of consecutive equal offers, in rank order."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
 
@@ -161,7 +173,7 @@ def parse_cluster(text: str) -> tuple[str, ...]:
     """Return the type of each instance in rank order: `2xa+1xb` gives `("a", "a", "b")`.
 
     Raises:
-        ValueError: if the text has another form or names more than MOST_INSTANCES instances.
+        ValueError: if the text does not have this form, or has more than MOST_INSTANCES instances.
     """
     names: list[str] = []
     for run in text.strip().split("+"):
@@ -177,7 +189,7 @@ def parse_cluster(text: str) -> tuple[str, ...]:
 def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, ...]:
     """Parse whole numbers joined by `+`, one per instance.
 
-    A single number applies to all `count` instances. Error messages call the value `what`.
+    A single number applies to all `count` instances. `what` names the value in error messages.
 
     Raises:
         ValueError: if a number is not whole and positive, or if there are neither 1 nor `count`

@@ -10,19 +10,20 @@ IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 Z_90 = 1.6448536269514722  # half-width of a normal's central 90 % interval, in sd
 
-# Smaller relative differences come from the order of additions. They must not decide a comparison.
+# Relative differences below this value come from the order of additions. They must not decide a
+# comparison.
 ROUNDING = 1e-6
 
 
 def first_most(values: FloatArray) -> int:
-    """Return the first position where `values` (n,) equals its maximum up to ROUNDING."""
+    """Return the first position at which `values` (n,) equals its maximum, up to ROUNDING."""
     most = float(values.max())
     return int(np.argmax(values >= most - ROUNDING * abs(most)))
 
 
 def to_rounding(values: FloatArray) -> FloatArray:
-    """Return the logs of positive `values`, in units of ROUNDING and rounded to whole numbers.
+    """Return log(values) / ROUNDING, rounded to whole numbers. `values` are positive.
 
-    Values that differ only by rounding errors mostly get equal numbers.
+    Values that differ only by rounding errors mostly get equal results.
     """
     return np.asarray(np.round(np.log(values) / ROUNDING), dtype=float)

@@ -20,17 +20,17 @@ Numbers = tuple[int, ...]
 
 @lru_cache(maxsize=65536)  # a million rows name only a few clusters
 def types_of(cluster: str) -> tuple[str, ...]:
-    """Return the instance type of each machine; a cached `parse_cluster`."""
+    """Return the instance type of each machine. This is `parse_cluster` with a cache."""
     return parse_cluster(cluster)
 
 
 def machines_of(
     cluster: str, layout: str, batch: str, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
-    """Return the number of devices used and the batch per device of each instance.
+    """Return two tuples: the devices used on each instance, and the batch per device of each.
 
-    An empty `layout` means all devices: `devices` has the number for each instance type, and a
-    missing type has 1.
+    An empty `layout` means that all devices are used. `devices` has the number of devices of each
+    instance type; a type that is not in it has 1.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
@@ -40,7 +40,10 @@ def machines_of(
 
 
 def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
-    """Return a column with `default` for missing values; a missing column has only `default`."""
+    """Return the column `name` after replacing missing values with `default`.
+
+    If the frame has no such column, all values are `default`.
+    """
     if name not in frame.columns:
         return pd.Series([default] * len(frame), index=frame.index, dtype=object)
     values = frame[name].astype(object)
@@ -62,10 +65,10 @@ def modes_of(frame: pd.DataFrame) -> list[Mode]:
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:
-    """Return the columns cluster, layout and batch_per_device with machines sorted by type.
+    """Return the columns cluster, layout and batch_per_device after sorting machines by type.
 
-    Cluster `1xb+1xa` with layout `4+8` becomes `1xa+1xb` with `8+4`. Machines of one type keep
-    their order: layouts `4+8` and `8+4` of one type are different placements.
+    Cluster `1xb+1xa` with layout `4+8` becomes `1xa+1xb` with layout `8+4`. Machines of one type
+    keep their order, because layouts `4+8` and `8+4` are different placements.
 
     Raises:
         ValueError: if a cluster, layout or batch cannot be parsed.
@@ -85,7 +88,7 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
 
 
 def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:
-    """Raise ValueError if a name is not in `known`. The message calls the name a `what`."""
+    """Raise ValueError if a name is not in `known`. `what` says in the message what is named."""
     for name in sorted(set(names) - set(known)):
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)[:5]
         raise ValueError(f"unknown {what} {name!r}; the nearest known: {', '.join(near) or 'none'}")
@@ -97,7 +100,10 @@ _KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulati
 
 
 def setup_key(setup: Setup) -> Key:
-    """Return the key of a setup; setups that differ only in market or machine order share it."""
+    """Return the key of a setup.
+
+    Setups that differ only in market, zone or machine order have equal keys.
+    """
     types = [offer.instance_type.name for offer in setup.cluster.members]
     machines = zip(types, setup.layout, setup.batch_per_device, strict=True)
     return setup.workload, setup.mode, tuple(sorted(machines)), setup.accumulation_steps
@@ -106,7 +112,8 @@ def setup_key(setup: Setup) -> Key:
 def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     """Return the key of a measurement row.
 
-    A missing layout means all devices: `devices` has the number for each instance type.
+    A missing layout means that all devices are used. `devices` has the number of devices of each
+    instance type.
 
     Raises:
         ValueError: if cluster, layout or batches cannot be parsed.
@@ -121,7 +128,7 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 
 
 def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
-    """Return the number of `runs` that measured each setup."""
+    """Return, for each setup, the number of measurements in `runs` (see `runs_by_key`)."""
     types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
     counted = runs_by_key({setup.workload for setup in setups}, types, runs)
     return [counted[setup_key(setup)] for setup in setups]
@@ -130,11 +137,11 @@ def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
 def runs_by_key(
     workloads: set[str], types: Iterable[InstanceType], runs: pd.DataFrame
 ) -> Counter[Key]:
-    """Return the number of measurements by setup key.
+    """Return the number of measurements of each setup, by setup key.
 
-    Each row of `runs` counts as one measurement of one of `workloads`; rows of other workloads are
-    ignored. If `runs` has a column `runs`, each row counts as that many measurements instead, and
-    no row is ignored. `types` give the number of devices for rows without a layout.
+    Each row of `runs` is one measurement, and rows of workloads not in `workloads` are ignored. If
+    `runs` has a column `runs`, that column is the number of measurements that a row stands for. No
+    row is ignored then. `types` give the number of devices for rows without a layout.
     """
     devices = {kind.name: kind.devices for kind in types}
     if len(runs) and "runs" not in runs:

@@ -10,9 +10,9 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 def nearest_names(name: str, known: Iterable[object], *, otherwise: str | None = None) -> str:
-    """Return the end of an error message: the `known` names that are most similar to `name`.
+    """Return the end of an error message: up to three `known` names that are similar to `name`.
 
-    If no name is similar, return `otherwise`, or list all names if `otherwise` is None.
+    If no name is similar, return `otherwise`. If `otherwise` is None, list all known names.
     """
     names = sorted(str(each) for each in known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

@@ -73,7 +73,7 @@ class TrainingRows:
 
 
 def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
-    """Return the data with each workload renamed to the group of its mode (see setup_arrays.py).
+    """Rename each workload in the data to its group, a workload in one mode (see setup_arrays.py).
 
     Groups get the facts and digest of their workload. A profile is measured on one device. A group
     whose mode needs several devices therefore gets copies of the workload's profiles in the
@@ -125,7 +125,7 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
 
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs in a known mode with a positive finite step time."""
+    """Return the runs that have a known mode and a positive finite step time."""
     if "step_s" not in runs.columns or not len(runs):
         return runs.iloc[:0]
     step = pd.to_numeric(runs["step_s"], errors="coerce").to_numpy(float)

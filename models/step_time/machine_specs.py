@@ -23,10 +23,12 @@ _CORES, _GBPS = 1.0, 10.0
 _CORE_TFLOPS = 0.05
 # Default of an accelerator: within a factor of five of the accelerators of 2026 (4.4 to 67).
 _DEVICE_TFLOPS = 15.0
-# Usual GB/s of memory per core, and per TFLOP/s of an accelerator without a data sheet; the
-# confidence in a rate without a data sheet.
+# Usual memory bandwidth in GB/s: per core, and per TFLOP/s of an accelerator without a data sheet.
+# Then the confidence, from 0 to 1, in the rate of an accelerator without a data sheet.
 _CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.6
-_ALIKE = 2.0  # a stated rate may differ so much from the data sheet: tensor cores count or not
+# A stated rate may differ from the data sheet by this factor, because some sources include tensor
+# cores and others do not.
+_ALIKE = 2.0
 _NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
 
 
@@ -34,7 +36,8 @@ _NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
 class Machine:
     """The facts of one instance type.
 
-    `prior_speed` is the peak TFLOP/s of a device, or of all cores without an accelerator.
+    `prior_speed` is the peak TFLOP/s of one accelerator, or of all cores if the type has no
+    accelerator.
     """
 
     cores: float
@@ -68,7 +71,10 @@ def _device(row: _Row) -> str:
 
 
 def _speed(row: _Row) -> float | None:
-    """Return the TFLOP/s of a device, or of all cores without an accelerator; None if unknown."""
+    """Return the peak TFLOP/s of one accelerator, or of all cores if there is no accelerator.
+
+    None if it is unknown.
+    """
     if _device(row) != _NO_DEVICE:
         return _positive(row.get("device_tflops"))
     cores = _positive(row.get("cores"))
@@ -76,10 +82,10 @@ def _speed(row: _Row) -> float | None:
 
 
 def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str, Machine]:
-    """Return the machines by name: all rows of `instance_types`, and all names of `seen`.
+    """Return a Machine for each row of `instance_types` and for each name in `seen`, by name.
 
-    `seen` are the instance types of the measurements. Unknown values are medians over these types
-    only, so that further rows of `instance_types` do not change predictions.
+    `seen` are the instance types that were measured. An unknown value is replaced with the median
+    of the measured types. Further rows of `instance_types` therefore do not change predictions.
     """
     rows = {str(row["name"]): row for row in instance_types.to_dict("records")}
     names = sorted({*seen, *rows})
@@ -122,9 +128,10 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
 
 
 def device_kind(name: str, machine: Machine) -> str:
-    """Return the kind of device: the name of the accelerator, or of the type without one.
+    """Return the kind of device: the accelerator's name, or the instance type's if it has none.
 
-    The rate is added if it does not match a data sheet, because a slice of a GPU is another kind.
+    If the accelerator's rate does not match its data sheet, the rate is part of the name: a slice
+    of a GPU is a different kind of device than the whole GPU.
     """
     if not machine.accelerated or not machine.device:
         return name
@@ -135,9 +142,10 @@ def device_kind(name: str, machine: Machine) -> str:
 
 @cache
 def _sheet(device: str, memory_gib: float | None) -> tuple[str, float]:
-    """Return the name and fp32 TFLOP/s of a device's data sheet.
+    """Return a pair: the name on a device's data sheet, and its peak fp32 TFLOP/s.
 
-    Of several data sheets, the one nearest in memory is taken. The rate is NaN without any.
+    If there are several data sheets, the sheet with the most similar memory size is used. If there
+    is no data sheet, the pair is `device` and NaN.
     """
     own = _sheets(device)
     if not len(own):
@@ -155,17 +163,19 @@ def _sheets(device: str) -> pd.DataFrame:
 
 @cache
 def data_sheets() -> pd.DataFrame:
-    """Return gpu_data_sheets.csv indexed by device: memory, bandwidth, rates without sparsity.
+    """Return gpu_data_sheets.csv, with the device as index.
 
-    Each row has its date and source. `checked` is the page that the row was compared with.
+    The columns have memory, bandwidth and rates without sparsity. Each row has its date and source.
+    `checked` is the page that the row was compared with.
     """
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
 
 def computes(device: str, mode: Mode) -> bool:
-    """Return True if a device can compute in a mode; True for a device without a data sheet.
+    """Return True if a device can compute in a mode.
 
-    TF32 and bfloat16 need Ampere or later. A processor has no TF32, and cannot offload.
+    TF32 and bfloat16 need an Ampere GPU or a later generation. A processor has no TF32 and cannot
+    offload. A GPU without a data sheet is assumed to support every mode.
     """
     precision = mode.precision
     if device == _NO_DEVICE:
@@ -182,11 +192,12 @@ _RATES = {"tf32": "tf32_tflops", "bf16": "fp16_tflops", "fp16": "fp16_tflops"}
 def sheets_of(
     machines: Mapping[str, Machine], table: pd.DataFrame, workloads: Iterable[str] = ()
 ) -> dict[str, tuple[float, float, float]]:
-    """Return (GB/s, TFLOP/s in TF32 or else fp32, confidence) by kind of device.
+    """Return (GB/s, TFLOP/s, confidence) for each kind of device.
 
-    The confidence is 1 for a row of `table` and 0 if the rate is unknown. Keys "kind|workload" have
-    the rate in the precision of a group in `workloads`. Each type without an accelerator is a
-    separate kind.
+    TFLOP/s are in TF32, or in fp32 if the device has no TF32. The confidence is 1 for a row of
+    `table` and 0 if the rate is unknown. `workloads` are group names; keys "kind|workload" have the
+    rate in the precision of such a group. Each instance type without an accelerator is a separate
+    kind of device.
     """
     rate = table["tf32_tflops"].fillna(table["fp32_tflops"])
     found = {

@@ -1,9 +1,9 @@
-"""Predict the peak memory of one rank: from profiles if there are any, else bounded from facts.
+"""Predict the peak memory of one rank from profiles, or bound it from facts of the workload.
 
     peak      = (base + beside + working) (1 + headroom)                 no headroom from facts
     profiled    base and a by peak(b) = base + max(G, a b): G gradient bytes, a b activations
     from facts  base = context + S + G,  a = the least of
-                         (memory - 2 G) / batch              over every run that fitted
+                         (memory - 2 G) / batch              for every run that fitted
                          activation bytes per operation x operations per sample
 
                      beside                                            working
@@ -45,11 +45,12 @@ from .machine_specs import Machine
 from .setup_arrays import SetupArrays, workload_and_mode
 
 Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
-# (Memory bytes of a device, largest batch that ran on it, fewest ranks that shared its states.)
+# A run without an out-of-memory error: memory of a device in bytes, the largest batch that ran on
+# it, and the fewest ranks across which the training state was sharded.
 Ran = tuple[float, float, float]
 
-# Two workloads used at most 12 % more than predicted, because of gaps of the allocator and groups
-# of weights larger than an eighth.
+# Two workloads used at most 12 % more than predicted, because the allocator leaves gaps and because
+# some groups of weights exceed an eighth of all weights.
 _HEADROOM = 0.075
 # torch and its communication: 0.35 GB on local hosts, more with CUDA and NCCL.
 _CONTEXT = 0.8e9
@@ -65,7 +66,11 @@ _PROPORTIONAL = 0.9
 
 
 class Held(NamedTuple):
-    """The bytes of a workload: gradients, weights plus optimizer states, largest gathered group."""
+    """The bytes that a workload holds.
+
+    `states` are weights plus optimizer states. `group` is the largest group of weights that a
+    sharded mode gathers together.
+    """
 
     gradients: float = 0.0
     states: float = 0.0
@@ -73,7 +78,7 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, gradients: float, states: float = 0.0) -> Held:
-        """Return the bytes from the gradient bytes; `states` 0 stands for those of Adam."""
+        """Derive the bytes from the gradient bytes; if `states` is 0, assume Adam's states."""
         return cls(gradients, states or _STATE_PER_GRADIENT * gradients, _GROUP * gradients)
 
 
@@ -82,11 +87,11 @@ class MemoryModel:
     """Predicts the peak memory of a rank.
 
     Attributes:
-        lines: fitted to profiles, by workload and instance type.
-        facts: upper bounds of workloads without a profile.
-        held: gradients, states and groups by workload.
-        ran: by workload, what ran without an out-of-memory error.
-        accumulated: the entries of `ran` that ran in several micro-steps.
+        lines: the memory lines fitted to profiles, by workload and instance type.
+        facts: the memory lines that bound workloads without a profile, by workload.
+        held: bytes of gradients, states and groups, by workload.
+        ran: the runs without an out-of-memory error, by workload.
+        accumulated: the part of `ran` that ran with several micro-steps in a step.
     """
 
     lines: dict[tuple[str, str], Line] = field(default_factory=dict)
@@ -98,7 +103,10 @@ class MemoryModel:
     def with_facts(
         self, workload: str, *, gradient_bytes: float, flops_per_sample: float
     ) -> MemoryModel:
-        """Return the model with a bound for a workload from its facts; known values are kept."""
+        """Return the model with an upper bound for a workload, derived from its facts.
+
+        If the model already has values for the workload, they are kept.
+        """
         held = Held.of(gradient_bytes)
         line = (_base(held), _PER_OPERATION * flops_per_sample)
         return replace(self, facts={workload: line} | self.facts, held={workload: held} | self.held)
@@ -157,9 +165,10 @@ class MemoryModel:
         )
 
     def _line(self, workload: str, instance_type: str) -> tuple[Line | None, bool]:
-        """Return the memory line of a workload on a type, and True if it is from profiles.
+        """Return a pair: a workload's memory line on a type, and True if profiles determined it.
 
-        Without a profile on this type, the largest values of other types are used, else facts.
+        If the workload was not profiled on this type, the largest values of other types are used.
+        If it was not profiled at all, the line comes from facts, or is None.
         """
         own = self.lines.get((workload, instance_type))
         others = (
@@ -173,9 +182,9 @@ class MemoryModel:
 
 
 def _shared(mode: Mode, held: Held, ranks: int) -> float:
-    """Return the change of a rank's bytes in a sharded mode, compared with a single device.
+    """Return how many more bytes a rank of a sharded mode holds than a single device.
 
-    Negative if sharding saves more than the exchange needs.
+    The number is negative if sharding saves more memory than the exchange needs.
     """
     if mode.strategy == UPDATES_SHARED:
         return held.gradients - (1 - 1 / ranks) * max(held.states - held.gradients, 0.0)
@@ -200,14 +209,14 @@ def fit_memory(
     flops_per_sample: Mapping[str, float],
     checkpoint_bytes: Mapping[str, float],
 ) -> MemoryModel:
-    """Fit lines to profiled peaks, and bound the workloads without profiles.
+    """Fit memory lines to profiled peaks, and derive upper bounds for workloads without profiles.
 
     Args:
-        profiles: frame with workload, instance_type, batch and peak_bytes.
-        ran: measured setups.
-        machines: by instance type.
-        gradient_bytes, flops_per_sample, checkpoint_bytes: by workload. Unknown values are absent
-            or 0.
+        profiles: frame with columns workload, instance_type, batch and peak_bytes.
+        ran: the measured setups, which ran without an out-of-memory error.
+        machines: the machine of each instance type.
+        gradient_bytes, flops_per_sample, checkpoint_bytes: the values of each workload. Unknown
+            values are absent or 0.
     """
     sizes = {
         name: Held.of(size, checkpoint_bytes.get(name, 0.0))
@@ -229,7 +238,7 @@ def fit_memory(
         {*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}
     ):
         held = sizes.get(workload, Held())
-        # least memory besides activations: weights and gradients, or a share; none if offloaded
+        # least bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if workload_and_mode(workload)[1].offloaded else 2 * held.gradients
         bounds = [
             max(memory - least / ranks, 0.0) / batch
@@ -243,9 +252,9 @@ def fit_memory(
 
 
 def memory_of(data: TrainingData, ran: SetupArrays, machines: Mapping[str, Machine]) -> MemoryModel:
-    """Fit the memory model to data that has passed through `by_variant`.
+    """Fit the memory model. The caller has already applied `by_variant` to `data`.
 
-    `ran` are measured setups.
+    `ran` are the measured setups. `machines` has the machine of each instance type.
     """
     return fit_memory(
         data.profiles,
@@ -260,11 +269,12 @@ def memory_of(data: TrainingData, ran: SetupArrays, machines: Mapping[str, Machi
 
 
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
-    """Fit (base, a) of peak = base + max(gradients, a batch) by least squares.
+    """Fit base and a of `peak = base + max(gradients, a batch)` by least squares.
 
-    All splits into small batches, where gradients count, and large batches, where activations
-    count, are tried. If gradients count at all batches, activations are assumed to equal gradients
-    at the largest batch. If there is a single batch, most of its peak is assumed to be activations.
+    Gradients are the larger term at small batches, and activations at large batches. All batches
+    are tried as the boundary. If gradients are the larger term at all batches, activations are
+    assumed to equal gradients at the largest batch. If there is a single batch, most of its peak is
+    assumed to be activations.
     """
     if len(np.unique(batch)) == 1:
         middle = float(np.median(peak))
@@ -301,9 +311,9 @@ def _profiled(profiles: pd.DataFrame, sizes: Mapping[str, Held]) -> dict[tuple[s
 
 
 def _largest_that_ran(ran: SetupArrays, machines: Mapping[str, Machine]) -> dict[str, list[Ran]]:
-    """Return, by workload, the largest batch that ran on each amount of device memory.
+    """Return, for each workload, the largest batch that ran on each amount of device memory.
 
-    Modes with shared states have separate entries for each number of ranks.
+    Modes that shard the training state have a separate entry for each number of ranks.
     """
     found: dict[str, dict[tuple[float, float], float]] = {}
     for workload, types, batches, ranks in zip(

@@ -1,6 +1,6 @@
 """Predict step seconds with 90 % intervals and joint draws.
 
-One model serves one provider. Equal data and seed give equal models.
+A model covers one provider. Equal data and an equal seed give equal models.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ LIMITS = (
     "input",
 )
 
-# Fractions of a step above which communication or stragglers are its bottleneck, and of compute
-# above which making batches is.
+# Communication, stragglers or loading are the bottleneck above the first fraction of the step.
+# Making batches is the bottleneck above the second fraction of the compute.
 _LIMITED, _MOSTLY = 0.2, 0.5
-# Setups per chunk, for predictions and for the formula; most setups of one covariance matrix.
+# Setups per chunk of predictions; setups per chunk of formula_seconds; most setups of one
+# covariance matrix.
 _CHUNK, _MANY, MOST_JOINT = 2500, 200_000, 4000
-# Standard deviation of log step for each doubling of devices beyond the measured number: the
-# library may switch to another algorithm.
+# Standard deviation of log step seconds for each doubling of devices beyond the largest measured
+# number: the library may switch to another algorithm.
 _BEYOND_SD = 0.1
 # Directions of one device's log seconds become parameters only if their standard deviation is
 # larger. Their number is limited, because a workload may have thousands of batches.
@@ -71,12 +72,12 @@ _WAVES = 128  # random Fourier features of each kernel
 def bottlenecks(
     exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArray, machines: FloatArray
 ) -> list[str]:
-    """Return one of LIMITS for each setup.
+    """Return the bottleneck of each setup, one of LIMITS.
 
     Args:
-        exposed: (rows,) share of exposed communication in the step.
-        uneven: (rows,) share of waiting for the slowest rank in the step.
-        input_part: (rows,) share of making batches in the compute.
+        exposed: (rows,) fraction of the step spent on communication that compute does not hide.
+        uneven: (rows,) fraction of the step that an average rank waits for the slowest rank.
+        input_part: (rows,) fraction of the compute spent on making batches.
         machines: (rows,) number of machines.
     """
     across = np.where(machines > 1, "communication between nodes", "communication inside a node")
@@ -89,9 +90,10 @@ def bottlenecks(
 
 
 def waits(input_share: FloatArray, exposed: FloatArray) -> list[bool]:
-    """Return True for each step whose bottleneck is loading.
+    """Return, for each step, True if data loading is its bottleneck.
 
-    `input_share` and `exposed` are shares of loading and exposed communication in the step.
+    `input_share` (rows,) is the fraction of the step spent waiting for loading. `exposed` (rows,)
+    is the fraction spent on communication that compute does not hide.
     """
     return [bool(one) for one in (input_share > _LIMITED) & (input_share >= exposed)]
 
@@ -101,12 +103,13 @@ class Measured:
     """The measurements that a model was fitted to.
 
     Attributes:
-        setups: distinct setups.
-        log_step: (rows,) log of the median step seconds.
-        weight: (rows,) effective number of runs.
-        run_sd: standard deviation of log seconds between runs of a setup at different hours.
-        probes: all-reduces without training, with columns cluster, bytes and seconds.
-        profiled: instance types with profiles.
+        setups: the distinct setups, one per row.
+        log_step: (rows,) log of the median step seconds of a setup's runs.
+        weight: (rows,) effective number of runs of a setup.
+        run_sd: standard deviation of the log seconds of one setup's runs at different hours.
+        probes: all-reduces that were measured without training, with columns cluster, bytes and
+            seconds.
+        profiled: the instance types with profiles.
     """
 
     setups: SetupArrays
@@ -121,7 +124,7 @@ class Measured:
 class StepTimeModel:
     """Predicts step seconds, intervals, joint draws and peak memory for one provider.
 
-    Internally a workload in one mode is a group with a name, see setup_arrays.py.
+    Internally, a workload in one mode is called a group and has a name (see setup_arrays.py).
     """
 
     provider: str
@@ -130,7 +133,7 @@ class StepTimeModel:
     measured: Measured
     memory: MemoryModel = field(default_factory=MemoryModel)
     loaders: Loaders = field(default_factory=Loaders)
-    guessed: frozenset[str] = frozenset()  # workloads without measurements, known by facts
+    guessed: frozenset[str] = frozenset()  # workloads predicted from facts, without measurements
     trained_on: tuple[str, ...] = ()  # ids of the training runs
     # digests of the definitions at the time of the fit
     workload_digests: dict[str, str] = field(default_factory=dict)
@@ -142,7 +145,7 @@ class StepTimeModel:
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        """The names of all groups that can be predicted."""
+        """Return the names of all groups that can be predicted."""
         return tuple(sorted({*self.facts.alone.workloads, *self.guessed}))
 
     @property
@@ -151,13 +154,13 @@ class StepTimeModel:
 
     @property
     def measured_types(self) -> frozenset[str]:
-        """Instance types with runs or profiles."""
+        """Return the instance types that have runs or profiles."""
         return frozenset({*self.measured.setups.met_types, *self.measured.profiled})
 
     def can_guess(self, instance_type: str) -> bool:
-        """Return True if an unmeasured workload can be predicted on this type.
+        """Return True if the model can predict unmeasured workloads on this instance type.
 
-        This needs an accelerator whose rate is known.
+        The type must have an accelerator whose rate is known.
         """
         machine = self.machines[instance_type]
         believed = self.facts.alone.sheets.get(
@@ -170,9 +173,9 @@ class StepTimeModel:
         return tuple(one for one in MODES if variant(workload, one) in self.workloads)
 
     def met_workload(self, workload: Workload) -> bool:
-        """Return True if the workload can be predicted in one of its modes.
+        """Return True if the model can predict the workload in at least one of its modes.
 
-        The definition must have the same digest as when it was measured.
+        The workload's definition must also have the digest that it had when it was measured.
         """
         met = set(workload.modes) & set(self.modes_of(workload.name))
         return bool(met) and self.workload_digests.get(workload.name) == workload.digest
@@ -183,7 +186,7 @@ class StepTimeModel:
         return replace(workload, modes=tuple(one for one in workload.modes if one in known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
-        """Return True if the model knows the instance type with its present digest."""
+        """Return True if the model knows the instance type and its definition has not changed."""
         name = instance_type.name
         return name in self.machines and self.type_digests.get(name) == instance_type.digest
 
@@ -196,20 +199,27 @@ class StepTimeModel:
             setups: frame with measurement columns, at least workload, cluster, batch_per_device.
 
         Returns:
-            A frame with the index of `setups` and the columns: step_s; step_low_s and step_high_s,
-            the 90 % interval of a new measurement; samples_per_s; compute_s, of the slowest rank;
-            communication_s, of all collectives; exposed_communication_s; bottleneck, one of LIMITS;
-            input_s, added by loading; input_by ("loader workers", "processors" or "");
-            nearest_doublings (see nearest.py; NaN without runs).
+            A frame with the index of `setups` and these columns:
+
+            - step_s, and step_low_s to step_high_s, the 90 % interval of a new measurement
+            - samples_per_s
+            - compute_s: compute seconds of the slowest rank
+            - communication_s: seconds of all collectives
+            - exposed_communication_s: seconds of communication that compute does not hide
+            - bottleneck: one of LIMITS
+            - input_s: seconds that loading adds to the step
+            - input_by: what would shorten them, "loader workers", "processors" or ""
+            - nearest_doublings: distance to the nearest measured setup (nearest.py); NaN if the
+              workload has no runs
 
         Raises:
-            ValueError: if a workload, instance type or mode is unknown, a row is of another
-                provider, or a text cannot be parsed.
+            ValueError: if a workload, instance type or mode is unknown, if a setup belongs to
+                another provider, or if a text cannot be parsed.
         """
         return self.predict_arrays(self._read(setups)).set_index(setups.index)
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
-        """Return the columns of `predict` for setups as arrays, indexed from 0."""
+        """Return the frame of `predict` for setups given as arrays. Its index starts at 0."""
         return pd.concat(
             [self._predict(arrays.take(part)) for part in _chunks(arrays, _CHUNK)],
             ignore_index=True,
@@ -272,9 +282,9 @@ class StepTimeModel:
         )
 
     def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
-        """Return (rows,) step seconds by the learned formula.
+        """Return a (rows,) array: step seconds from the learned formula alone.
 
-        Faster than `predict_arrays`, because corrections by similar measured setups are left out.
+        This is faster than `predict_arrays`, but does not use the residuals of similar setups.
         """
         found, computed = np.empty((2, len(arrays.workloads)))
         alike = np.lexsort(
@@ -292,9 +302,10 @@ class StepTimeModel:
         return found if wait is None else wait.step_s(found, computed)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the joint normal distribution of log step seconds.
+        """Return the joint normal distribution of log step seconds as three arrays.
 
-        Returns mean (setups,), covariance (setups, setups), and the variance of one run (setups,).
+        They are the mean (setups,), the covariance (setups, setups) without the noise of a run, and
+        the variance of that noise (setups,).
 
         Raises:
             ValueError: if there are more than 4,000 setups, or as in `predict`.
@@ -340,10 +351,10 @@ class StepTimeModel:
         )
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
-        """Return (setups, count) joint draws of step seconds.
+        """Return a (setups, count) array: joint draws of step seconds.
 
-        The draws of a setup are the same whatever other setups are drawn. They come in pairs that
-        are symmetric about the prediction in logs.
+        The draws of a setup do not depend on which other setups are drawn. They come in pairs whose
+        logs lie symmetrically about the log of the prediction.
 
         Raises:
             ValueError: as in `predict`.
@@ -351,7 +362,7 @@ class StepTimeModel:
         return self.draw_arrays(self._read(setups), count=count, seed=seed)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
-        """Return (rows, count) joint draws, as `draws` does, for setups as arrays."""
+        """Return the result of `draws` for setups given as arrays."""
         drawn = np.empty((len(arrays.workloads), count))
         for chunk in _chunks(arrays, _CHUNK):
             drawn[chunk] = self._draw(arrays.take(chunk), count=count, seed=seed)
@@ -398,9 +409,10 @@ class StepTimeModel:
         return wait.step_s(rest, computed, factor=factor, about=np.exp(mean))
 
     def _drawn_near(self, part: _Part, *, count: int, seed: int) -> tuple[_Field, FloatArray]:
-        """Return prior draws of a cell's residual, and the whitened errors at its measured places.
+        """Return a pair that together gives draws of a cell's residual, given its measurements.
 
-        The errors, (places, count), condition the draws on the cell's measurements.
+        The first are draws from the prior. The second are the whitened errors (places, count) of
+        these draws at the cell's measured setups. `_draw` uses the errors to correct the draws.
         """
         kept = self._drawn(count, seed)
         if part.cell not in kept:
@@ -419,9 +431,9 @@ class StepTimeModel:
         return found
 
     def _drawn(self, count: int, seed: int) -> dict[object, Any]:
-        """Return the cache of draws by cell or workload, which the chunks of a call share.
+        """Return the cache of draws, which all chunks of a call share. Keys are cells or workloads.
 
-        Only the cache of the last (count, seed) is kept.
+        Only the cache of the last pair of `count` and `seed` is kept.
         """
         if (count, seed) not in self._draws:
             self._draws.clear()
@@ -433,7 +445,10 @@ class StepTimeModel:
         return {}
 
     def _drawn_alone(self, part: _Part, *, count: int, seed: int) -> FloatArray:
-        """Return (points, count) draws of one device's log seconds, without the part that z has."""
+        """Return a (points, count) array: draws of the errors of one device's log seconds.
+
+        The part of the errors that the regression's parameters z explain is left out.
+        """
         alone, (workload, _) = self.facts.alone, part.cell
         off = alone.draws(part.alone.asked, count=count, seed=seed)
         if workload not in self.regression.points:
@@ -446,13 +461,15 @@ class StepTimeModel:
 
     @property
     def trained(self) -> frozenset[tuple[str, Mode]]:
-        """The (workload, mode) pairs that can be predicted."""
+        """Return the (workload, mode) pairs that can be predicted."""
         return frozenset(workload_and_mode(name) for name in self.workloads)
 
     def compute_line(
         self, workload: str, instance_type: str, mode: Mode = MODES[0]
     ) -> tuple[float, float]:
-        """Return (a, k): forward and backward of one device take about a + k * batch seconds.
+        """Return a and k such that one device computes for about a + k * batch seconds.
+
+        The seconds are those of a forward and a backward pass.
 
         Raises:
             ValueError: if the workload, mode or instance type is unknown.
@@ -533,7 +550,7 @@ class StepTimeModel:
 
     @cached_property
     def _covariance(self) -> FloatArray:
-        """(columns, columns) posterior covariance of z."""
+        """Return a (columns, columns) array: the posterior covariance of z."""
         return np.asarray(np.linalg.inv(self.regression.precision), dtype=float)
 
     @cached_property
@@ -549,9 +566,10 @@ class StepTimeModel:
         return {}
 
     def _held(self, block: Block) -> tuple[float, float]:
-        """Return the range of corrections to log seconds of measured setups by similar setups.
+        """Return the least and the largest correction of a measured setup of this cell.
 
-        Corrections of predictions are clipped to it.
+        A correction is what the residuals of similar setups add to log seconds. Corrections of
+        predictions are clipped to this range.
         """
         if block.name not in self._bounds:
             fit, spread = self.regression, self.regression.residual_of(*block.name)[0]
@@ -568,9 +586,9 @@ class StepTimeModel:
         """Return the one-device points of a cell's rows.
 
         Returns:
-            The place (rows, members) of each member among the points; the points; the derivatives
-            (points, columns) of their log seconds with respect to z; and the shift (rows, members)
-            of the log seconds at the learned z.
+            Four values: for each member (rows, members), the position of its point in the second
+            value; the points; the derivatives (points, columns) of the points' log seconds with
+            respect to z; and the shift (rows, members) of log seconds that the learned z causes.
         """
         used, place = np.unique(own.point[own.point >= 0], return_inverse=True)
         where = np.zeros(own.point.shape, dtype=np.intp)
@@ -584,7 +602,7 @@ class StepTimeModel:
         return where, asked, tied, np.where(own.point >= 0, moved[where], 0.0)
 
     def _parts(self, arrays: SetupArrays) -> Iterator[_Part]:
-        """Yield the prediction terms of the setups, cell by cell."""
+        """Yield the terms of the predictions, one `_Part` for each cell of the setups."""
         fit = self.regression
         rows, points, _ = self.facts.lay_out(arrays)
         for (workload, kind), at in _cells(rows):
@@ -654,7 +672,7 @@ class StepTimeModel:
 
     @cached_property
     def _reach(self) -> dict[str, float]:
-        """By kind, the devices of the largest measured cluster, at least 2."""
+        """Return, by kind of device, the devices of the largest measured cluster, at least 2."""
         found: dict[str, float] = {}
         rows = self.regression.rows
         for name, ranks in zip(rows.kind, rows.line.ranks.tolist(), strict=True):
@@ -665,16 +683,18 @@ class StepTimeModel:
 def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = None) -> StepTimeModel:
     """Fit a model to the measurements of one provider.
 
-    Runs without a positive finite step time are left out. Equal data and seed give equal models.
+    Runs without a positive finite step time are left out. Equal data and an equal seed give equal
+    models.
 
     Args:
         data: the measurements.
-        seed: of thinning, the search and calibration.
+        seed: the seed of thinning, the search and calibration.
         calibrated: a model of nearly the same data, whose calibration of intervals is reused.
-            Otherwise calibration takes most of the time.
+            Without such a model, calibration takes most of the time of a fit.
 
     Raises:
-        ValueError: if there is no compute to learn from, or rows of several providers.
+        ValueError: if the data has neither a profile nor a valid run, or if it has measurements of
+            several providers.
     """
     data, loaders = separated(by_variant(at_nominal_speed(data)))
     rows = training_rows(data, seed=seed)
@@ -724,7 +744,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
 
 
 def lay_out(facts: SetupFacts, measured: Measured) -> Regression:
-    """Return the regression on the measurements; the caller calls `fit` or `restore` next."""
+    """Return the regression on the measurements. The caller calls `fit` or `restore` next."""
     several = np.flatnonzero(measured.setups.ranks > 1)
     laid, points, log_s = facts.lay_out(measured.setups.take(several))
     tied: dict[str, tuple[Points, FloatArray]] = {}
@@ -754,7 +774,7 @@ def lay_out(facts: SetupFacts, measured: Measured) -> Regression:
 
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
-    """Return the median seconds of valid all-reduces on several machines, by cluster and bytes."""
+    """Return median seconds of valid all-reduces on several machines, by cluster and bytes."""
     columns = ["cluster", "bytes", "seconds"]
     if not set(columns) <= set(probes.columns):
         return pd.DataFrame(columns=columns)
@@ -771,9 +791,9 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 
 
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
-    """Return a model that also predicts the unmeasured `workload`, on types with a known rate.
+    """Return a model that also predicts the unmeasured `workload` on types with a known rate.
 
-    None if its FLOPs are unknown, or if a workload with its name was measured.
+    None if the FLOPs of the workload are unknown, or if a workload with this name was measured.
     """
     name, flops = workload.name, workload.flops_per_sample
     if flops is None:
@@ -785,9 +805,9 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 def all_introduced(
     model: StepTimeModel, flops_per_sample: Mapping[str, float], gradient_bytes: Mapping[str, float]
 ) -> StepTimeModel:
-    """Return a model that also predicts every unmeasured workload of `flops_per_sample`.
+    """Return a model that also predicts the unmeasured workloads among `flops_per_sample`.
 
-    Both mappings are by workload. Unknown `gradient_bytes` are absent or 0.
+    The keys of both mappings are workloads. Unknown `gradient_bytes` are absent or 0.
     """
     facts, memory = model.facts, model.memory
     new = {
@@ -811,7 +831,10 @@ def all_introduced(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alone:
-    """The one-device log seconds of each row's slowest member, without the part that z has."""
+    """The uncertainty of the one-device log seconds of each row's slowest machine.
+
+    The part that the regression's parameters z explain is left out of `variance`.
+    """
 
     asked: Points
     tied: FloatArray  # (asked, columns) derivatives of log seconds with respect to z
@@ -822,21 +845,22 @@ class _Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """The terms of the predictions for the setups of one cell."""
+    """The terms from which the setups of one cell are predicted, with a row per setup."""
 
     cell: tuple[str, str]
     at: IntArray
     mean: FloatArray
     times: Times  # by the formula only
     columns: IntArray  # positions in z
-    slopes: FloatArray
-    unknown: list[tuple[tuple[str, object], FloatArray]]  # slopes of groups without measurements
+    slopes: FloatArray  # (rows, columns) derivatives of log step with respect to z
+    # derivatives with respect to deviations that have no measurements, by (level, name)
+    unknown: list[tuple[tuple[str, object], FloatArray]]
     alone: _Alone
     near: FloatArray  # variance of the residual
     noise: float  # variance of one run
     spread: FloatArray
-    wider: float  # factor on the residual's and the noise's spread
-    widened: float  # factor on the levels' spread
+    wider: float  # factor that widens the spreads of the residual and of the noise
+    widened: float  # factor that widens the spreads of the levels
     features: FloatArray
     several: FloatArray  # 1 for more than one device
     white: FloatArray  # (measured places, distinct features) whitened covariance
@@ -866,7 +890,11 @@ class _Field:
     def draw(
         cls, lengths: FloatArray, spread: FloatArray, *, random: np.random.Generator, count: int
     ) -> _Field:
-        """Return draws of a sum of processes, each with a row of `lengths` and a `spread`."""
+        """Return `count` draws of a sum of independent Gaussian processes.
+
+        Process i has the length scales `lengths[i]` (features,) and the standard deviation
+        `spread[i]`.
+        """
         parts, features = lengths.shape
         waves = random.standard_normal((parts, _WAVES, features)) / lengths[:, None, :]
         phases = random.uniform(0, 2 * np.pi, (parts, _WAVES))
@@ -875,7 +903,7 @@ class _Field:
         return cls(waves.reshape(-1, features), phases.ravel(), weights.reshape(-1, count))
 
     def at(self, features: FloatArray) -> FloatArray:
-        """Return (rows, count) the values of the draws at `features`."""
+        """Return a (rows, count) array: the values of the draws at `features` (rows, features)."""
         return np.asarray(np.cos(features @ self.waves.T + self.phases) @ self.weights, dtype=float)
 
 
@@ -884,9 +912,10 @@ def _random(seed: int, key: object) -> np.random.Generator:
 
 
 def _heavier(fit: Regression, level: str) -> float:
-    """Return the ratio of Student's t to the normal at 90 %.
+    """Return the 95 % quantile of Student's t, divided by that of the normal distribution.
 
-    The degrees of freedom are the groups of the level plus the pseudo-groups of its prior.
+    The degrees of freedom are the number of groups at the level, plus the number of groups that the
+    prior counts as.
     """
     groups = sum(name == level for name, _ in fit.columns.groups)
     return float(scipy.special.stdtrit(groups + _PSEUDO, 0.95) / Z_90)

@@ -3,10 +3,11 @@
 distance = |log2 batch ratio| + |log2 devices ratio| + |log2 machines ratio|
            + |log2 accumulation ratio|
            + sum over instance types of |difference of log2(1 + share)|
-           + |difference of unevenness| of the batches, and of the devices a machine
+           + |difference of unevenness of the batches|
+           + |difference of unevenness of the devices per machine|
 
-A type's share is the mean of its shares of devices and of samples. Unevenness is the mean over
-machines of |log2 ratio to their mean|.
+The share of an instance type is the mean of its share of all devices and its share of all samples.
+The unevenness of values is the mean, for all machines, of |log2(value / mean value)|.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LEAST = 0.1
 
 
 class Nearness:
-    """An index of the measured setups: a KD-tree with Manhattan distance for each workload."""
+    """An index of the measured setups. Each workload has a KD-tree with Manhattan distances."""
 
     def __init__(self, measured: SetupArrays) -> None:
         self._types = {name: at for at, name in enumerate(sorted(measured.met_types), start=1)}
@@ -35,10 +36,11 @@ class Nearness:
         self._measured = {name: np.unique(marks[rows]) for name, rows in groups}
 
     def doublings(self, setups: SetupArrays) -> FloatArray:
-        """Return (rows,) distances in doublings; NaN if the workload has no measured setup.
+        """Return a (rows,) array: the distance of each setup to the nearest measured setup.
 
-        A measured setup has distance 0 and any other setup at least 0.1. The order of machines does
-        not matter.
+        The unit is doublings. A measured setup has distance 0, any other setup at least 0.1. The
+        distance is NaN if the workload has no measured setup. The order of machines does not
+        matter.
         """
         found = np.full(len(setups.workloads), np.nan)
         places, marks = self._places(setups), self._marks(setups)
@@ -49,10 +51,10 @@ class Nearness:
         return found
 
     def _places(self, setups: SetupArrays) -> FloatArray:
-        """Return (rows, 7 + types) coordinates of the setups.
+        """Return a (rows, 7 + types) array: the coordinates of the setups.
 
-        The last columns are shares of instance types: first of all unmeasured types together, then
-        of each measured type.
+        The first 6 columns are numbers and unevenness. The next column is the share of all
+        unmeasured instance types together, and each further column that of a measured type.
         """
         count, ranks, instances = (
             setups.count,
@@ -78,9 +80,10 @@ class Nearness:
         return np.hstack([numbers.T, (np.array(uneven) / instances).T, kinds])
 
     def _marks(self, setups: SetupArrays) -> Marks:
-        """Return (rows,) hashes of a setup's machines, in any order, and accumulation steps.
+        """Return a (rows,) array: a hash of each setup's machines and accumulation steps.
 
-        All unmeasured types have the same hash, because no setup with such a type was measured.
+        The order of machines does not change the hash. All unmeasured types have the same hash,
+        because no setup with such a type was measured.
         """
         known = np.array(
             [self._types.get(name, 0) for name in setups.names] + [0], dtype=np.uint64

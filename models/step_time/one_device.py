@@ -3,12 +3,12 @@
     log T1(w, k, b) = a_w + g_w x - u_w log(bandwidth_k) - v_w log(rate_k)
                       + s_w(x) + e_k + d_wk + h_wk x + r_wk(x)
 
-w is a workload at a precision, k a kind of device, x the octaves of batch from the workload's
-middle. Bandwidth (GB/s) and the arithmetic rate in use (TFLOP/s) are from the data sheet. g, u and
-v are shared values with deviations by workload. s and r are smooth curves plus a deviation for each
-batch, because some workloads are not monotone in batch. A kind without a data sheet has a wider
-prior of e_k. If the operations of a sample are known, the prior of a_w is their seconds at an
-efficiency that workloads share.
+w is a workload at a precision, k a kind of device, and x = log2(batch / middle batch of w).
+Bandwidth (GB/s) and the arithmetic rate in use (TFLOP/s) are from the data sheet. g, u and v are
+shared values plus a deviation for each workload. s and r are smooth curves plus a deviation for
+each batch, because the seconds of some workloads do not rise with every larger batch. A kind
+without a data sheet has a wider prior of e_k. If the operations of a sample are known, the prior of
+a_w is centred on the seconds that these operations take at an efficiency that all workloads share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from ..domain.numeric import FloatArray, IntArray
 _GROWTH, _BANDWIDTH, _RATE = 0.9 * np.log(2), 0.5, 0.5
 # GB/s and TFLOP/s of a usual device; data sheets are relative to it.
 _USUAL = (500.0, 20.0)
-# Prior standard deviations in logs. Marginal likelihood learns values around them.
+# Prior standard deviations of logs. The learned values maximise the marginal likelihood, with a
+# prior around these values.
 SPREADS: dict[str, float] = {
     "shared_growth": 0.1,
     "shared_bandwidth": 0.25,
@@ -42,17 +43,17 @@ SPREADS: dict[str, float] = {
     "curve": 0.3,
     "batch": 0.03,
     "kind": 0.12,
-    "cell": 0.08,  # a workload on a kind
+    "cell": 0.08,  # a workload on a kind of device
     "cell_growth": 0.02,
     "cell_curve": 0.06,
     "cell_batch": 0.02,
     "shared_work": 0.2,
-    "efficiency": 0.4,  # of workloads with known operations, around the shared efficiency
-    "run": 0.02,  # of a measurement, in addition to its stated sd
+    "efficiency": 0.4,  # deviation of a workload with known operations from the shared efficiency
+    "run": 0.02,  # noise of a measurement, in addition to its stated standard deviation
 }
 _NAMES = tuple(SPREADS)
-# Standard deviations of a workload's level, of the shared efficiency, and of a kind without a data
-# sheet.
+# Prior standard deviations of a workload's level a_w, of the shared efficiency, and of a kind of
+# device without a data sheet.
 _LEVEL, _SHARED_EFFICIENCY, _NO_SHEET = 5.0, 1.0, 1.5
 # Prior mean of the shared efficiency, slope of log seconds in the log of a step's operations, and
 # log seconds of 1e12 operations.
@@ -63,29 +64,33 @@ _OCTAVES = 2.5  # length scale of the curves, in octaves of batch
 _FREEDOM = 4.0  # degrees of freedom of Student's t for outliers
 _MOST = 700  # most points in the fit
 _MOST_LEARNED = 400  # most points from which spreads are learned
-# Degrees of freedom of workloads' efficiency; rounds that learn it; rounds that learn spreads too.
+# Degrees of freedom of Student's t for workloads' efficiency; rounds that learn the efficiency;
+# rounds that also learn spreads.
 _UNUSUAL_FREEDOM, _TURNS, _LEARNED = 2.0, 5, 2
 _WAVES = 128  # random Fourier features of a curve, for draws
-_RUN_FACTOR = 4.0  # prior factor of "run" is wider: noise differs most between providers
+# One prior standard deviation of "run" is this factor; of all other spreads, it is 2. Noise differs
+# most between providers.
+_RUN_FACTOR = 4.0
 
 
-# (GB/s, TFLOP/s in use, confidence: 1 with a data sheet, 0 if unknown).
+# GB/s, TFLOP/s in use, and confidence: 1 with a data sheet, 0 if unknown.
 Sheet = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """The inputs of the process, (points,) each.
+    """The inputs of the Gaussian process; all arrays are (points,).
 
-    `workload` and `kind` are numbers that identify them, negative if they were not measured.
+    `workload` and `kind` are numbers that identify the workload and the kind of device. A number is
+    negative if the workload or kind was not measured.
     """
 
     workload: IntArray
     kind: IntArray
-    octave: FloatArray  # log2 batch from the workload's middle
-    bandwidth: FloatArray  # log of GB/s over the usual device's; 0 if unknown
-    rate: FloatArray  # log of TFLOP/s over the usual device's; 0 if unknown
-    sheet: FloatArray  # confidence in bandwidth and rate
+    octave: FloatArray  # log2(batch / middle batch of the workload)
+    bandwidth: FloatArray  # log(GB/s / GB/s of the usual device); 0 if unknown
+    rate: FloatArray  # log(TFLOP/s / TFLOP/s of the usual device); 0 if unknown
+    sheet: FloatArray  # confidence in bandwidth and rate, 0 to 1
     work: FloatArray  # log seconds of the operations on the usual device; 0 if unknown
     work_known: FloatArray  # 1 if `work` is known, else 0
     own: FloatArray  # factor on the spread of the workload's efficiency; 0 if `work` is unknown
@@ -95,7 +100,7 @@ class Points:
 
 
 def _kernel(one: Points, other: Points, spread: Mapping[str, float]) -> FloatArray:
-    """Return (points of one, points of other) prior covariance."""
+    """Return the prior covariance of log seconds, a row per `one` and a column per `other`."""
     same = one.workload[:, None] == other.workload
     kind = one.kind[:, None] == other.kind
     x, bandwidth, rate = (
@@ -140,7 +145,11 @@ def _mean(points: Points) -> FloatArray:
 
 
 class _Solved(NamedTuple):
-    """The solved process: kernel weights, Cholesky factor of the covariance, sds of the noise."""
+    """The posterior of the Gaussian process.
+
+    It consists of the kernel weights, the Cholesky factor of the measurements' covariance, and the
+    standard deviations of their noise.
+    """
 
     weights: FloatArray
     factor: FloatArray
@@ -149,17 +158,20 @@ class _Solved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OneDevice:
-    """Predicts the log seconds of one device (forward and backward) with joint uncertainty."""
+    """Predicts the log seconds of one device, with joint uncertainty.
 
-    workloads: dict[str, int]
-    kinds: dict[str, int]
-    middle: dict[str, float]  # log2 batch by workload
-    sheets: dict[str, Sheet]
-    flops: dict[str, float]  # operations of forward and backward of a sample, by workload
+    The seconds are those of a forward and a backward pass.
+    """
+
+    workloads: dict[str, int]  # the numbers of measured workloads, as in Points
+    kinds: dict[str, int]  # the numbers of measured kinds of device
+    middle: dict[str, float]  # log2 of the middle batch, by workload
+    sheets: dict[str, Sheet]  # by kind, or by "kind|workload"
+    flops: dict[str, float]  # operations of forward and backward for a sample, by workload
     unusual: dict[str, float]  # factor on the spread of the efficiency, by workload
-    points: Points
-    log_s: FloatArray
-    sd: FloatArray
+    points: Points  # the measured points
+    log_s: FloatArray  # (points,) their log seconds
+    sd: FloatArray  # (points,) standard deviations of log_s
     spread: dict[str, float]
 
     @classmethod
@@ -170,13 +182,14 @@ class OneDevice:
         sheets: Mapping[str, Sheet],
         flops: Mapping[str, float] | None = None,
     ) -> OneDevice:
-        """Fit the process.
+        """Fit the Gaussian process to measured points.
 
         Args:
-            points: frame with workload, kind, batch, log_s (log seconds) and sd, its standard
-                deviation.
-            sheets: data sheets by kind, or by "kind|workload" for another precision.
-            flops: operations of forward and backward of a sample, by workload.
+            points: frame with columns workload, kind, batch, log_s (log seconds) and sd (the
+                standard deviation of log_s).
+            sheets: data sheets by kind of device. Keys "kind|workload" have the rate in the
+                precision of a workload.
+            flops: operations of forward and backward for a sample, by workload.
 
         Raises:
             ValueError: if there are no points.
@@ -184,7 +197,7 @@ class OneDevice:
         batch, log_s, sd = (points[name].to_numpy(float) for name in ("batch", "log_s", "sd"))
         if not len(points):
             raise ValueError(
-                "nothing to learn from: no profile and no run with a positive step time"
+                "nothing to learn from: there is no profile and no run with a positive step time"
             )
         good = np.argsort(sd, kind="stable")[:_MOST]
         names, own = (
@@ -216,10 +229,11 @@ class OneDevice:
         return model
 
     def _off(self) -> dict[str, float]:
-        """Return, by workload, a factor on the spread of its efficiency, with Student's tails.
+        """Return, for each workload, the factor by which to widen the spread of its efficiency.
 
         Most networks with equal operations take equal time, but some take twice as long. The factor
-        keeps such networks from bending the prior of the rest.
+        gives the efficiency the tails of Student's t distribution, so that unusual networks hardly
+        change what is expected of all other networks.
         """
         points, weights = self.points, self._solved.weights
         found = {}
@@ -236,9 +250,9 @@ class OneDevice:
         return found
 
     def at(self, workload: Sequence[str], kind: Sequence[str], batch: FloatArray) -> Points:
-        """Return the inputs of the process for these workloads, kinds and batches.
+        """Return the points for workloads, kinds of device and batches, given in parallel.
 
-        An unknown workload or kind is predicted by its prior.
+        A workload or kind that was not measured is predicted from its prior.
         """
         owners, kinds = Keys.of(workload), Keys.of(kind)
         middle = owners.values(self.middle_of)
@@ -263,12 +277,12 @@ class OneDevice:
         )
 
     def predict(self, points: Points) -> FloatArray:
-        """Return (points,) median log seconds."""
+        """Return a (points,) array: the median log seconds at each point."""
         near = _kernel(points, self.points, self.spread)
         return np.asarray(_mean(points) + near @ self._solved.weights, dtype=float)
 
     def covariance(self, one: Points, other: Points) -> FloatArray:
-        """Return (one, other) posterior covariance of log seconds."""
+        """Return the posterior covariance of log seconds: a row per `one`, a column per `other`."""
         left, right = (
             scipy.linalg.solve_triangular(
                 self._solved.factor, _kernel(self.points, each, self.spread), lower=True
@@ -278,19 +292,19 @@ class OneDevice:
         return np.asarray(_kernel(one, other, self.spread) - left.T @ right, dtype=float)
 
     def draws(self, points: Points, *, count: int, seed: int) -> FloatArray:
-        """Return (points, count) joint draws of the errors of log seconds.
+        """Return a (points, count) array: joint draws of the errors of predicted log seconds.
 
-        A draw at a point does not depend on which other points are drawn. Matheron's rule: draws of
-        the prior are corrected by simulated measurements.
+        A draw at a point does not depend on which other points are drawn. By Matheron's rule, draws
+        from the prior are corrected with simulated measurements.
         """
         before = self._before(points, count=count, seed=seed)
         near = _kernel(points, self.points, self.spread)
         return np.asarray(before - near @ self._drawn_weights(count, seed))
 
     def _drawn_weights(self, count: int, seed: int) -> FloatArray:
-        """Return (measured points, count) kernel weights of simulated measurements.
+        """Return a (measured points, count) array: kernel weights of simulated measurements.
 
-        Only the weights of the last (count, seed) are cached.
+        Only the weights for the last pair of `count` and `seed` are cached.
         """
         if (count, seed) not in self._drawn:
             known, solved = self.points, self._solved
@@ -305,11 +319,14 @@ class OneDevice:
         return {}
 
     def _before(self, points: Points, *, count: int, seed: int) -> FloatArray:
-        """Return (points, count) draws of the prior, whose covariance is `_kernel`."""
+        """Return a (points, count) array: draws from the prior, whose covariance is `_kernel`."""
         found = np.zeros((len(points.octave), count))
 
         def add(where: IntArray, what: object, values: FloatArray) -> None:
-            """Add `values` (rows, columns) times weights that are drawn once for each `what`."""
+            """Add `values` (rows, columns) times random weights to the rows `where`.
+
+            Calls with equal `what` use equal weights.
+            """
             random = np.random.default_rng([seed, zlib.crc32(repr(what).encode())])
             found[where] += values @ random.standard_normal((values.shape[1], count))
 
@@ -371,13 +388,19 @@ class OneDevice:
         return found
 
     def reaches(self, workload: str) -> tuple[float, float]:
-        """Return the least and largest measured batch of a workload, or (1, 1) if it has none."""
+        """Return the smallest and the largest measured batch of a workload; (1, 1) if it has none.
+
+        Batches are samples of a device in a micro-step.
+        """
         own = self.points.octave[self.points.workload == self.workloads.get(workload, -1)]
         middle = self.middle.get(workload, 0.0)
         return (2 ** (own.min() + middle), 2 ** (own.max() + middle)) if len(own) else (1.0, 1.0)
 
     def middle_of(self, workload: str) -> float:
-        """Return log2 of the workload's middle batch; the median over workloads if unknown."""
+        """Return log2 of the workload's middle batch.
+
+        If the workload was not measured, return the median of all workloads' middle batches.
+        """
         return self.middle.get(workload, self._usual_octave)
 
     @cached_property
@@ -386,7 +409,7 @@ class OneDevice:
 
     @cached_property
     def _solved(self) -> _Solved:
-        """The posterior, with outliers downweighted as by Student's t distribution."""
+        """Return the posterior. Outliers count less, as with noise of Student's t distribution."""
         off = self.log_s - _mean(self.points)
         known = _kernel(self.points, self.points, self.spread)
         noise = self.sd**2 + self.spread["run"] ** 2
@@ -403,7 +426,7 @@ class OneDevice:
 
 
 def _number(known: Mapping[str, int], name: str) -> int:
-    """Return the name's number, or a negative checksum.
+    """Return the number of `name` in `known`, or a negative checksum if it has none.
 
     Python's `hash` is not used, because it differs between processes.
     """
@@ -411,9 +434,9 @@ def _number(known: Mapping[str, int], name: str) -> int:
 
 
 def _learned(model: OneDevice) -> dict[str, float]:
-    """Return the spreads that maximise the marginal likelihood on some points.
+    """Return the most probable spreads, given a sample of the measured points.
 
-    The prior of the spreads is around SPREADS.
+    The prior of the spreads is centred on SPREADS.
     """
     every = np.arange(len(model.log_s))
     picked = (

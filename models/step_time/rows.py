@@ -25,14 +25,18 @@ from .tensor import machine_bytes, weight_bytes
 # Name of the workload that stands for all-reduces without training.
 PROBE = "(all-reduce alone)"
 _USUAL_BYTES = 1e8  # gradient bytes, if no workload has known bytes
-# Standard deviations of one device's log seconds: from its runs; from profiles; from runs of
-# several devices minus their wait; with guessed compute. The last is the relative error of sync_s.
+# Standard deviations of one device's log seconds, by their source: runs on one device; profiles;
+# runs on several devices, after subtracting sync_s; runs on several devices without sync_s. The
+# last number is the relative error of sync_s.
 _ALONE_SD, _PROFILED_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.01, 0.08, 0.6, 0.05
+# Fraction of a step that is compute: at least, and if sync_s is unknown.
 _LEAST_COMPUTE, _COMPUTE_PART = 0.02, 0.7
-# Further standard deviations: of pooled rows of one batch; for each further device of a machine.
+# Additional standard deviations: for rows of one batch that are pooled; for each device of a
+# machine after the first.
 _POOLED_SD, _CROWDED_SD = 0.04, 0.03
 
-# Repeated setups that the prior of the noise counts for; least spread of contradicting runs.
+# The number of repeated setups that the prior of the noise counts as; the least spread at which the
+# runs of a setup contradict each other.
 _FEW_REPEATED, _LEAST_CONTRADICTION = 4, 0.03
 
 Point = tuple[str, str, float]  # workload, kind of device, batch
@@ -40,16 +44,18 @@ Point = tuple[str, str, float]  # workload, kind of device, batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupFacts:
-    """The facts from which the regression's input is computed.
+    """The facts from which the regression's input is computed. A kind is a kind of device.
 
     Attributes:
-        machines: by instance type.
+        machines: the machine of each instance type.
         alone: predicts the seconds of one device.
-        exchanges: by group.
-        optimizer_part: by (group, kind), optimizer seconds over one device's seconds of a
-            micro-step at the middle batch.
-        input_part: by (group, kind), share of making batches in one device's seconds.
-        slowness: by kind, log of the time of exchanges over the time that all kinds share.
+        exchanges: the exchange of each group.
+        optimizer_part: for each (group, kind), the optimizer's seconds divided by one device's
+            seconds of a micro-step at the middle batch.
+        input_part: for each (group, kind), the fraction of one device's seconds spent on making
+            batches.
+        slowness: for each kind, the log of (exchange time of the kind / exchange time that all
+            kinds share).
     """
 
     machines: dict[str, Machine]
@@ -60,7 +66,10 @@ class SetupFacts:
     slowness: dict[str, float] = field(default_factory=dict)
 
     def kinds(self, setups: SetupArrays) -> Keys:
-        """Return (rows,) the kind of the machine with the slowest link, by name among equals."""
+        """Return, for each row, the kind of device of the machine with the slowest link.
+
+        Among equal links, the first instance type in alphabetical order counts.
+        """
         names = self._by_link(setups)
         order = {name: at for at, name in enumerate(names)}
         first = setups.by_type({name: float(at) for name, at in order.items()}, np.inf).min(axis=1)
@@ -69,9 +78,9 @@ class SetupFacts:
         )
 
     def lay_out(self, setups: SetupArrays) -> tuple[Rows, list[Point], FloatArray]:
-        """Return the regression's rows, the distinct points, and the points' log seconds.
+        """Return the regression's rows, the points that they need, and the points' log seconds.
 
-        A point is a (group, kind of device, batch), of which the seconds of one device are needed.
+        A point is a distinct (group, kind of device, batch) whose one-device seconds are needed.
         """
         kind, batch, layout, count = setups.kind, setups.batch, setups.layout, setups.count
         present = kind >= 0
@@ -145,7 +154,10 @@ class SetupFacts:
         return rows, points, log_s
 
     def lay_out_probes(self, probes: pd.DataFrame) -> Rows:
-        """Return rows for probes (columns `cluster` and `bytes`): a workload without compute."""
+        """Return the regression's rows for probes, which are all-reduces without training.
+
+        `probes` has columns `cluster` and `bytes`. Probes are rows of a workload without compute.
+        """
         types = [parse_cluster(str(one)) for one in probes["cluster"]]
         most = max((len(one) for one in types), default=1)
         ones = np.array([[float(at < len(one)) for at in range(most)] for one in types]).reshape(
@@ -200,7 +212,7 @@ class SetupFacts:
         )
 
     def _links(self, setups: SetupArrays) -> dict[str, FloatArray]:
-        """Return the Line fields `gbps` of the slowest link and `core` of the smallest host."""
+        """Return two fields of a Line: `gbps` of the slowest link, `core` of the smallest host."""
         slowest = self._by_link(setups)
         order = setups.by_type({name: float(at) for at, name in enumerate(slowest)}, np.inf).min(
             axis=1, initial=np.inf
@@ -215,9 +227,10 @@ class SetupFacts:
     def _compression(
         self, setups: SetupArrays, size: FloatArray, most: FloatArray
     ) -> dict[str, FloatArray]:
-        """Return the Line fields `sent_between` and `selection_s` for each setup's strategy.
+        """Return the Line fields `sent_between` and `selection_s`, which depend on the strategy.
 
-        `size` (rows,) are gradient bytes, `most` (rows,) the devices of the fullest machine.
+        `size` (rows,) are the gradient bytes. `most` (rows,) is the number of devices on the
+        fullest machine.
         """
         sent, chosen = np.ones_like(size), np.zeros_like(size)
         modes = [workload_and_mode(name)[1] for name in setups.workloads.names]
@@ -242,9 +255,10 @@ class SetupFacts:
     def _divided(
         self, workload: str, setups: SetupArrays, size: FloatArray, most: FloatArray
     ) -> FloatArray:
-        """Return (rows,) bytes that a machine sends with divided layers, relative to DDP.
+        """Return a (rows,) array: bytes a machine sends in tensor parallelism, relative to DDP.
 
-        DDP sends 2 (n - 1)/n of the gradients on n ranks. 1 if the layers' sizes are unknown.
+        DDP sends 2 (n - 1)/n times the gradient bytes on n ranks. The ratio is 1 if the sizes of
+        the layers are unknown. Arguments are as in `_compression`.
         """
         divided = self.exchanges.get(workload, Exchange(0.0)).divided
         if not divided.known:
@@ -271,7 +285,11 @@ class SetupFacts:
         return sorted(setups.names, key=lambda one: (rate(one), one))
 
     def _variety(self, setups: SetupArrays) -> FloatArray:
-        """Return (rows,) mean doublings of machine speed over the machine with the slowest link."""
+        """Return a (rows,) array: how much faster a cluster is than its slowest-linked machine.
+
+        The value is the mean, for all machines, of log2(speed / speed of the machine with the
+        slowest link).
+        """
         log_speed = {name: float(np.log2(self.machines[name].prior_speed)) for name in setups.names}
         speed = setups.by_type(log_speed, 0.0)
         order = setups.by_type(
@@ -284,7 +302,7 @@ class SetupFacts:
         )
 
     def _exchange(self, workload: str) -> tuple[float, float, float]:
-        """Return the Line fields gradient_bytes, hidden and last_bucket of a group."""
+        """Return a group's values of the Line fields gradient_bytes, hidden and last_bucket."""
         own = self.exchanges.get(workload, Exchange(0.0))
         if not own.gradient_bytes > 0:  # take the median over workloads, sent in this mode
             plain = {
@@ -300,14 +318,21 @@ class SetupFacts:
         return own.gradient_bytes, *known_overlap(own.hidden_part, own.last_bucket_bytes)
 
     def _optimizer(self, workload: str, kind: str) -> float:
-        """Return the `optimizer_part`, else the median over other kinds; 0 without a profile."""
+        """Return the `optimizer_part` of a group on a kind of device.
+
+        If the group was not profiled on this kind, return the median of the kinds on which it was
+        profiled. Return 0 if it was never profiled.
+        """
         if (workload, kind) in self.optimizer_part:
             return self.optimizer_part[workload, kind]
         known = [one for (owner, _), one in self.optimizer_part.items() if owner == workload]
         return float(np.median(known)) if known else 0.0
 
     def _seconds(self, points: Sequence[Point]) -> tuple[FloatArray, FloatArray]:
-        """Return (points,) log seconds at each point, and at its workload's middle batch."""
+        """Return two (points,) arrays of one-device log seconds.
+
+        The first is at each point's batch, the second at the middle batch of the point's group.
+        """
         many = len(points)
         if not many:
             return np.zeros(0), np.zeros(0)
@@ -324,10 +349,10 @@ Parts = dict[tuple[str, str], float]
 def one_device_points(
     rows: TrainingRows, profiles: pd.DataFrame, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, Parts, Parts]:
-    """Return training points of one device, `optimizer_part` and `input_part`.
+    """Return one-device training points, and the `optimizer_part` and `input_part` of SetupFacts.
 
-    Points have the columns workload, kind, batch, log_s (log seconds of a micro-step without
-    optimizer) and sd, the standard deviation of log_s.
+    The frame of points has columns workload, kind, batch, log_s (log seconds of a micro-step
+    without the optimizer) and sd (the standard deviation of log_s).
     """
     profiled = _profile_points(profiles, machines)
     optimizer: Parts = {}
@@ -347,9 +372,10 @@ def one_device_points(
 def _run_points(
     rows: TrainingRows, machines: Mapping[str, Machine], profiled: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return points from one-device runs, and from runs of equal machines minus their wait.
+    """Return one-device points from runs on one device, and from runs on equal machines.
 
-    `profiled` are the points of profiles; they give the share of the optimizer.
+    The seconds spent on communication are subtracted from runs on several devices. `profiled` are
+    the points of profiles, from which the optimizer's share of a step is known.
     """
     setups = rows.setups
     ranks, layout = setups.ranks, setups.layout.max(axis=1, initial=0)
@@ -420,9 +446,9 @@ def _run_points(
 
 
 def _copies(alone: pd.DataFrame, workloads: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Yield copies of one-device points for modes of several devices.
+    """Yield copies of one-device points for the modes that need several devices.
 
-    One device computes the same in such a mode as in its single-device mode.
+    In such a mode, each device computes as in the corresponding single-device mode.
     """
     for name in workloads:
         workload, mode = workload_and_mode(name)
@@ -431,9 +457,10 @@ def _copies(alone: pd.DataFrame, workloads: Sequence[str]) -> Iterator[pd.DataFr
 
 
 def run_noise(rows: TrainingRows) -> float:
-    """Return the standard deviation of log seconds among runs of a setup: the median over setups.
+    """Return the standard deviation of log seconds among repeated runs of a setup.
 
-    The sample standard deviation of n runs has the median sqrt(chi^2_0.5(n - 1) / (n - 1)) sd.
+    It is the median of all setups with repeated runs. Each setup's sample standard deviation is
+    first divided by sqrt(chi^2_0.5(n - 1) / (n - 1)), its median for n runs if the true value is 1.
     """
     again = rows.repeats > 1
     freedom = rows.repeats[again] - 1
@@ -442,16 +469,20 @@ def run_noise(rows: TrainingRows) -> float:
 
 
 def run_weights(rows: TrainingRows) -> FloatArray:
-    """Return (rows,) the effective number of runs of each setup: fewer if its runs disagree."""
+    """Return a (rows,) array: the effective number of runs of each setup.
+
+    It is smaller than the number of runs if they disagree by more than the usual noise.
+    """
     usual = max(run_noise(rows), _LEAST_CONTRADICTION)
     return np.asarray(rows.repeats / np.maximum(rows.spread / usual, 1.0) ** 2, dtype=float)
 
 
 def _optimizer_shares(profiled: pd.DataFrame, asked: pd.DataFrame) -> FloatArray:
-    """Return (asked,) the optimizer's share of a one-device step; 0 without a profile.
+    """Return, for each row of `asked`, the optimizer's fraction of a one-device step.
 
-    `asked` has columns workload, kind, batch and accumulation. If the kind has no profile, the
-    median over the profiles of other kinds is used.
+    `asked` has columns workload, kind, batch and accumulation. `profiled` are the points of
+    profiles. If the workload was not profiled on this kind of device, the fraction is the median of
+    the kinds on which it was profiled. The fraction is 0 if the workload was never profiled.
     """
     found = np.zeros(len(asked))
     profiles: dict[Any, pd.DataFrame] = dict(iter(profiled.groupby(["workload", "kind"])))
@@ -471,9 +502,10 @@ def _optimizer_shares(profiled: pd.DataFrame, asked: pd.DataFrame) -> FloatArray
 
 
 def _profile_points(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return points from profiles, with additional columns optimizer_s and input_part.
+    """Return one-device points from profiles, with additional columns optimizer_s and input_part.
 
-    `log_s` is the log of forward plus backward seconds. Points are medians over equal profiles.
+    `log_s` is the log of forward plus backward seconds. Profiles of one workload, kind of device
+    and batch are reduced to their medians.
     """
     keys = ["workload", "kind", "batch"]
     if not {"workload", "instance_type", "batch", "forward_s", "backward_s"} <= set(

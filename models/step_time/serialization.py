@@ -61,7 +61,7 @@ def load(text: str) -> StepTimeModel:
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value. Arrays, frames and dataclasses become [type name, content]."""
+    """Convert `value` to a JSON value. Arrays, frames and dataclasses become [type, content]."""
     if isinstance(value, np.ndarray):
         return ["array", [value.dtype.str, value.shape, value.ravel().tolist()]]
     if isinstance(value, pd.DataFrame):
@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 
 def _value(plain: Any) -> Any:
-    """Return the value that `_plain` converted."""
+    """Convert the result of `_plain` back to the value."""
     if not isinstance(plain, list):
         return plain
     kind, content = plain

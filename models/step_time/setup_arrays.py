@@ -23,23 +23,28 @@ _OTHERS = {str(mode): mode for mode in MODES[1:]}
 
 
 def variant(workload: str, mode: Mode) -> str:
-    """Return the name of the group. For DDP in fp32 it is the workload's name."""
+    """Return the name of the group of a workload in a mode.
+
+    The name of the default mode's group (fp32, DDP, no switches) is the workload's name.
+    """
     return workload if mode == MODES[0] else f"{workload}{_IN}{mode}"
 
 
 def workload_and_mode(name: str) -> tuple[str, Mode]:
-    """Return the workload and mode of a group's name."""
+    """Return the workload and the mode of the group called `name`."""
     workload, found, mode = name.rpartition(_IN)
     return (workload, _OTHERS[mode]) if found and mode in _OTHERS else (name, MODES[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupArrays:
-    """Setups as arrays (rows, members), in rank order.
+    """Setups as arrays: a row per setup, and a column per member of its cluster, in rank order.
 
     A member is `count` equal instances of the type `names[kind]`. Each instance uses `layout`
-    devices with `batch` samples each. Measured rows have one instance per member, planned rows may
-    have several. Padding has kind -1 and zeros. `accumulation` (rows,) is the number of steps.
+    devices, and each device has `batch` samples in a micro-step. Members of measured setups are
+    single instances; members of planned setups may be several. Rows with fewer members than columns
+    are padded with kind -1 and zeros. `accumulation` (rows,) is the number of micro-steps in an
+    optimizer step.
     """
 
     workloads: Keys
@@ -60,9 +65,10 @@ class SetupArrays:
         layout: FloatArray,
         accumulation: FloatArray,
     ) -> SetupArrays:
-        """Return setups with one instance per member.
+        """Return setups in which each member is one instance.
 
-        `workloads` are group names; `types[i]` are row i's instance types in rank order.
+        `workloads` are the group names of the setups. `types[i]` are the instance types of setup i
+        in rank order. The arrays have the shapes of the fields with the same names.
         """
         clusters, which = numbered(tuple(row) for row in types)
         places = {
@@ -88,58 +94,62 @@ class SetupArrays:
     ) -> SetupArrays:
         """Return setups of one workload.
 
-        `mode` (rows,) are positions in `modes`. `columns` are the other fields of the class.
+        `mode` (rows,) has the position of each setup's mode in `modes`. `columns` are the values of
+        all remaining fields of the class.
         """
         groups = Keys.of([variant(workload, one) for one in modes])
         return cls(workloads=groups.take(mode), **columns)
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """The mode of each of `workloads.names`."""
+        """Return the mode of each of `workloads.names`."""
         return tuple(workload_and_mode(name)[1] for name in self.workloads.names)
 
     def dense(self) -> SetupArrays:
-        """Return the setups in the dense modes with which their modes are compared."""
+        """Return the same setups, each in the mode with which its mode is compared (Mode.dense)."""
         pairs = (workload_and_mode(name) for name in self.workloads.names)
         table = Keys.of([variant(workload, mode.dense) for workload, mode in pairs])
         return replace(self, workloads=table.take(self.workloads.codes))
 
     @property
     def types(self) -> tuple[tuple[str, ...], ...]:
-        """The instance types of each row's members."""
+        """Return the instance types of each row's members, in rank order."""
         return tuple(
             tuple(self.names[one] for one in row if one >= 0) for row in self.kind.tolist()
         )
 
     @property
     def met_types(self) -> set[str]:
-        """The instance types that occur in any row."""
+        """Return the instance types that occur in any row."""
         return {self.names[at] for at in np.unique(self.kind[self.kind >= 0]).tolist()}
 
     @property
     def present(self) -> BoolArray:
-        """(rows, members) True for members, False for padding."""
+        """Return a (rows, members) mask: True for members, False for padding."""
         return self.layout > 0
 
     @property
     def ranks(self) -> FloatArray:
-        """(rows,) devices that take part."""
+        """Return a (rows,) array: the number of devices that each setup uses."""
         return np.asarray((self.count * self.layout).sum(axis=1), dtype=float)
 
     @property
     def instances(self) -> FloatArray:
-        """(rows,) instances that take part."""
+        """Return a (rows,) array: the number of instances of each setup."""
         return np.asarray(self.count.sum(axis=1), dtype=float)
 
     @property
     def samples(self) -> FloatArray:
-        """(rows,) samples of one optimizer step."""
+        """Return a (rows,) array: the samples of one optimizer step."""
         return np.asarray(
             (self.count * self.layout * self.batch).sum(axis=1) * self.accumulation, dtype=float
         )
 
     def pairs(self) -> Iterator[tuple[str, str, tuple[IntArray, IntArray]]]:
-        """Yield each occurring pair of group and instance type with its (rows, members) indices."""
+        """Yield (group, instance type, indices) for each pair that occurs.
+
+        The indices are two arrays, the rows and the members in which the pair occurs.
+        """
         code = self._pair
         for one, workload, name in self._met(code):
             rows, members = np.nonzero(code == one)
@@ -148,9 +158,10 @@ class SetupArrays:
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], padded: Sequence[float]
     ) -> tuple[FloatArray, ...]:
-        """Return a (rows, members) array for each value that `value(group, type)` returns.
+        """Return (rows, members) arrays of values that depend on group and instance type.
 
-        `padded` are the values for padding.
+        `value(group, type)` returns one number for each array. `padded` has the number of each
+        array for padding.
         """
         code = self._pair
         table = np.tile(
@@ -161,7 +172,7 @@ class SetupArrays:
         return tuple(own[code] for own in table)
 
     def by_type(self, value: Mapping[str, float], padded: float) -> FloatArray:
-        """Return (rows, members) the value of each member's type, or `padded` for padding."""
+        """Return a (rows, members) array: each member's value by type, or `padded` for padding."""
         known = np.array([value[name] for name in self.names] + [padded], dtype=float)
         return np.asarray(known[self.kind], dtype=float)
 
@@ -181,7 +192,10 @@ class SetupArrays:
 
     @property
     def _pair(self) -> IntArray:
-        """(rows, members) a number for the pair of group and type; the largest for padding."""
+        """Return a (rows, members) array of numbers that identify pairs of group and type.
+
+        Padding has the largest number.
+        """
         many = len(self.names)
         code = self.workloads.codes[:, None] * many + self.kind
         return np.asarray(
@@ -199,12 +213,13 @@ class SetupArrays:
 
 
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
-    """Parse measurement columns into setups, with each workload in its group (`variant`).
+    """Parse the measurement columns of `frame` into setups, one per row.
 
-    `devices` is the number of devices of each instance type, used where the layout is empty.
+    `devices` has the number of devices of each instance type. It is used for rows whose layout is
+    empty, which means all devices.
 
     Raises:
-        ValueError: if a column is missing or a text cannot be parsed.
+        ValueError: if a required column is missing or a text cannot be parsed.
     """
     missing = [
         name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns
@@ -236,7 +251,7 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
 
 
 def variants_of(frame: pd.DataFrame) -> list[str]:
-    """Return the name of each row's group."""
+    """Return the name of the group (workload in one mode) of each row of `frame`."""
     if not len(frame):
         return []
     rows, which = numbered(zip(frame["workload"].astype(str), modes_of(frame), strict=True))
@@ -245,7 +260,7 @@ def variants_of(frame: pd.DataFrame) -> list[str]:
 
 
 def as_variants(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with workloads renamed to their groups and modes set to the default.
+    """Rename the workloads in `frame` to their groups, and set the mode columns to the defaults.
 
     Rows in unknown modes stay unchanged.
     """

@@ -1,7 +1,8 @@
-"""Compute the prior number of elements that tensor parallelism sends on P ranks.
+"""Estimate the bytes that tensor parallelism sends, before any run in such a mode was measured.
 
-A linear layer of K to N features has inputs |X| = rows K and outputs |Y| = rows N, of all ranks'
-samples, and weights |W| = K N:
+A linear layer maps K features to N features. Counting the samples of all ranks, its inputs have
+|X| = rows K elements, its outputs |Y| = rows N, and its weights |W| = K N. In a step, each of P
+ranks sends these numbers of elements for the layer:
 
     tensor-2d, tensor-2.5d   on q x q x d ranks (q - 1) / q^2 (|X| / d + |W|) forward; as much again
                              for the gradients of X and of W; 2 (d - 1) / d |W| / q^2 to sum the
@@ -9,8 +10,8 @@ samples, and weights |W| = K N:
     tensor-1d                2 (P - 1) / P |X| of the first layer of a pair and 2 (P - 1) / P |Y| of
                              the second, forward and backward [Shoeybi et al. 2019]
 
-Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines leave a
-machine. Biases, LayerNorms and the ends of a sequence are left out [D].
+Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
+network. Biases, LayerNorms and the ends of a sequence are neglected [D].
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _BYTES_PER_VALUE = 4.0
 
 
 class Volumes(NamedTuple):
-    """The numbers of elements in a workload's divided layers.
+    """The numbers of elements in the layers that tensor parallelism splits.
 
-    `weights` are all weights. `inputs` are the inputs of all layers for one sample. `pairs` are the
-    inputs of the first and the outputs of the second layer of each pair, for one sample.
+    `weights` counts the weights of all these layers. `inputs` counts the inputs of all these layers
+    for one sample. `pairs` counts, for one sample, the inputs of the first layer and the outputs of
+    the second layer of each pair.
     """
 
     weights: float = 0.0
@@ -53,18 +55,19 @@ def machine_bytes(
     most: FloatArray,
     samples: FloatArray,
 ) -> FloatArray:
-    """Return (rows,) bytes that a machine sends in a step; NaN if the ranks form no grid.
+    """Return a (rows,) array: the bytes that a machine sends in a step.
 
-    Gradients of undivided layers are sent as in DDP. Weights are counted for one micro-step; see
-    `weight_bytes` for further micro-steps.
+    Gradients of layers that are not split are sent as in DDP. Weights are counted for one
+    micro-step; `weight_bytes` has the bytes of each further micro-step. The number is NaN if the
+    ranks of a setup form no grid.
 
     Args:
         strategy: a tensor-parallel strategy.
-        volumes: elements of the divided layers.
-        gradient_bytes: bytes of all gradients.
-        ranks: (rows,) ranks of the setup.
-        most: (rows,) devices of a machine.
-        samples: (rows,) samples of a device in all accumulation steps.
+        volumes: numbers of elements of the split layers.
+        gradient_bytes: bytes of all gradients of the workload.
+        ranks: (rows,) number of ranks of the setup.
+        most: (rows,) number of ranks on the fullest machine.
+        samples: (rows,) samples of a device in a step, summed for all its micro-steps.
     """
     found = np.full(len(ranks), np.nan)
     for many, each in sorted({(int(a), int(b)) for a, b in zip(ranks, most, strict=True)}):
@@ -94,10 +97,10 @@ def machine_bytes(
 def weight_bytes(
     strategy: str, weights: float, *, ranks: FloatArray, most: FloatArray
 ) -> FloatArray:
-    """Return (rows,) bytes of weights that a machine sends in each micro-step after the first.
+    """Return a (rows,) array: bytes that a machine sends for weights in one further micro-step.
 
-    SUMMA gathers weights forward and backward and scatters their gradients. NaN if the ranks form
-    no grid. Arguments as in `machine_bytes`.
+    SUMMA gathers weights in the forward and in the backward pass, and scatters their gradients. The
+    number is NaN if the ranks of a setup form no grid. Arguments are as in `machine_bytes`.
     """
     found = np.full(len(ranks), np.nan)
     for many, each in sorted({(int(a), int(b)) for a, b in zip(ranks, most, strict=True)}):
@@ -116,7 +119,8 @@ def weight_bytes(
 def _outside(peers: int, apart: int, devices: int) -> float:
     """Return the fraction of a rank's peers that are on other machines.
 
-    The rank numbers of `peers` ranks are `apart` from each other; a machine has `devices` ranks.
+    A group has `peers` ranks, whose numbers are `apart` from each other. A machine has `devices`
+    ranks with consecutive numbers.
     """
     beside = min(max(devices // apart, 1), peers)
     return (peers - beside) / max(peers - 1, 1)

@@ -1,8 +1,9 @@
-"""Make a model predict modes without runs: compression, Adasum, parameter servers, divided layers.
+"""Make a model predict modes that were never run and that communicate differently from DDP.
 
-One device computes as in DDP. Bytes and seconds of compression come from compression.py and
-tensor.py. Only runs of a mode show how it uses links, so intervals are as wide as for a workload
-that was never measured on several devices.
+These modes use compression, Adasum, parameter servers or tensor parallelism. Each device computes
+as in DDP. The bytes that a device sends and the seconds of compression come from compression.py and
+tensor.py. How well a mode uses the links is unknown until it is run. Its intervals are therefore as
+wide as those of a workload that was never measured on several devices.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _T = TypeVar("_T")
 
 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
-    """Return a model that also predicts the modes of `workload` whose communication is not DDP's.
+    """Return a model that also predicts modes of `workload` that communicate differently from DDP.
 
-    Returns `model` itself if there is no such mode, or if its single-device mode was not measured.
+    A mode is added only if the workload was measured in the corresponding single-device mode. If
+    no mode is added, `model` itself is returned.
     """
     facts, memory, alone = model.facts, model.memory, model.facts.alone
     new = {}
@@ -62,12 +64,15 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
 
 
 def _named_too(values: Mapping[str, _T], new: Mapping[str, str]) -> dict[str, _T]:
-    """Return `values` with copies under new names. `new` maps a new name to the name to copy."""
+    """Return `values` with additional copies. `new` maps a new name to the name that is copied."""
     return dict(values) | {name: values[base] for name, base in new.items() if base in values}
 
 
 def _sheets_too(sheets: Mapping[str, Sheet], new: Mapping[str, str]) -> dict[str, Sheet]:
-    """Return only the copies of data sheets, whose keys are "kind|workload"; see `_named_too`."""
+    """Return copies of data sheets with keys "kind|workload" for the new workloads.
+
+    `new` maps a new workload to the workload that is copied. The old sheets are not included.
+    """
     return {
         key.replace("|" + base, "|" + name): sheet
         for name, base in new.items()
@@ -79,7 +84,10 @@ def _sheets_too(sheets: Mapping[str, Sheet], new: Mapping[str, str]) -> dict[str
 def _of_pairs(
     values: Mapping[tuple[str, str], _T], new: Mapping[str, str]
 ) -> dict[tuple[str, str], _T]:
-    """Return `values` by (workload, type) with copies under new workloads; see `_named_too`."""
+    """Return `values`, by (workload, type), with additional copies for new workloads.
+
+    `new` maps a new workload to the workload that is copied.
+    """
     others = {
         (name, kind): one
         for name, base in new.items()
