@@ -83,7 +83,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the plan if its attempt is higher than that of the last launch, else None."""
+        """Return the plan if it has a higher attempt than the last launch, else None."""
         try:
             text = (self.mailbox / "plan.json").read_text()
         except FileNotFoundError:
@@ -136,9 +136,9 @@ class Agent:
     def command(self, plan: Plan) -> list[str]:
         """Return this node's torchrun command, preceded by `node.prepare` if it is needed.
 
-        `node.prepare` checks devices and installs requirements. The nodes meet at the first node.
-        An elastic run starts with the nodes that are present, and others may join later. It cannot
-        survive the loss of its first node.
+        `node.prepare` checks devices and installs requirements. All nodes connect to the first
+        node. An elastic run starts with the nodes that are present, and other nodes may join later.
+        It cannot survive the loss of its first node.
         """
         layout, item = RankLayout.of(plan), plan.elastic
         host, port = plan.addresses[layout.host], plan.port + plan.attempt

@@ -48,7 +48,7 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The checkpoints of one training, in a folder that outlives the machines which write there.
+    """The checkpoints of one training. Their folder outlives the machines that write to it.
 
     `step-<n>.pt` holds a state. `step-<n>.json` is its manifest: the step, bytes and checksum. The
     manifest is written once the state is on disk. A state without a matching manifest is ignored.
@@ -79,9 +79,9 @@ class Checkpoints:
         return manifest
 
     def newest(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return (manifest, state) of the newest complete checkpoint; None if there is none.
+        """Return a pair: the manifest and the state of the newest complete checkpoint.
 
-        The tensors of the state are on `device`.
+        Returns None if there is no complete checkpoint. The tensors of the state are on `device`.
         """
         for path in sorted(self.folder.glob("step-*.pt"), reverse=True):
             try:
@@ -99,7 +99,7 @@ class Checkpoints:
         return None
 
     def note_start(self, start: dict[str, Any]) -> None:
-        """Append the report of a start of the workers. Raises OSError if it cannot be written."""
+        """Write the report of a start of the workers. Raises OSError if that fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
 
@@ -108,7 +108,7 @@ class Checkpoints:
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("start-*.json"))]
 
     def manifests(self) -> list[dict[str, Any]]:
-        """Return the manifests of all checkpoints ever written, by step."""
+        """Return the manifests of all checkpoints ever written, in the order of their steps."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("step-*.json"))]
 
     def _state(self, step: int) -> Path:

@@ -61,7 +61,10 @@ def now(device: torch.device) -> float:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return `value`, inputs or targets of any structure, with its tensors on `device`."""
+    """Return `value` with its tensors on `device`.
+
+    `value` are the inputs or the target of a batch, in any structure.
+    """
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -50,7 +50,10 @@ def is_named(expected: str, name: str) -> bool:
 
 
 def missing_devices(expected: Devices, names: Sequence[str]) -> str:
-    """Return why the devices that torch can use, `names`, are too few; empty if they suffice."""
+    """Return why a machine lacks `expected` devices, or an empty text if it has enough.
+
+    `names` are torch's names of the devices that it can use on the machine.
+    """
     if sum(is_named(expected.name, name) for name in names) >= expected.count:
         return ""
     counted = ", ".join(f"{list(names).count(name)} x {name}" for name in dict.fromkeys(names))
@@ -103,7 +106,7 @@ def wait_for_devices(
 def torch_sees(within_s: float) -> tuple[list[str], str]:
     """Return torch's names of the usable devices, and torch's warnings or error.
 
-    A new process imports torch; it may take `within_s` seconds.
+    A new process imports torch and may take up to `within_s` seconds.
     """
     command = (sys.executable, "-c", _LOOK)
     try:

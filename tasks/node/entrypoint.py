@@ -41,10 +41,10 @@ class WorkloadError(Exception):
 class LoadedWorkload:
     """The model, loss, batch maker and optimizer that an entrypoint returned.
 
-    `loss(model(inputs), target)` is a mean over the batch `(inputs, target)` of
-    `make_batch(batch)`. All parts and batches are on `device`. `loader` is the source of batches if
-    the entrypoint returned a DataLoader. `waited_s` sums the seconds of waiting for batches or
-    making them.
+    `make_batch(batch)` returns a pair: the inputs and the target of `batch` samples.
+    `loss(model(inputs), target)` is the mean loss of these samples. Model, loss and batches are on
+    `device`. `loader` is the source of batches if the entrypoint returned a DataLoader, else None.
+    `waited_s` is the sum of the seconds spent on making batches or waiting for them.
     """
 
     model: nn.Module
@@ -92,11 +92,12 @@ def build(
     computing: Arithmetic,
     shared: bool = False,
 ) -> LoadedWorkload:
-    """Load and call the entrypoint. Every rank gets equal weights, but draws different data.
+    """Load and call the entrypoint. All ranks get equal weights, but draw different data.
 
     folder: holds the workload's file, or the folder to which its archive was unpacked.
     workload: its `data` is a folder on this machine (data.data_path).
-    seed: of the weights; the seed of the data depends on `rank` too.
+    seed: the seed of the weights. The seed of the data also depends on `rank`.
+    computing: the precision, and the device on which the workload computes.
     shared: True if the strategy shards the model. The model then stays in host memory, since only
         its shards must fit on a device.
 
@@ -206,7 +207,7 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
 
 
 def own_name(file: str, workload: WorkloadFile) -> str:
-    """Return the user's name of `file`; empty if it is not part of the workload's code."""
+    """Return the name by which the user knows `file`; empty if it is not the workload's code."""
     if workload.folder:
         return file.partition(f"/{workload.folder}/")[2]
     return (workload.source or workload.name) if Path(file).name == Path(workload.file).name else ""
@@ -218,10 +219,10 @@ def _default(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:
-    """Return `make_batch` with its batches on `device`.
+    """Return a batch maker that moves the batches of `make_batch` to `device`.
 
-    `made_there` makes `device` torch's default device while `make_batch` runs. A loader's batches
-    are made in host memory instead.
+    If `made_there` is True, `device` is torch's default device while `make_batch` runs. Otherwise
+    the batches are made in host memory, as those of a loader.
     """
     if device.type == "cpu":
         return make_batch
@@ -237,7 +238,8 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
 def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None:
     """Run one forward and backward pass on this rank alone, to fail before the first collective.
 
-    For a `shared` model it only makes a batch, since the whole model may not fit on a device.
+    If the strategy shards the model (`shared`), this only makes a batch, since the whole model may
+    not fit on a device.
     Raises WorkloadError if the loss is not a scalar tensor, and the errors of the user's code.
     """
     if shared:

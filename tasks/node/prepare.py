@@ -36,7 +36,7 @@ def lacking_devices(plan: Plan, node: int, scratch: Path) -> str:
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
-    """Return the Python that runs `workload`, and unpack its folder below `scratch`.
+    """Unpack the folder of `workload` below `scratch`; return the Python that runs the workload.
 
     Raises NotInstalled if the requirements cannot be installed or their environment is gone, and
     OSError if the folder cannot be unpacked.
@@ -59,7 +59,11 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
 
 
 def main() -> NoReturn:
-    """Become the command, or fail the node's runs and end with the reason as the last line."""
+    """Prepare the machine, and replace this process by the command in its arguments.
+
+    If the preparation fails, every run on the node fails, and the last line of the log states the
+    reason.
+    """
     mailbox, plan, node = task_of_process()
     scratch = mailbox / f"node-{node}" / "scratch"
     if plan.expected[node].checked:

@@ -20,7 +20,7 @@ from .strategies.messages import exchange
 _SIZE_S = 0.6  # seconds to spend on each message size
 _MIN_REPEATS, _MAX_REPEATS = 4, 40
 
-SWEEPS = 3  # over all pairs: two sweeps choose an order of ranks, the third judges it
+SWEEPS = 3  # times that all pairs are measured: two choose an order of ranks, the third judges it
 _PAIR_S = 0.01  # seconds that a message between two machines should take
 _MIN_BYTES, _MAX_BYTES = 2**16, 2**26
 _EMPTIES = 5
@@ -32,10 +32,11 @@ Matrix = list[list[float]]
 def probe(
     item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
 ) -> tuple[dict[str, Any], str]:
-    """Return the values of a probe record, or {} and the reason why there are none.
+    """Time all-reduces of each message size; return the values of a record, and an empty text.
 
-    `rows` has one entry per message size: bytes, seconds, spread and repeats. The seconds are the
-    interquartile mean over all-reduces of the seconds on the slowest rank.
+    Returns {} and the reason if the item has only one device. `rows` of the values has one entry
+    per message size: bytes, seconds, spread and repeats. An all-reduce takes as long as on its
+    slowest rank, and `seconds` is the interquartile mean of the all-reduces.
     """
     if group is None:
         return {}, "a probe needs at least two devices"
@@ -58,7 +59,7 @@ def probe(
 
 
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
-    """Return the seconds of each of `repeats` all-reduces on its slowest rank.
+    """Run `repeats` all-reduces; return the seconds of each all-reduce on its slowest rank.
 
     The all-reduces run back to back after a barrier.
     """
@@ -75,12 +76,14 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, one rank of each machine.
 
     One pair exchanges messages at a time, and all other ranks are idle. Every rank of `group` must
-    call it. Returns:
+    call it. Returns a dictionary. Its lists have one entry per sweep.
 
-    latency_s: (SWEEPS, n, n) seconds of a one-byte message while both ends send, at the slower end.
-    byte_s: (SWEEPS, n, n) seconds of each further byte.
-    sharing: (SWEEPS) how much the slowest disjoint pairs delay each other when all send at once: 0
-        means not at all, 1 means as if they shared one link.
+    latency_s: (n, n) lists of the seconds of a one-byte message from i to j while j also sends to
+        i. The slower of both ends counts.
+    byte_s: (n, n) lists of the seconds of each further byte.
+    sharing: numbers from 0 to 1 that show how much pairs delay each other if all send at once. 0
+        means not at all, and 1 means as if they shared one link. The pairs are the slowest pairs
+        that have no machine in common.
     took_s: seconds of the whole measurement.
     """
     began = time.monotonic()
@@ -115,7 +118,7 @@ class _Links:
         self.sizes = [0] * dist.get_world_size(group)
 
     def sweep(self) -> tuple[Matrix, Matrix]:
-        """Return the latency and the seconds per byte of each pair: two (n, n) matrices."""
+        """Return two (n, n) matrices: the latency, and the seconds per byte, of each pair."""
         latency_s, byte_s = [0.0] * len(self.sizes), [0.0] * len(self.sizes)
         for pair in combinations(range(len(self.sizes)), 2):
             meet(self.group)
@@ -130,7 +133,7 @@ class _Links:
     def sharing(self, together: dict[Pair, float]) -> float:
         """Return how much the pairs delay each other when all send at once, from 0 to 1.
 
-        `together` has the seconds that each pair takes alone.
+        `together` maps each pair to the seconds that it takes while no other pair sends.
         """
         mine_s = 0.0
         meet(self.group)
@@ -143,7 +146,10 @@ class _Links:
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
     def _slower(self, mine: list[float]) -> Matrix:
-        """Return the larger of the measurements of both ends of each link: (n, n)."""
+        """Return an (n, n) matrix with the larger of the measurements at both ends of each link.
+
+        `mine` lists this rank's measurement of its link to each rank.
+        """
         rows = gather(mine, self.group)
         columns = zip(*rows, strict=True)
         return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
@@ -161,9 +167,9 @@ class _Links:
         return size
 
     def _steady_s(self, size: int, peer: int) -> float:
-        """Return the seconds of the faster of two messages.
+        """Exchange `size` bytes with `peer` twice; return the seconds of the faster exchange.
 
-        A message before them does not count, since rate limits let the first bytes pass.
+        An earlier exchange is not timed, since rate limits let the first bytes pass at full speed.
         """
         self._exchange_s(size, peer)
         return min(self._exchange_s(size, peer) for _ in range(2))

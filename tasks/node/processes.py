@@ -95,9 +95,9 @@ def blame_rank(code: Any) -> int:
 
 
 def leave(code: int, message: str) -> NoReturn:
-    """Print `message` in the form that the agent finds in the log, and exit immediately.
+    """Print `message` in a form that `exit_reason` finds in the log, and exit with `code`.
 
-    The exit closes this rank's sockets, which wakes the ranks that wait for it.
+    The process exits immediately. This closes its sockets, which wakes the ranks that wait for it.
     """
     print(f"srift[{code}]: {message}", file=sys.stderr, flush=True)
     os._exit(code)
@@ -120,8 +120,9 @@ def worker_exit_code(log: str) -> int | None:
 def exit_reason(log: str, worker_code: int | None) -> str:
     """Return the reason of a failure from a log.
 
-    It is the last message that a worker printed with `worker_code`, else that of any worker, else
-    a sentence with the exit code.
+    This is the last message of a worker that left with `worker_code`. If the log has no such
+    message, it is the last message of any worker. A log without messages gives a sentence with the
+    exit code.
     """
     lines = _LAST_LINE.findall(log)
     matching = [line for line in lines if line[0] == str(worker_code)] or lines

@@ -33,11 +33,11 @@ Profile = dict[str, Any]
 def profile(
     item: Item, built: LoadedWorkload, group: dist.ProcessGroup, patience: Patience
 ) -> tuple[Profile, str]:
-    """Return the values of a profile record; the reason is always empty.
+    """Profile the batch sizes of `item`; return the values of the record, and an empty text.
 
     `group` contains only this rank; the measurement of buckets needs it for DDP. Batches of a
-    loader are made in this process, so that their cost is measured apart from the device's. Batch
-    sizes that exceed the GPU's memory are left out.
+    loader are made in this process, so that the cost of loading is measured separately. Batch sizes
+    that exceed the GPU's memory are left out.
     """
     rows: list[Profile] = []
     if built.loader is not None:
@@ -74,10 +74,10 @@ def profile(
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
     """Measure forward, backward and optimizer seconds and peak memory of one batch size.
 
-    The parts are means over the repeats whose total lies in the middle half, so that the parts add
-    up to a typical step. As in a measured step, the forward seconds include clearing the gradients
-    and `input_s`, the seconds to make the batch. `loading` lists the results of `_loading` for each
-    repeat.
+    The seconds are means over the middle half of the repeats when sorted by their total, so that
+    they add up to a typical step. As in a measured step, the forward seconds include clearing the
+    gradients and `input_s`, the seconds to make the batch. `loading` has the result of `_loading`
+    for each repeat.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -116,10 +116,10 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
 
 
 def _thread_counters() -> list[float]:
-    """Return counters of this thread: three of seconds and two of bytes.
+    """Return five counters of this thread.
 
-    Wall-clock time, CPU time, time queued for a CPU, bytes requested by read calls, and bytes
-    fetched from storage. A counter that the kernel hides is 0 [proc(5)].
+    They are wall-clock seconds, CPU seconds, seconds queued for a CPU, bytes requested by read
+    calls, and bytes fetched from storage. A counter that the kernel hides is 0 [proc(5)].
     """
     thread, queued_s, asked, stored = Path("/proc/thread-self"), 0.0, 0.0, 0.0
     with suppress(OSError):
@@ -131,10 +131,11 @@ def _thread_counters() -> list[float]:
 
 
 def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float, float]:
-    """Return (CPU seconds, seconds of waiting for storage, bytes) per sample.
+    """Return three values per sample: CPU seconds, seconds of waiting for storage, and bytes read.
 
-    The bytes are the larger of requested and fetched bytes: memory-mapped files are fetched without
-    read calls, and files in the page cache are requested without a fetch.
+    `before` and `after` are the thread's counters before and after it made a batch. The bytes are
+    the larger of requested and fetched bytes: memory-mapped files are fetched without read calls,
+    and files in the page cache are requested without a fetch.
     """
     wall_s, processor_s, queued_s, asked, stored = (
         (now - then) / batch for now, then in zip(after, before, strict=True)
@@ -156,7 +157,7 @@ def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Itera
 
 
 def _flops(built: LoadedWorkload, batch: int) -> float:
-    """Return the FLOPs of the forward and backward pass per sample, as torch counts them."""
+    """Return the FLOPs per sample of a forward and backward pass, as torch counts them."""
     inputs, target = built.make_batch(batch)
     with FlopCounterMode(display=False) as counter:
         built.loss(built.model(inputs), target).backward()  # type: ignore[no-untyped-call]
@@ -165,7 +166,10 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 
 
 def _divided(built: LoadedWorkload, batch: int) -> dict[str, float]:
-    """Return the elements that tensor parallelism exchanges: weights, and those per sample."""
+    """Return the numbers of elements that tensor parallelism exchanges (tensor.volumes).
+
+    `divided_weights` counts elements of weights. The other values count activations per sample.
+    """
     with torch.no_grad():
         found = volumes(built.model, lambda: built.model(built.make_batch(batch)[0]))
     return {
@@ -174,10 +178,10 @@ def _divided(built: LoadedWorkload, batch: int) -> dict[str, float]:
 
 
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
-    """Return the bytes of each gradient bucket, and when it is ready in the backward pass.
+    """Return `bytes` and `ready_fraction` of each gradient bucket.
 
-    `ready_fraction` is a share of the backward seconds. The first two passes are left out, since
-    DDP rebuilds its buckets after the first pass.
+    `ready_fraction` is the share of the backward seconds after which the bucket is ready. The first
+    two passes are left out, since DDP rebuilds its buckets after the first pass.
     """
     clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)

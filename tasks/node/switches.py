@@ -24,7 +24,10 @@ _BLOCKS = 8  # a block holds at most 1 / _BLOCKS of all weights, unless a single
 
 
 def on(switches: str) -> frozenset[str]:
-    """Return the set of switches in `switches`. Raises ValueError if one is unknown."""
+    """Return the switches in a text such as "compile+offload".
+
+    Raises ValueError if a switch is unknown.
+    """
     named = frozenset(switches.split("+")) - {NONE}
     if unknown := sorted(named - set(SWITCHES)):
         raise ValueError(f"unknown switch {unknown[0]!r}; known: {', '.join(SWITCHES)}")
@@ -35,14 +38,14 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
     """Enable activation checkpointing and compilation on `model`, as `switches` say.
 
     If `whole` is False, each block is compiled separately, since sharded weights are gathered
-    between blocks. `offload` is up to the strategy. Raises ValueError if a switch is unknown, or if
-    the model has no part of several layers to recompute.
+    between blocks. The strategy implements `offload`, so this function ignores it. Raises
+    ValueError if a switch is unknown, or if no module has several layers to recompute.
     """
     named = on(switches)
     if CHECKPOINTING in named:
         recomputed = _several_layers(model)
         if not recomputed:
-            raise ValueError("checkpointing: the model has no part of several layers")
+            raise ValueError("checkpointing: the model has no module with several layers")
         for block in recomputed:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if COMPILE in named:
@@ -71,9 +74,10 @@ def compiled_nothing(switches: str) -> bool:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose weights are gathered together: 1 / _BLOCKS of all weights or less.
+    """Return the modules whose weights are gathered together.
 
-    Modules that share a weight with a module outside, as a tied head does, are left out.
+    A module has at most 1 / _BLOCKS of all weights, unless it cannot be divided. Modules that share
+    a weight with the rest of the model, as a tied head does, are left out.
     """
     uses = uses_of(model)
     return [
@@ -84,7 +88,10 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose activations are recomputed together, without single layers."""
+    """Return the modules whose activations are recomputed together.
+
+    Single layers are left out.
+    """
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())
@@ -98,9 +105,9 @@ def _modules(
 ) -> Iterator[nn.Module]:
     """Yield the largest modules of at most `limit` weights, or larger if they cannot be divided.
 
-    Module lists are always divided, since nobody calls a list. torch's own classes, except for
-    `_CALL_CHILDREN`, are never divided: they use the weights of their children without calling
-    them.
+    `divides` returns False for a module that must stay whole. Module lists are always divided,
+    since a list is never called. torch's own classes, except for `_CALL_CHILDREN`, are never
+    divided: they use the weights of their children without calling the children.
     """
     for child in module.children():
         calls = isinstance(child, _CALL_CHILDREN) or not type(child).__module__.startswith("torch.")
@@ -112,7 +119,7 @@ def _modules(
 
 
 def uses_of(module: nn.Module) -> Counter[int]:
-    """Count how often each parameter, by its id(), occurs in a module."""
+    """Return how often each parameter occurs in a module. The keys are the parameters' id()."""
     return Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
 
 

@@ -190,7 +190,7 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     """Shard the parameters of a model that is in host memory, one block at a time.
 
     The whole model then never has to fit on a device. `optimizer` trains the shards afterwards.
-    `options` go to `fully_shard`.
+    `options` are passed to `fully_shard`.
     """
     whole = dict(model.named_parameters())
     for module in [*blocks(model), model]:

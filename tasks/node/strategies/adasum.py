@@ -63,8 +63,8 @@ def combine_gradients(
 class Changes:
     """State of adasum-delta on a rank: the weights, and their values before the optimizer's step.
 
-    `is_due` is True once DDP has passed the last bucket of a step. A step inside `no_sync`, which
-    measures `sync_s`, passes no bucket, so `combine` then exchanges nothing.
+    `is_due` is True once DDP has passed the last bucket of a step to its hook. A step inside
+    `no_sync`, which measures `sync_s`, passes no bucket, so `combine` then exchanges nothing.
     """
 
     group: dist.ProcessGroup
@@ -107,12 +107,15 @@ def leave_gradients(
 def combine(
     values: Tensor, sizes: Sequence[int], group: dist.ProcessGroup, distance: int = 1
 ) -> None:
-    """Replace `values` (n,) by their Adasum over the 2^m ranks of `group`.
+    """Replace the tensor `values` by its Adasum over the 2^m ranks of `group`.
 
-    `sizes` are the numbers of elements of the parameters in `values`; they add up to n. `distance`
-    is for the recursion: a rank exchanges halves with the rank `distance` away, combines its half,
-    recurses with twice the distance, and returns the combined half. Every rank must call it. Raises
-    RuntimeError if a rank does not answer within the group's timeout.
+    values: a one-dimensional tensor with the values of several parameters, one after another.
+    sizes: the number of elements of each parameter in `values`.
+    distance: callers leave it at 1. A rank exchanges halves with the rank `distance` away, combines
+        its half, recurses with twice the distance, and returns the combined half.
+
+    Every rank must call it. Raises RuntimeError if a rank does not answer within the group's
+    timeout.
     """
     rank = dist.get_rank(group)
     if distance == dist.get_world_size(group):
@@ -141,7 +144,7 @@ def combine(
 
 
 def _dots(first: Tensor, second: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return first.second, |first|^2 and |second|^2 of each parameter: (parameters, 3), float64."""
+    """Return a (parameters, 3) float64 tensor: first.second, |first|^2, |second|^2 of each."""
     found = torch.zeros(len(sizes), 3, dtype=torch.float64, device=first.device)
     for row, mine, theirs in zip(found, *_split(first, second, sizes), strict=True):
         for block, other in zip(*_split(mine, theirs, _BLOCK), strict=True):

@@ -46,7 +46,7 @@ def powersgd_hook(
 ) -> Future[Tensor]:
     """Run torch's PowerSGD hook, and wait for its messages.
 
-    With several buckets under way gloo's two threads wait for each other.
+    If several buckets were exchanged at once, gloo's two threads would wait for each other.
     """
     exchanged = powerSGD_hook(state, bucket)
     exchanged.wait()
@@ -63,8 +63,8 @@ def powersgd_state(group: dist.ProcessGroup) -> PowerSGDState:
 class SparseExchange:
     """State of `sparse_hook` on a rank.
 
-    `machines` are the numbers of devices of each machine, which are equal. `residuals` are this
-    rank's entries that were not sent yet, by bucket index. `steps` counts finished steps.
+    `machines` lists the number of devices of each machine; all are equal. `residuals` maps the
+    index of a bucket to the entries that this rank has not sent yet. `steps` counts finished steps.
     """
 
     group: dist.ProcessGroup
@@ -74,11 +74,11 @@ class SparseExchange:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def summed(self, index: int, gradient: Tensor) -> Tensor:
-        """Return the sum (d,) over ranks of the largest entries of `gradient` (d,).
+        """Return the sum over ranks of the largest entries of their `gradient`.
 
-        Residuals of earlier steps are added first; entries that are not sent become the new
-        residual of bucket `index`. Every rank must call it. Raises RuntimeError if a rank does not
-        answer within the group's timeout.
+        Gradient and sum have shape (d,). Residuals of earlier steps are added first; entries that
+        are not sent become the new residual of bucket `index`. Every rank must call it. Raises
+        RuntimeError if a rank does not answer within the group's timeout.
         """
         devices, share = self.machines[0], ceil(len(gradient) / self.machines[0])
         machine, place = divmod(dist.get_rank(self.group), devices)
@@ -108,7 +108,10 @@ def sparse_hook(
     state: SparseExchange,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Average a bucket's largest entries over ranks; all entries in the first steps."""
+    """Average a bucket's largest entries over ranks: the DDP hook of ddp-mstopk.
+
+    In the first steps it averages all entries.
+    """
     gradient = bucket.buffer()
     is_dense = state.steps < _DENSE_STEPS
     state.steps += bucket.is_last()

@@ -24,9 +24,9 @@ Peers = tuple[int, ...]
 
 
 def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return (rows, columns, depth) of the grid of strategy `name`.
+    """Return the rows, columns and depth of the grid of strategy `name` with `ranks` ranks.
 
-    Returns None if that many `ranks` form no such grid.
+    Returns None if this number of ranks cannot form such a grid.
     """
     if name == ONE:
         return (1, ranks, 1) if ranks >= 2 else None
@@ -41,10 +41,10 @@ def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
 class Grid:
     """A rank's peers in the grid; each tuple includes the rank itself.
 
-    row: ranks with the other features of the same samples.
-    column: ranks with the other inputs of the same weights.
-    depth: ranks with the same block of weights.
-    features: ranks with the same features of activations, for all samples.
+    row: the ranks that together hold all features of this rank's samples.
+    column: the ranks that together hold all inputs of this rank's outputs of a weight.
+    depth: the ranks that hold copies of the same block of a weight.
+    features: the ranks that hold the same features of activations, for all samples together.
     """
 
     group: dist.ProcessGroup
@@ -72,25 +72,26 @@ class Grid:
         return len(self.column) == 1
 
     def share(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """Return this rank's chunk of `values` along `dim`, out of one chunk per peer."""
+        """Split `values` along `dim` into one chunk per peer; return this rank's chunk."""
         return values.chunk(len(peers), dim)[peers.index(dist.get_rank(self.group))]
 
     def gathered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """Return all peers' values, concatenated along `dim` (an all-gather)."""
+        """Return the values of all peers, concatenated along `dim` (an all-gather)."""
         if len(peers) == 1:
             return values
         return torch.cat(swap([values.contiguous()] * len(peers), peers, self.group), dim)
 
     def scattered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """Return this rank's chunk along `dim` of the sum over peers (a reduce-scatter)."""
+        """Sum `values` over peers; return this rank's chunk along `dim` (a reduce-scatter)."""
         if len(peers) == 1:
             return values
         return torch.stack(swap(values.chunk(len(peers), dim), peers, self.group)).sum(dim=0)
 
     def turned(self, values: Tensor, split: int, joined: int) -> Tensor:
-        """Exchange chunks with the peers of the row (an all-to-all).
+        """Exchange chunks of `values` with the peers of the row (an all-to-all).
 
-        Each peer gets its chunk along `split`. The received chunks are joined along `joined`.
+        `values` are split along dimension `split`, with one chunk for each peer. The received
+        chunks are joined along dimension `joined`.
         """
         return torch.cat(swap(values.chunk(len(self.row), split), self.row, self.group), joined)
 
@@ -105,19 +106,22 @@ class Grid:
 
 
 def gather(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """Concatenate the samples of the row's ranks along `dim`; gradients are reduce-scattered."""
+    """Concatenate the `x` of the row's ranks along `dim`. Gradients are reduce-scattered."""
     return _exchanged(x, grid.gathered, grid.scattered, dim, grid.row)
 
 
 def scatter(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """Return this rank's samples, along `dim`, of the sum over the row; gradients are gathered."""
+    """Sum `x` over the row's ranks; return this rank's chunk along `dim`.
+
+    Gradients are gathered.
+    """
     return _exchanged(x, grid.scattered, grid.gathered, dim, grid.row)
 
 
 def turn(x: Tensor, split: int, joined: int, grid: Grid) -> Tensor:
-    """Exchange chunks along `split` for chunks along `joined` in the row (an all-to-all).
+    """Split `x` along `split`, exchange chunks in the row, and join them along `joined`.
 
-    Gradients travel back the same way.
+    This is an all-to-all. Gradients travel back the same way.
     """
     return _exchanged(x, grid.turned, grid.turned_back, split, joined)
 
@@ -141,10 +145,10 @@ class _Exchange(torch.autograd.Function):
 
 
 class Summa(torch.autograd.Function):
-    """A linear layer on a q x q grid by SUMMA.
+    """A linear layer on a q x q grid, computed by the SUMMA algorithm.
 
-    From x (..., in / q) and this rank's block (out / q, in / q) of the weight it computes this
-    rank's outputs (..., out / q).
+    The input `x` has shape (..., in / q). This rank's block of the weight has shape (out / q,
+    in / q). The result, this rank's outputs, has shape (..., out / q).
     """
 
     @staticmethod

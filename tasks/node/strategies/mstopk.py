@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 PASSES = 20  # halvings; the bracket is then a millionth of its first width
-_NARROW = 0.2  # later passes look at the candidates alone once they are at most this share
+_NARROW = 0.2  # once candidates are at most this share of entries, passes look only at candidates
 
 
 def largest(values: Tensor, count: int) -> Tensor:
@@ -52,9 +52,9 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
-    """Return the sorted positions of the first `count` True entries of `first`, then of `then`.
+    """Return the sorted positions of `count` True entries: those of `first`, then those of `then`.
 
-    Both are boolean masks of the same length.
+    `first` and `then` are boolean masks of the same length.
     """
     taken = torch.nonzero(first).flatten()[:count]
     missing = torch.nonzero(then).flatten()[: count - len(taken)]

@@ -36,7 +36,7 @@ _BY_ENTRY = (
 
 
 def shares_out(name: str) -> bool:
-    """Return True if the strategy shards weights, gradients and optimizer states over ranks."""
+    """Return True if the strategy shards weights, gradients and optimizer states across ranks."""
     return name in (FSDP, ZERO2)
 
 
@@ -75,7 +75,10 @@ def _fits(name: str, machines: Sequence[int]) -> bool:
 
 
 def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
-    """Refuse scaled gradients, and `batches` per device that differ between machines."""
+    """Refuse gradient scaling or unequal batches if the strategy does not support them.
+
+    `batches` lists the batch per device of each machine.
+    """
     if precision == SCALED and name not in (DDP, *SERVED):
         raise ValueError(f"{name} in {SCALED}: it supports no gradient scaling; use bf16")
     if name in (*TENSOR, DELTAS) and len(set(batches)) > 1:
@@ -83,7 +86,10 @@ def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
 
 
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
-    """Refuse a model that tensor parallelism or `tables` cannot divide over `machines`."""
+    """Refuse a model that tensor parallelism or `tables` cannot divide among the devices.
+
+    `machines` lists the number of devices of each machine.
+    """
     shape = shape_of(name, sum(machines))
     if name in TENSOR and shape:
         _refuse_layers(name, model, shape[1])
@@ -92,7 +98,7 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
 
 def _refuse_layers(name: str, model: nn.Module, columns: int) -> None:
-    """Refuse a model without divisible layers, or with sizes that `columns` does not divide."""
+    """Refuse a model without divisible layers, or whose sizes are no multiples of `columns`."""
     runs = divisible_runs(model)
     if not runs:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Shared by the strategies: broadcast of a model, replaced parameters, and `no_sync`."""
+"""Copies a model to all ranks, replaces an optimizer's parameters, and provides `no_sync`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
 def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter, Cut]]) -> None:
     """Make `optimizer` train the new parameters.
 
-    `replaced` maps an old parameter to its new parameter and to the function that cuts its values.
-    States with the shape of the old parameter, such as Adagrad's sums, are cut the same way.
+    `replaced` maps an old parameter to its new parameter, and to a function that cuts the new
+    values from the old values. The function also cuts optimizer states that have the shape of the
+    old parameter, such as Adagrad's sums.
     """
     for held in optimizer.param_groups:
         held["params"] = [
@@ -39,7 +40,7 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
 
 
 def of_ranks(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return `value` of every rank, in rank order."""
+    """Return the `value` that each rank passes, in rank order. Every rank must call it."""
     by_rank = [None] * dist.get_world_size(group)
     dist.all_gather_object(by_rank, value, group=group)
     return by_rank

@@ -48,7 +48,10 @@ class Servers:
     )
 
     def answer(self, values: Tensor, future: Future[Tensor]) -> None:
-        """Set the result of `future` to the mean of `values` over ranks, or its exception."""
+        """Set the result of `future` to the mean of `values` over ranks.
+
+        If that fails, set the exception of `future` instead.
+        """
         try:
             future.set_result(self.averaged(values))
         except Exception as error:
@@ -56,7 +59,10 @@ class Servers:
 
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
-        """Replace `values` (n,) by their mean over ranks; return them. Every rank must call it."""
+        """Replace the tensor `values`, of shape (n,), by its mean over ranks; return `values`.
+
+        Every rank must call it.
+        """
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         shares = [values[:0]] * ranks
         for server, share in zip(self.ranks, values.tensor_split(len(self.ranks)), strict=True):

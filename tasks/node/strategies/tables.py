@@ -72,7 +72,7 @@ class DistributedTables(nn.Module):
         return self.module(*inputs, **named)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which only gradients of the tables are communicated."""
+        """Return a context in which only the tables communicate: indices, rows and gradients."""
         return no_sync(self.module)
 
     def _distribute(self, samples: list[int]) -> None:
@@ -95,7 +95,7 @@ class DistributedTables(nn.Module):
 
 
 class Lookup(nn.Module):
-    """A stand-in for a table: sends indices to the rank with the table, and returns its rows."""
+    """A module that replaces a table: sends indices to the table's rank, and returns its rows."""
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -112,9 +112,9 @@ class Lookup(nn.Module):
         )  # so that autograd calls _Rows on all ranks
 
     def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
-        """Return the rows of `input`, the indices of this rank.
+        """Return the rows, or sums of rows, at this rank's indices `input`.
 
-        Raises ValueError for arguments besides the indices, or if their shape changes.
+        Raises ValueError if there are other arguments, or if the shape of the indices changes.
         """
         self.shapes = self.shapes or of_ranks(input.shape, self.group)
         has_others = any(value is not None for value in (*others, *named.values()))
@@ -132,9 +132,10 @@ class Lookup(nn.Module):
         return rows
 
     def to_owner(self, values: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send `values` to the table's rank; return there the values of all ranks.
+        """Send `values` to the table's rank.
 
-        `shapes` are the shapes of the values of each rank. Returns an empty list on other ranks.
+        Returns the values of all ranks on the table's rank, and an empty list on other ranks.
+        `shapes` has the shape of each rank's values.
         """
         mine = shapes if self.rank == self.owner else ()
         received = [values.new_empty(shape) for shape in mine]
@@ -145,15 +146,15 @@ class Lookup(nn.Module):
         return received
 
     def row_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shape of the rows that each rank receives."""
+        """Return, for each rank, the shape of the rows that it receives."""
         is_bag, width = isinstance(self.table[0], nn.EmbeddingBag), self.table[0].embedding_dim
         return [(*(shape[:1] if is_bag else shape), width) for shape in self.shapes]
 
 
 class _Rows(torch.autograd.Function):
-    """Sends each rank its rows from the table's rank, and gradients back in the backward pass.
+    """Sends rows from the table's rank to each rank, and gradients back in the backward pass.
 
-    `answers` are the rows for each rank; they are given on the table's rank only.
+    `answers` are the rows for each rank. Only the table's rank passes them.
     """
 
     @staticmethod

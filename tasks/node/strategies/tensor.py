@@ -59,7 +59,10 @@ Run = list[nn.Module]
 def divide(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> Divided:
-    """Divide the layers of `model` over `group`, and make `optimizer` train this rank's blocks."""
+    """Divide layers of `model` among the ranks of `group`.
+
+    Afterwards `optimizer` trains this rank's blocks.
+    """
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
     for run in divisible_runs(model):
@@ -126,9 +129,10 @@ class Blocks:
         return block
 
     def sum_gradients(self, *_: Any) -> None:
-        """Sum the gradients of copies, and divide by the number of ranks.
+        """Sum the gradients of copies, and divide all gradients by the number of ranks.
 
-        The loss is a mean over ranks. The optimizer calls this before its step.
+        They are divided since the loss is a mean over ranks. The optimizer calls this before its
+        step.
         """
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
@@ -149,9 +153,10 @@ class Blocks:
 class _Linear(nn.Module):
     """This rank's block of a linear layer.
 
-    On a grid of one row, the layer that `opens` a pair takes all features of this rank's samples,
-    and the layer that closes the pair returns them. `dim` is the dimension of the inputs that
-    counts samples. `order` permutes the layer's outputs before they are divided.
+    On a grid of one row, layers form pairs. The first layer of a pair, which `opens` it, takes all
+    features of this rank's samples, and the second layer returns all features. `dim` is the
+    dimension of the inputs that counts samples. `order` permutes the layer's outputs before they
+    are divided.
     """
 
     def __init__(
@@ -199,7 +204,7 @@ class _Linear(nn.Module):
 
 
 class _Norm(nn.Module):
-    """A LayerNorm over features that are divided over the row.
+    """A LayerNorm whose features are split across the ranks of one grid row.
 
     Ranks exchange two numbers per sample. The mean is the mean of the ranks' means. The variance is
     the mean of the ranks' variances plus the variance of their means.
@@ -226,7 +231,7 @@ class _Norm(nn.Module):
 
 
 class _Attention(nn.Module):
-    """The self-attention of an nn.TransformerEncoderLayer, with heads divided over the row."""
+    """Self-attention of an nn.TransformerEncoderLayer, split by heads across one grid row."""
 
     in_proj_bias = None  # keeps torch's layer from its fast path, which needs the whole weights
 
@@ -276,9 +281,9 @@ class _Attention(nn.Module):
 
 
 class _Sequence(nn.Sequential):
-    """An nn.Sequential with divided layers, which cannot be sliced.
+    """An nn.Sequential with divided layers.
 
-    Between divided layers a rank holds a share of the features only.
+    It refuses indexing, since between divided layers a rank holds only a share of the features.
     """
 
     def __getitem__(self, index: Any) -> Any:
@@ -286,7 +291,10 @@ class _Sequence(nn.Sequential):
 
 
 def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
-    """Replace the layers of a run by blocks, and exchange samples for features at its ends."""
+    """Replace the layers of a run by this rank's blocks.
+
+    Hooks exchange samples for features before the first layer, and back after the last layer.
+    """
     grid = blocks.grid
     dim, is_divided = 0, not grid.is_flat  # True while features are divided
     new: dict[nn.Module, nn.Module] = {}
@@ -320,7 +328,10 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
 
 
 def divisible_runs(model: nn.Module) -> list[Run]:
-    """Return the runs of layers that are divided; each begins and ends with a weight."""
+    """Return the runs of layers that can be divided.
+
+    The first and the last layer of each run have weights.
+    """
     uses, runs = uses_of(model), list[Run]()
 
     def is_divisible(part: nn.Module, kinds: set[type]) -> bool:
@@ -358,7 +369,7 @@ def divisible_runs(model: nn.Module) -> list[Run]:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Return the children of `module`, with nested nn.Sequential flattened."""
+    """Yield the children of `module`. A nested nn.Sequential yields its children instead."""
     for child in module.children():
         is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
         yield from _leaves(child) if is_nested else [child]
@@ -367,7 +378,7 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
 def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
     """Return True if `module` is of one of torch's classes `kinds`, and has no hooks.
 
-    A LayerNorm must normalise over one dimension, the features.
+    A LayerNorm must also normalise only one dimension, the features.
     """
     has_hooks = any(getattr(module, name) for name in _HOOKS)
     if type(module) not in kinds or "forward" in vars(module) or has_hooks:
@@ -378,9 +389,12 @@ def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
 def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]:
     """Count the elements that divided layers would exchange in one call of `forward`.
 
-    Returns `divided_weights`, the elements of the layers' weights; `divided_inputs`, of their
-    inputs; and `divided_pairs`, of the inputs of the first and the outputs of the second layer of
-    each pair. The dictionary is empty if no layer can be divided.
+    Returns a dictionary, which is empty if no layer can be divided:
+
+    divided_weights: the elements of the weights of all divided layers.
+    divided_inputs: the elements of the inputs of all divided layers.
+    divided_pairs: for each pair of layers, the elements of the inputs of its first layer, plus
+        those of the outputs of its second layer.
     """
     found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
     hooks = []
