@@ -65,7 +65,8 @@ say = partial(print, flush=True)
 class Service:
     """The processes of `make up`.
 
-    credential: passed in the environment, because other users can read command lines.
+    credential: user and password of both servers. It is passed in the environment, because other
+    users can read command lines.
     """
 
     def __init__(self, settings: Settings, **ports: int) -> None:

@@ -44,7 +44,8 @@ def measure(
     """Buy the most valuable launches within the campaign's caps.
 
     max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
-    Returns the number of launches, rows by status, dollars and seconds by phase.
+    Returns the number of launches, the number of rows of each status, the dollars, and the seconds
+    of each phase.
     """
     workspace = open_workspace(provider)
     if max_usd != 0:
@@ -60,8 +61,9 @@ def measure(
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Measure named clusters, or pilots, under the caps of a refresh. Publishes nothing.
+    """Measure a workload on named clusters, or measure its pilots, under the caps of a refresh.
 
+    wish: the workload, and the clusters or the number of pilots. Publishes nothing.
     Returns the refresh id, `runs` with predicted and measured values, and `spent` with their cost.
     Raises SettingsError if a name is unknown, Busy if a refresh runs, and ProviderError if the
     requirements of the workload cannot be installed.

@@ -15,7 +15,7 @@ end_overdue = task(end_and_collect)
 
 @flow(name="reap", log_prints=True)
 def reap(provider: str = "local") -> list[str]:
-    """Reap machines and load their records. Returns one sentence per action.
+    """End overdue or orphaned machines, and load their records. Returns one sentence per action.
 
     Raises NotSwept if a region or lease could not be checked, so that the flow run fails visibly.
     """

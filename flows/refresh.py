@@ -36,7 +36,8 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
     max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
     Returns the refresh id, the campaign's summary, the promotion decision, the number of published
-    rows and seconds by phase. Returns the state Cancelled if another refresh runs in this home.
+    rows and the seconds of each phase. Returns the state Cancelled if another refresh runs in this
+    home.
     """
     refuse_to_spend(provider, max_usd)
     workspace = open_workspace(provider)
@@ -85,7 +86,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 
 
 def _reap(provider: str, max_usd: float | None) -> None:
-    """Reap machines.
+    """Run the flow `reap`.
 
     Raises NotSwept if a region or lease could not be checked and the refresh may spend money.
     """

@@ -42,7 +42,7 @@ def append_records(
     """Append the records of runs, and return the number of new rows.
 
     bodies: records as dictionaries (tasks/node/record.py), with the run's setup under `setup`.
-    A value that does not fit its column is stored as null, because machines are not trusted.
+    A value that does not fit its column is stored as null, because records are not trusted.
     """
     at = in_utc(loaded_at).isoformat()
     stamp = {"refresh_id": refresh_id, "loaded_at": at}
@@ -60,7 +60,7 @@ def append_records(
 
 
 def _run(body: Row) -> dict[str, Any]:
-    """Return a record as a dictionary of values by column name of raw_runs.
+    """Return a dictionary of the values that a record has for the columns of raw_runs.
 
     The dictionary may also have keys that are not columns.
     """

@@ -152,8 +152,8 @@ class Warehouse:
         """Return rows of a table or view, or the result of a query.
 
         relation: name of a table or view, or the text of an SQL query.
-        params: for a name, the values that the rows' columns must equal. For a query, the values of
-        its parameters `$name`.
+        params: if `relation` is a name, the values that columns of the rows must equal. If it is a
+        query, the values of its parameters `$name`.
 
         Raises WarehouseBusy, WarehouseMissing, and duckdb.Error for an unknown relation or column.
         """
@@ -161,7 +161,10 @@ class Warehouse:
             return select(connection, relation, params)
 
     def verify(self) -> int:
-        """Read every row, and return the number of rows. Raises WarehouseDamaged."""
+        """Read every row, and return the number of rows.
+
+        Raises WarehouseDamaged if the file cannot be read.
+        """
         with self.read() as connection:
             return count_rows(connection)
 
@@ -229,7 +232,10 @@ class Warehouse:
             _IN_THIS_PROCESS.release()
 
     def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
-        """Open the file, with retries while another process holds it. Raises WarehouseBusy."""
+        """Open the file. Tries again while another process holds it.
+
+        Raises WarehouseBusy if that process does not release the file in time.
+        """
         import tenacity  # imports asyncio and ssl, which published rows do not need
 
         retrying = tenacity.Retrying(
@@ -318,7 +324,8 @@ def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
 def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     """Create the tables in an empty database.
 
-    Raises WarehouseError if the database has the tables of another version.
+    name: what an error calls the database. Raises WarehouseError if another version of Srift made
+    the tables.
     """
     text = SCHEMA.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -106,9 +106,9 @@ def implausible(
 
 
 def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Return the numbers of staged rows as `counts[title][name]`.
+    """Return the number of staged rows that contain each name, as `counts[title][name]`.
 
-    A title is a kind of name, such as "workload" or "instance type".
+    For example, `counts["workload"]["vit"]` is the number of rows of workload `vit`.
     """
     counts: dict[str, dict[str, int]] = {}
     for title, name, rows in _ask(connection, "counts", {}):
@@ -117,9 +117,9 @@ def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
 
 
 def staged_frame(connection: Connection) -> pd.DataFrame:
-    """Return the staged rows in the file's order.
+    """Return the staged rows as a frame with COLUMNS, in the file's order.
 
-    The columns are COLUMNS, with the names that the mart `runs` uses.
+    A row without a run_id gets its digest as run_id.
     """
     columns = ", ".join(
         "coalesce(run_id, row_digest) as run_id" if name == "run_id" else name for name in COLUMNS

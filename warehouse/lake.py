@@ -331,9 +331,9 @@ def _address(lake: Lake) -> str:
 def _copied(
     old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str
 ) -> int:
-    """Copy the rows of `table` that `connection` lacks from `old`, and return their number.
+    """Copy rows of `table` from `old` to `connection`, and return their number.
 
-    Rows with a `noted_order` keep their order.
+    Only rows that `connection` lacks are copied. Rows with a `noted_order` keep their order.
     """
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]

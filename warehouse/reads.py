@@ -134,7 +134,7 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 
 
 def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the rows of the mart `drift` that drift now.
+    """Return the drifts that exist now: the rows of the mart `drift` in which `drifting` is true.
 
     The frame is empty if there is no warehouse.
     """
@@ -207,10 +207,11 @@ SPEND_BY = {
 def lease_spend(
     warehouse: Warehouse, provider: str, by: str, since: datetime
 ) -> list[dict[str, Any]]:
-    """Return the leases, runs and dollars of the leases that ended at or after `since`.
+    """Return the leases, runs and dollars since a time, grouped by workload, day, campaign or type.
 
-    by: a key of SPEND_BY, such as "workload". There is one row for each of its values, which is in
-    the column `of`. The first row is the total. `usd` is None if a price is unknown.
+    by: a key of SPEND_BY. Each of its values has a row, with the value in the column `of`. The
+    first row is the total. `usd` is None if a price is unknown.
+    since: only leases that ended at or after this time count.
     Raises WarehouseMissing if there is no warehouse.
     """
     query = f"""

@@ -91,6 +91,9 @@ def check_column(column: str, known: Iterable[str]) -> None:
 
 
 def filters(market: str, **texts: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the columns of offers to filter by, each with the text it must contain."""
+    """Return pairs (column of the offers, text that the column must contain).
+
+    market: "any" adds no filter. texts: a column without a text is not filtered.
+    """
     wanted = {"market": "" if market == "any" else market, **texts}
     return tuple((column, text) for column, text in wanted.items() if text)

@@ -85,7 +85,7 @@ def backtest(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit on one file, predict another, and print errors by workload and cluster size."""
+    """Fit on one file, predict another, and print errors per workload and cluster size."""
     from tasks.data_files.backtest import backtest as compare
     from tasks.reporting.tables import print_scores
 

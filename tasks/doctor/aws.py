@@ -37,7 +37,10 @@ _EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # suffixes of the public grou
 
 
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
-    """Return findings about the account. Stops if a check fails that later checks depend on."""
+    """Return findings about the AWS account.
+
+    If an early check fails, the checks that depend on it are skipped.
+    """
     ec2 = settings.ec2
     count = f"{len(packaged_types(ec2))} match {', '.join(ec2.instance_types)}"
     found = [judged("settings", _settings, ec2), Finding("instance types", "ok", count)]

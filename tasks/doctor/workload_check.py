@@ -37,7 +37,8 @@ class CheckFailed(Exception):
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
     """Return the workload, its entrypoint, the batch per device, notes, and a result per precision.
 
-    timeout_s: seconds for the steps, without the installation of requirements.
+    timeout_s: most seconds that the steps may take. The installation of requirements does not
+    count.
     Raises SettingsError if the workload is unknown, and CheckFailed if the check does not finish.
     """
     file, source = settings.travelling(name)

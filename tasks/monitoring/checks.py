@@ -41,7 +41,7 @@ def note_drift(
     refresh_id: str,
     now: datetime,
 ) -> list[str]:
-    """Judge drift from the runs that the champion has not learned from, and store the result.
+    """Test whether the champion drifts on runs that it has not learned from, and store the results.
 
     Returns a sentence for each drift.
     """
@@ -110,7 +110,10 @@ def note_alarms(
 
 
 def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
-    """Describe the newest rows of the mart `alarms`, and count the older rows."""
+    """Return a sentence for each of the newest alarms, and a sentence that counts the other alarms.
+
+    alarms: rows of the mart `alarms`, the newest first.
+    """
     sentences = [slow_runs.sentence(row) for row in alarms[:_MOST_SENTENCES]]
     if len(alarms) > _MOST_SENTENCES:
         sentences.append(

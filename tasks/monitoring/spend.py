@@ -15,7 +15,7 @@ BY = tuple(SPEND_BY)
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
     """Return the dollars of leases that ended within the last `days` days, grouped by `by`.
 
-    by: one of BY. days: None means all leases. Days are those of UTC.
+    by: one of BY, such as "workload". days: None means all leases. Days are those of UTC.
     The runs of a lease share its dollars equally. `usd` is None if a price is unknown. `held` has
     the leases that have not ended. `unreadable` has a sentence for each lease that cannot be read.
     Raises WarehouseMissing if nothing was ever measured.

@@ -300,7 +300,7 @@ def _mode(row: Row) -> str:
 
 
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print the launches of a dry run, their notes without repetition, and the total cost."""
+    """Print the launches of a dry run, each different note once, and the total cost."""
     columns = """
         cluster: {cluster}
         market: {market}

@@ -29,7 +29,7 @@ SEED = 11
 class Challenger:
     """A fitted model, its predictions of held-out rows, its scoreboard and the promotion decision.
 
-    over: version of the champion that it was compared with; None if there was no champion.
+    over: version of the champion with which the model was compared; None if there was no champion.
     """
 
     model: StepTimeModel
@@ -87,7 +87,8 @@ def register(
 ) -> tuple[int, Promotion]:
     """Log the challenger, then promote or refuse it. Returns its version and the decision.
 
-    Repeats the comparison if another machine of the team has promoted a champion meanwhile.
+    If another machine of the team has promoted a new champion since the challenger was judged, the
+    challenger is compared with the new champion.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(

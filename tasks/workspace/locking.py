@@ -38,7 +38,7 @@ def refresh_lock(
     patience_s: float = 0.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Hold the home's lock within the block.
+    """Hold the lock of SRIFT_HOME within the block, so that no other refresh runs.
 
     Waits up to `patience_s` seconds for another refresh, then raises Busy.
     """
@@ -88,7 +88,10 @@ def patience_s() -> float:
 
 
 def at_work(home: Path) -> dict[str, Any] | None:
-    """Return `{refresh_id, pid, started_at}` of the running refresh, or None."""
+    """Return `{refresh_id, pid, started_at}` of the refresh that runs in `home`.
+
+    Returns None if no refresh runs.
+    """
     path = home / "refresh.json"
     if not path.exists():
         return None
@@ -99,7 +102,10 @@ def at_work(home: Path) -> dict[str, Any] | None:
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
-    """Return the running refresh as `at_work` does, or None if this process runs it."""
+    """Return what `at_work` returns, but only if another process runs the refresh.
+
+    Returns None if this process runs the refresh, or if no refresh runs.
+    """
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other
 

@@ -211,7 +211,8 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
             )
     if requirements and requirements not in files:
         raise SourceRefused(
-            "requirements", f"{folder / requirements} is missing or cannot be sent to machines"
+            "requirements",
+            f"the file {folder / requirements} is missing or cannot be sent to machines",
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if sum(sizes.values()) > MAX_BYTES or len(files) > MAX_FILES:

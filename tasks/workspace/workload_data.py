@@ -19,7 +19,7 @@ _ADDRESS = re.compile(
 
 
 class BadData(ValueError):
-    """The setting `data` names nothing that can be sent to machines."""
+    """The setting `data` does not name data that can be sent to machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

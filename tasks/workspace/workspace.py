@@ -118,7 +118,7 @@ def spends_money(name: str) -> bool:
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return the number and name of the devices of each instance type, for each provider.
+    """Return pairs (number of devices, name of the device), as `known[provider][instance_type]`.
 
     local_types: names of the local instance types. EC2's types come from the packaged catalogue.
     """
@@ -139,9 +139,10 @@ def refresh_command(provider: str, max_usd: str) -> str:
 
 
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
-    """Raise SettingsError if a campaign could spend money without a cap or a bucket.
+    """Raise SettingsError if machines cost money and the dollar cap or the S3 bucket is missing.
 
-    max_usd: the cap in dollars; None if it is missing. A cap of 0 is always allowed.
+    max_usd: the cap in dollars; None if it is missing. A cap of 0 measures nothing, so it needs no
+    bucket. A cap that is negative or infinite is refused for every provider.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
         raise SettingsError(f"--max-usd {max_usd} is not a number of dollars")
@@ -167,7 +168,7 @@ def new_refresh_id(now: datetime) -> str:
 def code_commit() -> str:
     """Return the git commit of the running code, with `-dirty` after edits.
 
-    Returns "unknown" without git or outside a repository.
+    Returns "unknown" if git is not installed or the code is not in a repository.
     """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match", ""]
     try:
