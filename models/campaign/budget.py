@@ -1,10 +1,11 @@
 """Decide if a launch may be made: its worst-case cost must fit under every cap.
 
-    billed  = 60 ceil(deadline / 60) + late     late: boot, shutdown, a minute of each earlier try
-    worst   = price billed / 3600               at the highest price that the launch may have
+    billed  = 60 ceil(deadline / 60) + late     late: boot, shutdown, a minute per earlier attempt
+    worst   = price billed / 3600               price: the highest that the launch may have
     allowed <=> spent + committed + claimed + worst <= cap
 
-A deadline that the caps cannot pay for is shortened, but not below the least useful deadline.
+If the caps cannot pay for a deadline, the deadline is shortened, but not below the least useful
+deadline.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import datetime
 from ..domain.cluster import Cluster, Offer
 
 _MINUTE_S = 60.0  # machines stop themselves after whole minutes; AWS bills at least one
-# The timer starts after the boot, and the shutdown follows it: three minutes and one are generous.
+# Generous bounds: three minutes to boot before the deadline's timer starts, one to shut down after.
 LATE_S = 240.0
 
 
@@ -57,12 +58,15 @@ class Allowance:
 
 
 def late_s(tries: int = 1) -> float:
-    """Return the most billed seconds beyond the deadline, if a launch takes `tries` attempts."""
+    """Return the most seconds that are billed beyond the deadline, for `tries` launch attempts."""
     return LATE_S + _MINUTE_S * max(0, tries - 1)
 
 
 def billed_s(deadline_s: float, late: float = LATE_S) -> float:
-    """Return the most seconds for which a machine with this deadline is billed."""
+    """Return the most seconds for which a machine with this deadline is billed.
+
+    `late` are the most seconds that are billed beyond the deadline.
+    """
     return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + late
 
 
@@ -81,11 +85,12 @@ def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> flo
 def dearest_usd_per_hour(
     cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None
 ) -> float | None:
-    """Return the upper bound of the cluster's dollars an hour; None if a bounding price is unknown.
+    """Return an upper bound of the cluster's dollars per hour; None if a needed price is unknown.
 
-    A launch may use any zone of the region, and a spot price may rise to the on-demand price. If
-    the on-demand price is unknown, the bound is the bid: `spot_margin` times the known spot price.
-    Discounts do not count, because a savings plan may be used up.
+    A launch may use any zone of the region, so the highest price of the region counts. A spot price
+    may rise to the on-demand price. If the on-demand price is unknown, the bound is the bid:
+    `spot_margin` times the known spot price. Discounts do not count, because a savings plan may be
+    used up.
     """
     known: dict[tuple[str, str, str], float] = {}
     for offer in (*offers, *cluster.members):
@@ -105,7 +110,10 @@ def dearest_usd_per_hour(
 
 
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
-    """Return the highest known dollars an hour of each instance type, spot times `spot_margin`."""
+    """Return the highest known dollars per hour of each instance type.
+
+    Spot prices are multiplied by `spot_margin`, because that is the bid.
+    """
     dearest: dict[str, float] = {}
     for offer in offers:
         if offer.worst_usd_per_hour is not None:
@@ -123,10 +131,11 @@ def allow(
     caps: Sequence[Cap],
     late: float = LATE_S,
 ) -> Allowance:
-    """Return the longest deadline, up to `wished_s`, whose worst case fits under every cap.
+    """Return the longest deadline, up to `wished_s`, whose worst-case cost fits under every cap.
 
-    Refuses if that is less than `least_s`, or if the highest price `usd_per_hour` is unknown.
-    `late` are seconds that may be billed beyond the deadline.
+    The launch is refused if the deadline would be shorter than `least_s`, or if `usd_per_hour`, the
+    highest price that the launch may have, is unknown. `late` are the most seconds that are billed
+    beyond the deadline.
     """
     if usd_per_hour is None or not usd_per_hour > 0 or not math.isfinite(usd_per_hour):
         why = "its highest price is unknown (on-demand prices bound spot; see [ec2] markets)"

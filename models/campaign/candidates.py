@@ -30,31 +30,35 @@ _LEAST_PROFILED = 3  # batches that determine the line of one device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds that a campaign pays for in addition to the steps. Defaults are of local hosts."""
+    """The assumed seconds of launches and runs. The defaults are for local hosts."""
 
     launch_s: float = 12.0  # once per launch: machines, agents, torchrun, importing torch
-    build_s: float = 0.5
+    build_s: float = 0.5  # once per run, before its first step
     compile_s: float = COMPILE_S  # torch.compile of one input shape
     steps: int = 15  # one trial, 2 of warm-up, about 10 timed, 2 without communication
-    train_most_s: float = 11.0  # the node caps the steps of a run at about this
-    probe_s: float = 7.0
+    train_most_s: float = 11.0  # the node ends the steps of a training run after about this time
+    probe_s: float = 7.0  # a sweep of all-reduces
     core_step_s: float = 0.15  # a step of the least global batch on one core
-    gradient_bytes: float = 6e6  # if a workload's size is unknown; built-in workloads: 1 to 12 MB
+    gradient_bytes: float = 6e6  # assumed if unknown; built-in workloads have 1 to 12 MB
     minimum_s: float = 0.0  # the shortest time billed for a launch; a minute on EC2
 
     def run_s(self, step_s: float) -> float:
-        """Return seconds of a training run on machines that are already running."""
+        """Return the seconds of a training run whose steps take `step_s` each.
+
+        The machines are already running.
+        """
         return self.build_s + self.steps * step_s
 
     def compiling_s(self, mode: Mode, shapes: int = 1) -> float:
-        """Return seconds to compile a model for `shapes` input shapes; 0 in uncompiled modes.
+        """Return the seconds to compile a model for `shapes` input shapes.
 
-        Modes that gather sharded weights compile twice.
+        The result is 0 if the mode does not compile. Modes that gather sharded weights compile
+        twice.
         """
         return mode.compiled * shapes * (1 + mode.gathered) * self.compile_s
 
     def billed_s(self, run_s: float) -> float:
-        """Return billed seconds of a launch whose runs take `run_s`."""
+        """Return the billed seconds of a launch whose runs take `run_s` seconds together."""
         return max(self.minimum_s, self.launch_s + run_s)
 
 
@@ -67,15 +71,15 @@ class PlannedRun:
     """One run to measure.
 
     Attributes:
-        kind: a kind of run from node/record.py.
-        members: instance types in rank order.
-        nodes: the nodes of the launch that serve the run.
-        devices: devices used on each machine; empty means one each.
+        kind: what the run measures, for example "train" or "profile"; defined in node/record.py.
+        members: the instance types of the machines, in rank order.
+        nodes: the numbers of the launch's nodes on which the run takes place.
+        devices: the number of devices used on each machine; empty means one on each machine.
         batches: samples per device of each machine. A profile lists the batches to try.
-        seed: used by learning runs.
+        seed: the random seed of a learning run.
         steps, checkpoint_every: length of an elastic run and its checkpoint interval, in steps.
-        lose_after_s: an elastic run loses its last machine so long after the first step; None:
-            never.
+        lose_after_s: seconds after the first step at which an elastic run loses its last machine;
+            None if it loses none.
         wait_s: seconds that an elastic run waits for the lost machine.
     """
 
@@ -102,12 +106,12 @@ class PlannedRun:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The kind with the workload, mode and type of a profile, or the machines of a sweep."""
+        """What identifies a profile (kind, workload, mode, type) or a sweep (kind, machines)."""
         return self.kind, (self.trained, *self.members) if self.workload else self.members
 
     @property
     def label(self) -> str:
-        """The workload, with its mode unless it is the default mode."""
+        """The name of the workload, followed by the mode unless it is the default mode."""
         return self.workload if self.mode == Mode() else f"{self.workload} in {self.mode}"
 
     @property
@@ -120,7 +124,7 @@ class PlannedRun:
 
     @property
     def global_batch(self) -> int:
-        """Samples of one optimizer step of all devices."""
+        """The number of samples that all devices process in one optimizer step."""
         samples = sum(n * batch for n, batch in zip(self.layout, self.batches, strict=True))
         return self.accumulation_steps * samples
 
@@ -141,7 +145,10 @@ class PlannedRun:
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return each distinct sub-cluster of `names`, with the first nodes that form it."""
+    """Return each distinct sub-cluster of a cluster with the instance types `names`.
+
+    The result maps the types of a sub-cluster to the positions of the first nodes that form it.
+    """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
         for nodes in combinations(range(len(names)), size):
@@ -151,15 +158,15 @@ def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What a campaign uses of the champion.
+    """The predictions of the champion model that a campaign uses.
 
     Attributes:
         choice_set: the open choices of each workload.
-        joint: returns the joint distribution of log step times of setups.
+        joint: a function that returns the joint distribution of log step times for setups.
         workloads: the workloads and modes that the champion was trained on.
-        types: the instance types that it can predict.
-        fresh: runs, with `step_s`, that the champion was not trained on.
-        predict: returns the column `step_s` for setups.
+        types: the instance types that the champion can predict.
+        fresh: runs, with `step_s`, that were measured but not used to train the champion.
+        predict: a function that returns predicted step times for setups, in a column `step_s`.
     """
 
     choice_set: Mapping[str, ChoiceSet]
@@ -174,9 +181,10 @@ class Model:
 
 
 def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) -> PlannedRun:
-    """Return a profile of the workload's first mode on one machine.
+    """Return a profile of the workload in its first mode on one machine of `instance_type`.
 
-    It times PROFILE_BATCHES batches, from an eighth of the least global batch to the greatest.
+    The profile times PROFILE_BATCHES batches, which range from an eighth of the least global batch
+    to the greatest global batch.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
@@ -202,10 +210,11 @@ def probe_of(members: tuple[str, ...], costs: Costs) -> PlannedRun:
 
 
 def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -> list[PlannedRun]:
-    """Return the runs that compare the convergence of `mode` with its dense mode.
+    """Return the runs that compare the convergence of `mode` with that of its dense mode.
 
-    There is one run for each of the two modes and each seed, on the two machines of `pair`. Empty
-    if the machines cannot train the mode or have more devices than the batch has samples.
+    There is one run for each of the two modes and each seed. Each run uses both machines of `pair`.
+    The list is empty if the machines cannot train in the mode, or if they have more devices than
+    the least global batch has samples.
     """
     kind = pair.members[0].instance_type
     share = workload.global_batch_least // (2 * kind.devices)
@@ -237,12 +246,13 @@ def training_runs(
     model: Model | None = None,
     costs: Costs,
 ) -> dict[Key, PlannedRun]:
-    """Return the training runs of every workload, in its first mode, on every cluster, by setup.
+    """Return the training runs of every workload on every cluster, by setup.
 
-    A cluster is measured at the workload's global batches. For variety it is also measured at half
-    the least batch and with two accumulation steps. Unequal machines share the batch so that they
-    finish together, according to their profiles or, without profiles, their cores. A machine with
-    several devices is also measured with one device, to show how devices slow each other.
+    A workload is measured in its first mode and at all its global batches. For variety it is also
+    measured at half the least batch and with two accumulation steps. Unequal machines share the
+    batch so that they finish together. Their speeds come from their profiles, or from their numbers
+    of cores if a profile is missing. A machine with several devices is also measured with one
+    device, to show how much devices slow each other down.
     """
     lines = profiled_lines(profiles)
     found: dict[Key, tuple[Setup, Workload]] = {}
@@ -257,7 +267,7 @@ def training_runs(
 
 
 def _expected(setups: Sequence[Setup], model: Model | None) -> dict[Key, float]:
-    """Return predicted step seconds of the setups that the model knows."""
+    """Return the predicted step time in seconds of each setup that the model can predict."""
     if model is None or model.predict is None:
         return {}
     known = [
@@ -290,7 +300,10 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if the mode supports the cluster's layout and all devices compute in it."""
+    """Return True if the cluster can train in `mode`.
+
+    The mode must support the cluster's layout, and all devices must be able to compute in the mode.
+    """
     layout = [offer.instance_type.devices for offer in cluster.members]
     counts = (len(layout), min(layout), max(layout), sum(layout))
     return bool(mode.runs_on(*(np.array([count]) for count in counts))[0]) and all(
@@ -299,9 +312,10 @@ def _trains(cluster: Cluster, mode: Mode) -> bool:
 
 
 def profiled_lines(profiles: pd.DataFrame) -> Lines:
-    """Return lines (a, k) fitted to forward plus backward seconds, by workload, mode and type.
+    """Return a line (a, k) for each workload, mode and instance type with enough profiles.
 
-    A line needs at least three profiled batches.
+    The line a + k * batch is fitted to the forward plus backward seconds of one device. Three
+    different batches must have been profiled.
     """
     if not len(profiles):
         return {}
@@ -353,10 +367,10 @@ def _setups(workload: Workload, cluster: Cluster, lines: Lines) -> Iterator[Setu
 
 
 def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
-    """Return a rough prior of step seconds, for setups that no model can predict.
+    """Return a rough estimate of the seconds per step, for setups that no model can predict.
 
-    The work is spread over the cores, and a ring all-reduce uses the slowest link. It overlaps the
-    backward pass, which is two thirds of the computation.
+    The work is assumed to be shared equally by all cores. A ring all-reduce uses the slowest link
+    and overlaps the backward pass, which is assumed to be two thirds of the computation.
     """
     types = [offer.instance_type for offer in setup.cluster.members]
     used = zip(types, setup.layout, strict=True)
@@ -369,7 +383,11 @@ def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
 
 
 class Schedule:
-    """The seconds of a launch: runs on one machine overlap, runs on several machines do not."""
+    """The times of the runs of one launch.
+
+    Runs on one machine take place at the same time on different machines. A run on several machines
+    takes place while no other run does.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.names = type_names(cluster)
@@ -378,7 +396,7 @@ class Schedule:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all runs, without the start of the machines."""
+        """The seconds from the first to the last run, without the start of the machines."""
         return max(self.alone_s) + self.together_s
 
     def extra_s(self, run: PlannedRun) -> float:

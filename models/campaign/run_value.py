@@ -3,12 +3,14 @@
     value = 100 x expected fall of regret        the model knows the run
     value = sum_f 1 / (1 + n_f)                  otherwise
 
-n_f counts the measured and planned runs that share feature f: cluster, workload on cluster, mixture
-of machines, batch. A model knows a run if it was trained on the run's workload and mode and can
-predict its instance types. `value_of_information.py` computes the fall of regret.
+A feature f of a run is its cluster, its workload on that cluster, its mixture of machines, or its
+batch. n_f is the number of measured and planned runs that have the same feature. A model knows a
+run if it was trained on the run's workload and mode and can predict its instance types.
+`value_of_information.py` computes the fall of regret.
 
-Planned runs lower the value of similar runs. Within a launch, a run's value falls by the share of
-its information that planned runs provide. Between launches, the belief is conditioned on them.
+Planned runs lower the value of similar runs. While a launch is planned, a run's value falls by the
+share of its information that the planned runs already provide. After each planned launch, the
+belief is conditioned on the planned runs and all values are computed again.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from .value_of_information import Belief, ChoiceSet, Floats, OpenChoice, run_val
 
 Feature = tuple[Any, ...]
 
-_STEADY = 0.1  # interquartile range over median of the steps, below which one run is enough
+_STEADY = 0.1  # interquartile range / median of the steps; up to this value, one run is enough
 _ENOUGH_FAILURES = 2
 _ENOUGH_RUNS = 3  # runs of an unsteady setup; more would only repeat the noise
-_PROBED_SIZES = 4  # message sizes that a complete sweep has at least
+_PROBED_SIZES = 4  # a sweep with at least this many message sizes is complete
 # A run that saves 1 % of regret counts as much as one new feature. Ten pilots lower the regret of a
 # new workload by tens of per cent, so they compete with runs of well-known workloads.
 _REGRET_VALUE = 100.0
@@ -41,9 +43,10 @@ _MOST_FRESH = 300  # runs measured since the model was fitted that update the be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The measurements of one provider so far, as frames of its marts, which may be empty.
+    """The measurements of one provider so far. The frames are rows of its marts and may be empty.
 
-    Runs before `stale_before` do not count, nor do runs on a `drifting` type up to the given time.
+    Runs before `stale_before` do not count. `drifting` maps instance types to times; runs on such a
+    type up to its time do not count either.
     """
 
     runs: pd.DataFrame
@@ -60,12 +63,12 @@ class WorkloadValues:
 
     Attributes:
         questions: the open choices of the workload.
-        belief: joint normal of the log step times of n setups.
-        places: position of each run in `belief` and `regret`.
-        regret: (n,) regret that a run at each position saves.
-        alike: (n, n) squared correlation of outcomes: the share of one run's information that the
-            other run provides.
-        taken: positions of the runs that are already planned.
+        belief: the joint normal distribution of the log step times of n setups.
+        places: the position of each run in `belief` and `regret`.
+        regret: (n,) the regret that a run of each setup saves.
+        alike: (n, n) squared correlations of outcomes. An entry is the share of the information of
+            one run that the other run provides.
+        taken: the positions of the runs that are already planned.
     """
 
     questions: Sequence[OpenChoice]
@@ -89,16 +92,19 @@ class WorkloadValues:
         )
 
     def saves(self, run: PlannedRun) -> float:
-        """Return the regret that `run` saves beyond the planned runs; 0 if it was not valued."""
+        """Return the regret that `run` saves in addition to the planned runs.
+
+        The result is 0 if `run` is not in `places`.
+        """
         if run not in self.places:
             return 0.0
         place = self.places[run]
         return float(self.regret[place] * np.prod(1 - self.alike[place, list(self.taken)]))
 
     def revalued(self) -> WorkloadValues:
-        """Return values under a belief that is conditioned on the planned runs.
+        """Return the values computed again, with a belief that is conditioned on the planned runs.
 
-        Runs without any value before are dropped.
+        Planned runs and runs that saved no regret before are dropped.
         """
         if not self.taken:
             return self
@@ -112,14 +118,15 @@ class WorkloadValues:
 
 @dataclass(slots=True, kw_only=True)
 class Knowledge:
-    """What the measured and the planned runs show.
+    """What is known from measured and planned runs.
 
     Attributes:
-        done: identities (`_identity`) of runs that are not bought again.
-        doubted: instance types that drift or have only stale runs; the model is not trusted there.
-        seen: number of measured and planned runs with each feature.
+        done: the identities (`_identity`) of runs that are not bought again.
+        doubted: instance types that drift or have only stale runs. The model's predictions for
+            them are not used.
+        seen: the number of measured and planned runs with each feature.
         model: the champion, if there is one.
-        values: by workload, the values of runs that the model knows.
+        values: for each workload, the values of the runs that the model knows.
     """
 
     done: set[Feature] = field(default_factory=set)
@@ -132,8 +139,9 @@ class Knowledge:
     def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
         """Return the knowledge from past measurements.
 
-        `devices` is the number of devices of each instance type, used for rows without a layout.
-        An unsteady setup may be measured up to three times. A setup that failed twice is done.
+        `devices` is the number of devices of each instance type; it is used for rows without a
+        layout. A setup with unsteady step times may be measured up to three times. A setup that
+        failed twice is not tried again.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
@@ -168,7 +176,7 @@ class Knowledge:
         return known
 
     def learn(self, model: Model, runs: Iterable[PlannedRun], devices: Mapping[str, int]) -> None:
-        """Adopt `model` and compute the values of those `runs` that it knows.
+        """Set the champion to `model` and compute the values of the runs that it knows.
 
         `devices` is the number of devices of each instance type.
         """
@@ -192,15 +200,15 @@ class Knowledge:
         return known and run.workload in self.values
 
     def needs(self, run: PlannedRun) -> bool:
-        """Return True for a missing profile or sweep.
+        """Return True if `run` is a profile or sweep that was neither measured nor planned.
 
-        A sweep is not needed if the model knows all its instance types.
+        A sweep is not needed if the model can predict all its instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
         return run.identity not in self.done and not (run.kind == "probe" and known)
 
     def value(self, run: PlannedRun) -> float:
-        """Return the value of a training run."""
+        """Return the value of a training run, as the module's docstring defines it."""
         if self.is_modelled(run):
             return _REGRET_VALUE * self.values[run.workload].saves(run)
         return sum(1 / (1 + self.seen[feature]) for feature in _features_of(run))
@@ -233,7 +241,7 @@ class Knowledge:
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
-    """Return what identifies a run: its kind with the setup, the profile or the probed machines."""
+    """Return what identifies the run of `row`: its kind, and the setup, profile or machines."""
     kind, members = str(row["kind"]), types_of(str(row["cluster"]))
     if kind == "train":
         return kind, row_key(row, devices)
@@ -247,7 +255,7 @@ def _features_of(run: PlannedRun) -> list[Feature]:
 
 def _features(trained: Trained, members: Sequence[str], batch: int, steps: int) -> list[Feature]:
     cluster = tuple(sorted(members))
-    mixture = len(members), len(set(members))  # makes the few uniform clusters count
+    mixture = len(members), len(set(members))  # gives the few uniform clusters a value
     return [
         ("cluster", cluster),
         ("workload and cluster", trained, cluster),
@@ -263,10 +271,11 @@ def _valued(
     devices: Mapping[str, int],
     fresh: Sequence[Mapping[str, Any]],
 ) -> WorkloadValues:
-    """Return the values of at most _MOST_RUNS runs that `model` knows.
+    """Return the values of at most _MOST_RUNS of the `runs`.
 
-    Setups of the choice set come first, then the runs with the fewest machine-seconds. `fresh` runs
-    (with `step_s`) update the model's belief.
+    `model` must know all runs. Runs of setups in the choice set are preferred, then runs with few
+    machine-seconds. `fresh` are rows of runs, with `step_s`, that were measured after the model was
+    fitted; they update the model's belief.
     """
     keys = {setup_key(setup) for setup in choice_set.setups}
 

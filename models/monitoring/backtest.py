@@ -1,7 +1,7 @@
-"""Fit a model to one frame of runs, predict another frame, and compare.
+"""Fit a model to one frame of runs, predict the runs of another frame, and compute the errors.
 
-Errors are |predicted - measured| / measured. A prediction never uses measurements of the predicted
-frame.
+Errors are |predicted - measured| / measured. Predictions never use measurements of the predicted
+runs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
     """Fit a model to `data` and predict the rows of `test`, a frame with measurement columns.
 
     Returns:
-        A frame with the index of `test`. `predicted_step_s` has the 90 % interval `low_s` to
-        `high_s`; all are NaN if a row cannot be predicted, and `unpredicted` is the reason.
-        `guessed` is True if the model has only facts about the workload, no measurements.
+        A frame with the index of `test`. The columns are `predicted_step_s` and its 90 % interval
+        from `low_s` to `high_s`. If a row cannot be predicted, these three are NaN and
+        `unpredicted` is the reason. `guessed` is True if `data` has facts about the workload but no
+        measurements of it.
 
     Raises:
         ValueError: if `data` has nothing to learn from or rows of several providers.
@@ -55,9 +56,9 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 
 
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each instance type of `data` or `asked`.
+    """Return a row of facts for each instance type that occurs in the runs of `data` or in `asked`.
 
-    A type with an unknown number of devices gets one device.
+    If the number of devices of a type is unknown, one device is assumed.
     """
     known = data.instance_types.drop_duplicates("name").set_index("name")
     names = sorted(_rows_by_type(data.runs) | _rows_by_type(asked))
@@ -71,7 +72,7 @@ def _rows_by_type(frame: pd.DataFrame) -> Counter[str]:
 
 
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return the errors and coverage (COLUMNS) by workload, by number of instances, and overall.
+    """Return the errors and coverage (COLUMNS) by workload, by number of instances, and in total.
 
     `predicted` is the result of `backtest`. Rows without a prediction are left out.
     """
@@ -90,7 +91,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
-    """Return sentences that list what was left out or assumed, with numbers of rows."""
+    """Return sentences that say what was left out or assumed, and for how many rows."""
     types, runs = data.instance_types, pd.concat([data.runs, test])
     described = set(types["name"]) | _rows_by_type(data.runs).keys()
     counted = set(types["name"][types["devices"].astype(float) > 0])

@@ -1,6 +1,7 @@
-"""Decide if a challenger replaces the champion.
+"""Decide if a new model (challenger) replaces the model in use (champion).
 
-The challenger must be better by more than noise, and its intervals must cover enough measurements.
+The challenger's error must be lower by more than noise, and its intervals must cover enough
+measurements.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from ..step_time.model import StepTimeModel
 from .cross_validation import known_of, predictions_of, summarise
 
 _ENOUGH_ROWS, _LEAST_COVERAGE = 20, 0.8
-LARGE_ERROR = 0.25  # mean error on held-out setups above which answers carry a warning
-_FRESH_ROWS = 8  # runs new to the champion that suffice to compare on them alone
+LARGE_ERROR = 0.25  # if the mean error on held-out setups is larger, answers have a warning
+_FRESH_ROWS = 8  # with this many runs that are new to the champion, only these are compared
 _FEWEST_SETUPS = 3  # setups needed to distinguish an improvement from noise
 
 
@@ -36,14 +37,16 @@ def verdict(
 ) -> Promotion:
     """Decide if `challenger` replaces `champion`.
 
-    Both are compared on runs that are new to the champion, if there are at least 8. With fewer, all
-    runs are used, which favours the champion. If the challenger knows more workloads or instance
-    types, only runs that are new to the champion are ever used. A champion counts as absent if the
-    definitions of all its workloads have changed.
+    The two models are compared on runs that the champion was not trained on, if there are at least
+    8 such runs. If there are fewer, the models are compared on all runs, which favours the
+    champion. If there are fewer and the challenger knows additional workloads or instance types,
+    no runs are compared. If the definitions of all the champion's workloads have changed, the
+    challenger is judged as if there were no champion.
 
     Args:
         data: one provider's measurements.
-        scored: the challenger's held-out rows from `cross_validation.fitted`.
+        scored: the held-out rows of the challenger with their predictions, from
+            `cross_validation.fitted`.
         challenger: the newest model.
         champion: the model in use, if any.
     """
@@ -63,10 +66,12 @@ def verdict(
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Promotion:
     """Apply the promotion rule.
 
-    Without a champion the challenger is promoted. Otherwise its 90 % intervals must cover at least
-    80 % of every split with 20 or more rows, and its mean error on common runs must be lower by
-    more than noise: the 5 % quantile of a bootstrap over setups is above 0. With `news` it suffices
-    that the error is not higher by more than noise.
+    If there is no champion, the challenger is promoted. Otherwise two conditions must hold. Its
+    90 % intervals must cover at least 80 % of the rows of every split that has 20 or more rows. Its
+    mean error on the runs that both models predict must be lower by more than noise: a bootstrap
+    resamples setups, and the 5 % quantile of the error's decrease must be above 0. If `news` is not
+    empty, it suffices that the error is not higher by more than noise. If no run can be compared,
+    the challenger is promoted only if `news` is not empty.
 
     Args:
         challenger: held-out rows of the challenger.
@@ -113,7 +118,7 @@ def _mean_error(scoreboard: pd.DataFrame) -> float:
 
 
 def _coverage_short(scoreboard: pd.DataFrame) -> str:
-    """Describe the splits whose intervals cover too few rows; empty if there is none."""
+    """Describe the splits whose intervals cover too few rows. The text is empty if none does."""
     judged = scoreboard[(scoreboard["group"] == "all") & (scoreboard["rows"] >= _ENOUGH_ROWS)]
     return ", ".join(
         f"90 % intervals cover {row['coverage_90']:.1%} of {row['rows']} rows held out by"
@@ -123,14 +128,15 @@ def _coverage_short(scoreboard: pd.DataFrame) -> str:
 
 
 def _errors(scored: pd.DataFrame) -> pd.Series[float]:
-    """Return the relative error of each run, averaged over the splits that hold the run out."""
+    """Return the relative error of each run, averaged over the splits in which it was held out."""
     return (scored["step_s"] / scored["measured_s"] - 1).abs().groupby(scored["row"]).mean()
 
 
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, float, int]:
     """Return the 5 % and 95 % quantiles of the mean gain, and the number of setups.
 
-    The quantiles are of a bootstrap that resamples setups. `gain` and `setup` are indexed by run.
+    The quantiles come from a bootstrap that resamples setups. `gain` is the decrease of the error
+    of each run. `setup` is the label of each run's setup. Both series are indexed by run.
     """
     sums = gain.groupby(setup.loc[gain.index]).agg(["sum", "size"]).to_numpy(float)
     # fixed seed: equal predictions must lead to equal decisions
