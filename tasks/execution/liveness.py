@@ -179,8 +179,7 @@ class Machines:
         self.gone |= lost
 
     def leaving(self) -> tuple[frozenset[int], float]:
-        """Return a pair: the nodes with an interruption notice, and the seconds until the first of
-        them goes.
+        """Return a pair: the nodes with an interruption notice, and seconds until the first goes.
 
         The seconds are infinite if no node has a notice. Rebalance recommendations do not count,
         because they take no machine away.

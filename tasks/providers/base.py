@@ -78,8 +78,9 @@ class Lease:
     problem: str = ""
 
     def usd_until(self, now: datetime) -> float | None:
-        """Return the dollars from the start of the lease until `now`, or until its deadline if
-        that is earlier. Return None if the price is unknown.
+        """Return the dollars from the start of the lease until `now`; None if the price is unknown.
+
+        No dollars are counted after the deadline.
         """
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours

@@ -1,4 +1,4 @@
-"""Call AWS. Each action has the name that IAM gives it; a refused call raises AwsRefused.
+"""Call AWS. Actions are named as in IAM policies, and a refused call raises AwsRefused.
 
 boto3 retries throttled and unanswered requests. It is imported at the first call, so that commands
 without AWS start quickly. Every wait has a time limit.
@@ -50,14 +50,14 @@ _ON_DEMAND = {
 
 
 def has_credentials() -> bool:
-    """Return whether boto3 finds credentials. Raises ProviderError if AWS_PROFILE is unknown."""
+    """Return True if boto3 finds credentials. Raises ProviderError if AWS_PROFILE is unknown."""
     return _session().get_credentials() is not None
 
 
 def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:
-    """Return the API, by default through boto3's clients and the real clock.
+    """Return the AWS calls, with boto3's clients and the real clock by default.
 
-    Raises ProviderError if there are neither `clients` nor AWS credentials.
+    Raises ProviderError if `clients` is None and there are no AWS credentials.
     """
     if clients is None and not has_credentials():
         raise ProviderError(NO_CREDENTIALS)
@@ -65,9 +65,9 @@ def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec
 
 
 def boto_clients() -> Clients:
-    """Return a function that makes a boto3 client of a service in a region.
+    """Return a function (service, region) that makes a boto3 client.
 
-    boto3 looks for credentials as usual, and reads AWS_PROFILE and AWS_ENDPOINT_URL.
+    boto3 finds credentials as usual, and reads AWS_PROFILE and AWS_ENDPOINT_URL.
     """
     from botocore.config import Config
 
@@ -77,7 +77,7 @@ def boto_clients() -> Clients:
 
 
 def _session() -> Any:
-    """Return a boto3 session. Raises AwsRefused if AWS_PROFILE names no profile."""
+    """Return a boto3 session. Raises AwsRefused if the profile in AWS_PROFILE does not exist."""
     import boto3
 
     with asking("the credentials", "any region"):
@@ -97,7 +97,7 @@ def asking(action: str, region: str) -> Iterator[None]:
 
 
 def shape_of(service: str, shape: str) -> Any:
-    """Return the shape named `shape` in botocore's model of `service`."""
+    """Return the description of the data type `shape` in botocore's model of `service`."""
     from botocore.session import Session
 
     return Session().get_service_model(service).shape_for(shape)
@@ -112,7 +112,10 @@ class AwsClock:
 
 
 class Ec2Api:
-    """The AWS calls that Srift needs. `clients` makes boto3 clients; `clock` times the waits."""
+    """The AWS calls that Srift needs.
+
+    `clients` makes boto3 clients. All waits use `clock`.
+    """
 
     def __init__(self, clients: Clients, clock: AwsClock) -> None:
         self.clients, self._lock = clients, threading.Lock()
@@ -142,7 +145,7 @@ class Ec2Api:
             return {}
 
     def ask_all(self, key: str, action: str, region: str, **words: Any) -> list[Any]:
-        """Return the items under `key` from all pages of the answer."""
+        """Call `action`, and return the items under `key` from all pages of the answer."""
         page = self.ask(action, region, **words)
         items = list(page[key])
         while token := page.get("NextToken"):
@@ -162,7 +165,7 @@ class Ec2Api:
         return self.ask_all(key, action, region, Filters=words)
 
     def when_visible(self, call: Callable[[], T]) -> T:
-        """Return `call()`, with retries while EC2 does not find a resource that was just created.
+        """Return `call()`. Repeat it while EC2 does not find a resource that was just created.
 
         boto3 does not retry this error. Raises AwsRefused if EC2 still does not find the resource
         after half a minute.
@@ -177,7 +180,7 @@ class Ec2Api:
         return call()
 
     def looks(self, every_s: float, within_s: float) -> Iterator[None]:
-        """Yield at once and then every `every_s` seconds, until `within_s` seconds are over."""
+        """Yield now and then every `every_s` seconds, until `within_s` seconds have passed."""
         give_up = self.now() + timedelta(seconds=within_s)
         while True:
             yield
@@ -192,7 +195,7 @@ class Ec2Api:
         return [str(offering["InstanceType"]) for offering in found]
 
     def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
-        """Return DescribeInstanceTypes' entry of each type in `names`.
+        """Return the entry of each type in `names` from the answer of DescribeInstanceTypes.
 
         Raises AwsRefused if the region does not offer one of the types.
         """
@@ -203,7 +206,7 @@ class Ec2Api:
         return found
 
     def price_list(self, region: str) -> list[Answer]:
-        """Return the Price List API's products for on-demand Linux in `region`, as dicts."""
+        """Return the products of the Price List API for on-demand Linux in `region`, as dicts."""
         filters = [
             {"Type": "TERM_MATCH", "Field": field, "Value": value}
             for field, value in (_ON_DEMAND | {"regionCode": region}).items()
@@ -213,18 +216,20 @@ class Ec2Api:
         return [json.loads(product) for product in found]
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
-        """Return the rows of DescribeSpotPriceHistory that are in force at `at`.
+        """Return the spot prices that are in force at time `at`.
 
-        The rows are those of the types in `names`, or of all types if `names` is empty.
+        The result has rows of DescribeSpotPriceHistory for the types in `names`, or for all types
+        if `names` is empty.
         """
         words: Answer = {"InstanceTypes": list(names)} if names else {"MaxResults": 1000}
         words |= {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Return by zone the spot placement score, 1 to 10, of a request for `count` machines.
+        """Return, for each zone, the spot placement score of a request for `count` machines.
 
-        The machines may have any of the types in `names`. Zones without a score are left out.
+        A score is 1 (unlikely to succeed) to 10. The machines may have any of the types in `names`.
+        Zones without a score are left out.
         """
         words = {
             "InstanceTypes": list(names),
@@ -249,10 +254,10 @@ class Ec2Api:
         tags: Mapping[str, str] | None = None,
         states: Sequence[str] = (),
     ) -> dict[str, Answer]:
-        """Return DescribeInstances' entry of each machine, by instance id.
+        """Return the entry of each machine from the answer of DescribeInstances, by instance id.
 
-        Machines must have one of `ids`, all of `tags`, and one of `states`; an empty argument does
-        not restrict. Ids that EC2 does not know are left out.
+        The result has the machines with one of `ids`, all of `tags`, and one of `states`. An empty
+        argument excludes no machine. Ids that EC2 does not know are left out.
         """
         filters = tag_filters(tags or {})
         filters |= {"instance-state-name": states} if states else {}
@@ -267,8 +272,9 @@ class Ec2Api:
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
         """Terminate the machines and return the ids that EC2 does not know.
 
-        EC2 does not know machines that ended long ago, or that it does not show yet. One unknown id
-        makes EC2 refuse the whole request; each machine is then terminated by a separate request.
+        EC2 does not know machines that ended long ago, and machines that have just been launched.
+        One unknown id makes EC2 refuse the whole request. Each machine is then terminated by a
+        separate request.
         """
         wanted = sorted(set(ids))
         if not wanted:
@@ -284,8 +290,9 @@ class Ec2Api:
         return set()
 
     def image(self, region: str, parameter: str) -> Answer:
-        """Return DescribeImages' entry of the image that the SSM parameter names.
+        """Return the entry of an image from the answer of DescribeImages.
 
+        `parameter` is the name of the SSM parameter that has the image's id.
         The first answer is kept, so that a campaign uses one image. Raises AwsRefused if the image
         does not exist or is not available.
         """
@@ -311,7 +318,7 @@ def tag_filters(tags: Mapping[str, str]) -> Filters:
 
 
 def spot_advisor() -> Answer:
-    """Return Spot Advisor's public file, which has prior interruption rates.
+    """Return the public file of AWS's Spot Advisor, which has interruption rates by type.
 
     The result is empty if the file cannot be read, or if AWS is emulated (AWS_ENDPOINT_URL is set).
     """
@@ -332,9 +339,9 @@ class Store:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """Return the objects below `prefix`, and S3's time (Unix) when the listing began.
+        """Return a pair: the objects below `prefix`, and S3's Unix time when the listing began.
 
-        With `most`, listing stops after the page on which the count exceeds `most`.
+        The listing stops after the page on which the number of objects exceeds `most`.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)
@@ -347,7 +354,7 @@ class Store:
         return found, answered_at(first)
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
-        """Return an object's content, and S3's time (Unix) when it was written.
+        """Return a pair: an object's content, and S3's Unix time when the object was written.
 
         The content is empty if the object is larger than `most_bytes`.
         """
@@ -360,11 +367,11 @@ class Store:
         return content, float(answer["LastModified"].timestamp())
 
     def put(self, key: str, content: bytes) -> None:
-        """Write an object atomically: readers never see a part of it."""
+        """Write an object atomically, so that readers never see an incomplete object."""
         self._api.ask("s3:PutObject", self.region, Bucket=self.bucket, Key=key, Body=content)
 
 
 def answered_at(answer: Answer) -> float:
-    """Return the Date header of an answer, as Unix time."""
+    """Return the time in the Date header of an answer, as Unix time."""
     date = str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
     return parsedate_to_datetime(date).timestamp()

@@ -1,6 +1,6 @@
-"""Plan the attempts of a launch: the cluster's market first, then on demand. Pure functions.
+"""Plan the attempts of a launch: the cluster's market first, then on demand. Makes no request.
 
-Each attempt requests one EC2 fleet over all zones. A cluster of several instance types needs one
+Each attempt requests one EC2 fleet across all zones. A cluster of several instance types needs one
 fleet for each group of equal machines.
 """
 
@@ -20,8 +20,8 @@ LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one mi
 class Group:
     """Equal machines, requested as one EC2 fleet.
 
-    `first` is the rank of the first machine. `bids` maps a zone to the highest price of one
-    machine, in dollars an hour.
+    `first` is the rank of the first machine. `bids` maps a zone to the highest price to pay for one
+    machine, in dollars per hour.
     """
 
     name: str
@@ -53,8 +53,9 @@ def attempts(
     """Return the attempts to launch `cluster`, in order.
 
     The first attempt uses the cluster's market. If that is spot and `markets` include on demand, an
-    attempt on demand follows. Each attempt covers the `zones` that have a price of every type;
-    without such a zone there is no attempt. `offers` add prices of other zones and markets.
+    attempt on demand follows. Each attempt covers the `zones` in which every instance type of the
+    cluster has a known price. If there is no such zone, the attempt is left out. `offers` have the
+    prices of other zones and markets.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -92,12 +93,12 @@ def attempts(
 
 
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
-    """Return the highest price to pay for one machine, in dollars an hour.
+    """Return the highest price to pay for one machine, in dollars per hour.
 
-    On demand, this is the list price. For spot, it is SPOT_MARGIN times the list price, but not
-    more than the on-demand list price. Spot markets compare bids with list prices, so that
-    discounts do not lower a bid. If the account's price is higher than the bid, it counts, because
-    a bid must cover the worst case.
+    On demand, this is the list price. For spot, it is SPOT_MARGIN times the spot list price, but
+    not more than the on-demand list price. An account's discount does not lower a bid, because the
+    spot market compares bids with list prices. If the account pays a higher price than the bid,
+    that price is returned, because the bid must cover the worst case.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

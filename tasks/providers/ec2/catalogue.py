@@ -1,4 +1,7 @@
-"""Derive instance types, network rates, quotas and image support from EC2's data. Pure."""
+"""Derive instance types, network rates, quotas and image support from EC2's data.
+
+Nothing here calls AWS.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ _BEFORE_AMPERE = {"v100", "t4", "t4g"}
 
 
 def device_tflops(device: str) -> float | None:
-    """Return a device's peak fp32 TFLOP/s; None if unknown. Capitalisation does not matter."""
+    """Return a device's peak fp32 TFLOP/s; None if unknown. The case of `device` is ignored."""
     return _TFLOPS.get(device.lower(), (None, None))[0]
 
 
@@ -103,7 +106,7 @@ def most_tflops(device: str, precision: str) -> float | None:
     """Return an upper bound of one device's TFLOP/s in `precision`; None if unknown.
 
     If the device has TF32, the bound for fp32 is the TF32 rate, because PyTorch's convolutions use
-    TF32 by default. A fraction of a GPU ("L4 1/2") has that fraction of the GPU's TFLOP/s.
+    TF32 by default. A part of a GPU ("L4 1/2") has that fraction of the GPU's TFLOP/s.
     """
     name, _, divisor = device.lower().partition(" 1/")
     if name not in _TFLOPS:
@@ -117,8 +120,8 @@ def most_tflops(device: str, precision: str) -> float | None:
 def instance_type_of(answer: Answer) -> InstanceType:
     """Return the instance type that an entry of DescribeInstanceTypes describes.
 
-    GPU memory is as EC2 reports it (A10G: 22.35 GiB). A fraction of a GPU (`GpuPartitionSize` below
-    1) has a separate device name ("L4 1/2").
+    The GPU memory is the number that EC2 reports (A10G: 22.35 GiB). A part of a GPU
+    (`GpuPartitionSize` below 1) has a separate device name ("L4 1/2").
 
     Raises ValueError if the sustained network rate is unknown, LookupError if a field is missing.
     """
@@ -149,15 +152,15 @@ def instance_type_of(answer: Answer) -> InstanceType:
 
 
 def _gib(described: Answer) -> float:
-    """Return GiB from the `MemoryInfo` of a machine, GPU or accelerator."""
+    """Return the memory in GiB of a machine, GPU or accelerator, from its `MemoryInfo`."""
     return float(described["MemoryInfo"]["SizeInMiB"]) / 1024
 
 
 def baseline_gbps(answer: Answer) -> float:
-    """Return the sustained gigabit/s of the network cards that a launch attaches.
+    """Return the sustained network rate in gigabit/s, summed over the cards that a launch attaches.
 
-    A launch attaches the cards that take an EFA, or else the first card (see `efa_cards`). A card's
-    peak rate ("Up to 25 Gigabit") lasts only for minutes.
+    A launch attaches the cards that support an EFA, or the first card if none does (see
+    `efa_cards`). A card's peak rate ("Up to 25 Gigabit") lasts only for minutes.
 
     The sum is limited to the rate that EC2 states for the whole machine, because some types list
     the whole rate for each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four cards).
@@ -175,9 +178,10 @@ def baseline_gbps(answer: Answer) -> float:
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
-    """Return the indices of the network cards that take an EFA, up to the allowed number.
+    """Return the indices of the network cards that support an EFA, up to EC2's allowed number.
 
-    The result is empty if the type has no EFA. The first card of some types takes no EFA (p6-b300).
+    The result is empty if the type has no EFA. On some types (p6-b300), the first card does not
+    support an EFA.
     """
     network = answer["NetworkInfo"]
     if not network.get("EfaSupported"):
@@ -189,9 +193,10 @@ def efa_cards(answer: Answer) -> tuple[int, ...]:
 
 
 def described(answers: Iterable[Answer]) -> list[InstanceType]:
-    """Return the instance types that `answers` describe completely, sorted by name.
+    """Return the instance types in `answers`, sorted by name.
 
-    `answers` are entries of DescribeInstanceTypes. Incomplete entries are left out.
+    `answers` are entries of DescribeInstanceTypes. Entries with a missing field or an unknown
+    network rate are left out.
     """
     types: dict[str, InstanceType] = {}
     for answer in answers:
@@ -206,11 +211,11 @@ def wanted(
     patterns: Sequence[str],
     families: Collection[str] | None = None,
 ) -> list[InstanceType]:
-    """Return the types that match a pattern: `g5.*`, `p4d.24xlarge`, or `gpu`.
+    """Return the types that match at least one pattern: `g5.*`, `p4d.24xlarge`, or `gpu`.
 
-    `gpu` matches NVIDIA types on x86 whose family is in `families`, or all of them if `families` is
-    None. The other patterns keep a type even if no image runs on it, because measurements of the
-    type may be imported.
+    `gpu` matches the NVIDIA types on x86 whose family is in `families`, or all NVIDIA types on x86
+    if `families` is None. Other patterns also match types on which no image runs, because
+    measurements of such a type may be imported.
     """
     return [
         kind
@@ -221,7 +226,7 @@ def wanted(
 
 
 def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    """Return the names that `wanted` might keep, before AWS describes the types."""
+    """Return the names that `wanted` might keep. This needs no descriptions of the types."""
     return {
         name
         for name in names
@@ -231,7 +236,7 @@ def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
 
 
 def is_gpu(kind: InstanceType) -> bool:
-    """Return whether the type has NVIDIA GPUs and an x86 processor.
+    """Return True if the type has NVIDIA GPUs and an x86 processor.
 
     The names of EC2's GPU families begin with g or p, but g4ad has AMD GPUs.
     """
@@ -252,8 +257,8 @@ _QUOTAS = {
 class TypeFacts:
     """Facts about an instance type that a launch needs.
 
-    `grouped` is true if the type can be in a cluster placement group. `efa_cards` are the indices
-    of the network cards that take an EFA.
+    `grouped` is True if the type can be in a cluster placement group. `efa_cards` are the indices
+    of the network cards that support an EFA.
     """
 
     grouped: bool
@@ -261,7 +266,7 @@ class TypeFacts:
 
     @property
     def several_interfaces(self) -> bool:
-        """Return whether the type's full network rate needs several interfaces.
+        """Return True if the type reaches its full network rate only with several interfaces.
 
         EC2 gives no public address to a machine with several interfaces.
         """
@@ -269,12 +274,12 @@ class TypeFacts:
 
 
 def facts_of(answer: Answer) -> TypeFacts:
-    """Return the launch facts in an entry of DescribeInstanceTypes."""
+    """Return the facts for a launch from an entry of DescribeInstanceTypes."""
     strategies = answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
     return TypeFacts(grouped="cluster" in strategies, efa_cards=efa_cards(answer))
 
 
 def quota_of(instance_type: str, market: str) -> str | None:
-    """Return the code of the vCPU quota that counts the type; None for an unknown family."""
+    """Return the code of the vCPU quota that limits the type; None for an unknown family."""
     found = (codes[market] for form, codes in _QUOTAS.items() if re.match(form, instance_type))
     return next(found, None)

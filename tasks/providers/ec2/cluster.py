@@ -30,7 +30,7 @@ class Ec2Cluster(Launcher, RunningCluster):
     checkpoints: Path | None = None
 
     def start(self, attempts: Sequence[Attempt], mirror: Mirror) -> None:
-        """Launch the first attempt that AWS grants, and send its machines their mailbox files.
+        """Try `attempts` until AWS grants one, and send its machines their mailbox files.
 
         Raises NoCapacity if AWS refuses every attempt, and ProviderError for all other failures.
         """
@@ -57,7 +57,7 @@ class Ec2Cluster(Launcher, RunningCluster):
     def nodes(self) -> Sequence[NodeState]:
         """Return the state of each machine, in rank order.
 
-        The states are a few seconds old, and older while AWS does not answer.
+        The states are up to LOOK_EVERY_S seconds old, and older while AWS does not answer.
         """
         with self._lock:
             if (self._api.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
@@ -65,11 +65,11 @@ class Ec2Cluster(Launcher, RunningCluster):
             return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return the store's time (Unix) at the mirror's last complete round."""
+        """Return S3's Unix time at the last complete round of the mirror."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
-        """Return the dollars of all machines of the lease, including refused attempts' machines."""
+        """Return the dollars of all machines of the lease, including those of refused attempts."""
         with self._lock:
             return self.lease.usd_until(self._api.now())
 
@@ -94,7 +94,7 @@ class Ec2Cluster(Launcher, RunningCluster):
             return True
 
     def all_down(self) -> bool:
-        """Return whether no machine runs any more; False if AWS does not answer."""
+        """Return True if no machine runs any more. Return False if AWS does not answer."""
         with self._lock:
             current = self.lease.current
             return self._look() and not any(self._alive(machine) for machine in current)
@@ -122,7 +122,7 @@ class Ec2Cluster(Launcher, RunningCluster):
         return True
 
     def _alive(self, machine: Ec2Machine) -> bool:
-        """Return whether EC2 shows the machine as alive, or has not shown it yet."""
+        """Return True if EC2 lists the machine as alive or has never listed it."""
         described = self._seen.get(machine.instance_id)
         return described is None or described.get("State", {}).get("Name") in ALIVE
 
@@ -140,9 +140,9 @@ class Ec2Cluster(Launcher, RunningCluster):
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _notice(self, machine: Ec2Machine) -> dict[str, Any]:
-        """Return the spot notice that the machine read in its metadata; {} without a notice.
+        """Return the spot notice that the machine read in its metadata; {} if there is no notice.
 
-        `heard_unix` is the store's time (Unix) when the notice was written. A node may write
+        Its key `heard_unix` is S3's Unix time when the notice was uploaded. A node may upload
         anything, so unknown content is ignored.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
@@ -155,7 +155,10 @@ class Ec2Cluster(Launcher, RunningCluster):
         return body | {"heard_unix": moment} if known else {}
 
     def _leaving_s(self, notice: dict[str, Any]) -> float | None:
-        """Return seconds to an announced interruption, by the store's time; None without one."""
+        """Return the seconds until the interruption that `notice` announces, on S3's clock.
+
+        None if `notice` announces no interruption.
+        """
         if notice.get("kind") != "interruption":
             return None
         ends = float(notice["heard_unix"]) + NOTICE_S

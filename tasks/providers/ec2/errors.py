@@ -1,8 +1,8 @@
 """List all known AWS error codes, and what each kind of code means for a launch.
 
-capacity     no machines here and now; another market may have some
+capacity     no machines at the moment; another market may have some
 throttled    AWS asks for fewer requests; boto3 has retried already
-unsure       no clear answer came; AWS may have served the request
+unsure       no clear answer came; AWS may have carried out the request
 gone         the resource does not exist, or does not exist yet
 there        the resource to create exists already
 busy         the resource to delete is still in use
@@ -76,8 +76,8 @@ _SETTINGS = {
 class AwsRefused(ProviderError):
     """AWS refused a request or did not answer.
 
-    `code` is AWS's error code; the module's docstring lists the values of `kind`. The message names
-    the fix. It leaves out AWS's message, which may quote a secret.
+    `code` is AWS's error code; the module's docstring lists the values of `kind`. The message says
+    what to do. It does not contain AWS's message, which may quote a secret.
     """
 
     def __init__(self, code: str, action: str, region: str) -> None:

@@ -28,7 +28,7 @@ from .requests import (
 )
 from .termination import SHOWN, end_machines, end_these, until
 
-RUNNING_WITHIN_S = 300.0
+RUNNING_WITHIN_S = 300.0  # longest wait until requested machines run
 POLL_S = 2.0
 _COMING = ("pending", "running")
 _LOOK_EVERY_S = 15.0
@@ -37,9 +37,10 @@ _UNCLEAR = ("unsure", "throttled", "gone")
 
 
 class Launcher:
-    """Launches and ends the machines of one lease; `lease` always equals lease.json.
+    """Launches and ends the machines of one lease.
 
-    `script(seconds)` returns the user-data of a machine that ends itself after `seconds`.
+    The attribute `lease` is always the content of lease.json. `script(seconds)` returns the
+    user-data of a machine that ends itself after `seconds`.
     """
 
     def __init__(
@@ -54,16 +55,19 @@ class Launcher:
         self.lease, self._security_group = lease, ""
 
     def keep(self, lease: Ec2Lease) -> None:
-        """Write a changed lease to disk and use it from now on. Raises OSError."""
+        """Write a changed lease to disk and use it from now on.
+
+        Raises OSError if it cannot be written; the old lease then stays in use.
+        """
         self._leases.write(lease)
         self.lease = lease
 
     def launch(self, attempts: Sequence[Attempt]) -> tuple[Attempt, Cluster]:
-        """Return the first attempt whose machines all run, and its cluster at current prices.
+        """Make `attempts` in order, until all machines of one of them run.
 
-        Raises NoCapacity if every attempt lacks capacity or the deadline has passed. Raises
-        AwsRefused if AWS refuses for another reason, ProviderError if the machines of a refused
-        attempt do not end.
+        Return a pair: this attempt, and its cluster at current prices. Raises NoCapacity if every
+        attempt lacks capacity or the deadline has passed. Raises AwsRefused if AWS refuses for
+        another reason, ProviderError if the machines of a refused attempt do not end.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
@@ -83,7 +87,7 @@ class Launcher:
         )
 
     def end(self) -> str:
-        """End every machine of the lease; return "", or why some may still run."""
+        """End every machine of the lease. Return "", or why some may still run."""
         self.lease, problem = end_machines(self._api, self.lease)
         with suppress(OSError):  # the reaper asks EC2 again
             self.keep(self.lease)
@@ -92,8 +96,8 @@ class Launcher:
     def another(self, attempt: Attempt, rank: int) -> bool:
         """Replace the machine of `rank`; return False if EC2 refuses or the old machine still runs.
 
-        The old machine is ended first, so that the caps never count an additional machine. Raises
-        AwsRefused if AWS refuses to end it, NoCapacity if the deadline has passed.
+        The old machine is ended first, so that the cost never exceeds that of the whole cluster.
+        Raises AwsRefused if AWS refuses to end it, NoCapacity if the deadline has passed.
         """
         region, lost = self.lease.region, self.lease.current[rank]
         group = [each for each in attempt.groups if each.first <= rank][-1]
@@ -134,7 +138,8 @@ class Launcher:
     def _launched(self, attempt: Attempt) -> Cluster:
         """Launch all groups of the attempt, and return the cluster at current prices.
 
-        The first group's fleet chooses the zone, and the other groups follow. Raises AwsRefused.
+        The fleet of the first group chooses the zone, and the other groups must use the same zone.
+        Raises AwsRefused if AWS refuses a request or a machine does not run.
         """
         if placement := placement_group(self.spec, attempt):
             self._create("ec2:CreatePlacementGroup", placement)
@@ -154,10 +159,10 @@ class Launcher:
         return cluster
 
     def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
-        """Request all machines of the group, and return them once they all run.
+        """Request all machines of the group, wait until they all run, and return them.
 
         Raises AwsRefused if EC2 refuses or a machine does not run, NoCapacity if the deadline
-        passed.
+        has passed.
         """
         left_s = (self.lease.deadline_at - self._api.now()).total_seconds()
         if left_s <= 0:
@@ -191,10 +196,10 @@ class Launcher:
         return self._await_running(machines)
 
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused | None]:
-        """Request the group's fleet; return the ids of its machines, and the refusal or None.
+        """Request the group's fleet. Return a pair: its machines' ids, and the refusal or None.
 
-        EC2 may have served a request without a clear answer, so that its machines are searched by
-        tag. Raises AwsRefused if that search fails.
+        If EC2 gives no clear answer, it may still have launched machines, which are then searched
+        by tag. Raises AwsRefused if that search fails.
         """
         api, region = self._api, self.lease.region
         request = create_fleet(self.spec, group, attempt.market)
@@ -219,7 +224,10 @@ class Launcher:
         return AwsRefused(code, "ec2:CreateFleet", self.lease.region)
 
     def _found_by_tag(self, name: str) -> list[str]:
-        """Return the ids of a fleet's machines; wait up to SHOWN, because EC2 shows tags late."""
+        """Return the ids of the machines of the fleet for group `name`, found by their tags.
+
+        Waits up to SHOWN, because EC2 shows tags late.
+        """
         tags, found = self.lease.tags | {"srift:node-group": name}, dict[str, Answer]()
         for _ in self._api.looks(_LOOK_EVERY_S, SHOWN.total_seconds()):
             found = self._api.instances(self.lease.region, tags=tags, states=ALIVE)
@@ -232,10 +240,10 @@ class Launcher:
         self._api.ask_unless(("there",), action, self.lease.region, **request)
 
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
-        """Wait until all machines run; return them with zone, address and launch time.
+        """Wait until all machines run. Return them with their zones, addresses and launch times.
 
-        Raises AwsRefused if a machine does not run in time. This counts as lack of capacity, unless
-        the request was at fault (a code that begins with "Client.").
+        Raises AwsRefused if a machine does not run within RUNNING_WITHIN_S seconds. Its kind is
+        "capacity", unless the request was at fault (a code that begins with "Client.").
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
@@ -263,7 +271,10 @@ class Launcher:
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return the cluster at current spot prices, by which its machines' dollars are counted."""
+        """Return the cluster at current prices, from which the cost of its machines is computed.
+
+        If AWS does not answer, the known prices stay.
+        """
         now, names = self._api.now(), {offer.instance_type.name for offer in cluster.members}
         spot: dict[tuple[str, str], float | None] = {}
         if cluster.market == "spot":
@@ -278,10 +289,10 @@ class Launcher:
         return Cluster(members=tuple(billed(members, self.spec.choices)))
 
     def _note(self, attempt: Attempt, error: AwsRefused) -> None:
-        """Append a refused attempt to the lease."""
+        """Append a sentence about a refused attempt to the lease's `refusals`."""
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
 
 def _is_up(described: Answer) -> bool:
-    """Return whether the machine runs and has a private IP address."""
+    """Return True if the machine runs and has a private IP address."""
     return described["State"]["Name"] == "running" and bool(described.get("PrivateIpAddress"))

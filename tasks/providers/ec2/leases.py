@@ -1,7 +1,7 @@
 """Store EC2's leases: HOME/leases-ec2/<lease_id>/lease.json, written before any paid request.
 
-A lease lists every request for machines, so that the reaper can end and count the machines of a
-killed controller. Machines are found by their tags.
+A lease lists every request for machines. If the controller is killed, the reaper finds the machines
+of these requests by their tags, ends them and counts their cost.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SWEPT = TypeAdapter(dict[Region, Moment], config=ConfigDict(strict=True))
 class Ec2Machine:
     """One EC2 instance. `usd_per_hour` includes its volume, public address and S3 requests.
 
-    `current` is true while the machine belongs to the cluster. `rank` is -1 if the machine never
-    had a rank. `group` is the group of the fleet request that launched it.
+    `current` is True while the machine belongs to the cluster. `rank` is -1 if the machine never
+    belonged to it. `group` is the group of the fleet request that launched the machine.
     """
 
     instance_id: str
@@ -50,8 +50,8 @@ class Ec2Machine:
 class FleetRequest:
     """One fleet request. `group` is the value of the tag srift:node-group.
 
-    `usd_per_hour` is the most that one machine costs. `answered` is true once the machines of the
-    request are known.
+    `size` is the number of machines. `usd_per_hour` is the highest possible price of one machine.
+    `answered` is True when the machines that AWS launched for the request are known.
     """
 
     group: str
@@ -68,8 +68,8 @@ class Ec2Lease(HeldLease):
     `home` is the token of the home that holds the lease. `deployment`, `bucket` and `prefix` are
     copied from srift.toml when the lease is made. `role_id` is the id of the machines' IAM role.
 
-    `refusals` has a sentence for each refused attempt. `releasing` is true if the machines were to
-    be ended and some may still run. `fetched` is true once the mailbox has all uploads of the
+    `refusals` has a sentence for each refused attempt. `releasing` is True if Srift tried to end
+    the machines and some may still run. `fetched` is True when the mailbox has all uploads of the
     nodes.
     """
 
@@ -87,7 +87,7 @@ class Ec2Lease(HeldLease):
 
     @property
     def is_held(self) -> bool:
-        """Return True while machines may run or uploads are not fetched."""
+        """Return True while machines may run or some uploads are not fetched yet."""
         return self.ended_at is None or not self.fetched
 
     @property
@@ -106,9 +106,9 @@ class Ec2Lease(HeldLease):
 
     @property
     def by_userid(self) -> dict[str, Ec2Machine]:
-        """Return the machines that have or had a rank, by aws:userid.
+        """Return the machines that belong or belonged to the cluster, by aws:userid.
 
-        The aws:userid names a machine's folder in the bucket.
+        The aws:userid of a machine is the name of its folder in the bucket.
         """
         ranked = [machine for machine in self.machines if machine.rank >= 0]
         return {f"{self.role_id}:{machine.instance_id}": machine for machine in ranked}
@@ -120,12 +120,12 @@ class Ec2Lease(HeldLease):
         return sorted(found, key=lambda machine: machine.rank)
 
     def with_request(self, request: FleetRequest) -> Ec2Lease:
-        """Return the lease with `request`, which replaces the earlier request of its group."""
+        """Return the lease with `request` added, or replaced if it has a request of that group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
     def with_machines(self, *machines: Ec2Machine) -> Ec2Lease:
-        """Return the lease with `machines`, which replace machines with the same ids."""
+        """Return the lease with `machines` added. They replace machines with the same ids."""
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
@@ -136,13 +136,13 @@ class Ec2Lease(HeldLease):
         return replace(HeldLease.over(self, mailbox), refusals=self.refusals)
 
     def usd_until(self, now: datetime) -> float:
-        """Return the dollars of all machines until `now`, including refused attempts' machines."""
+        """Return the dollars of all machines until `now`, including those of refused attempts."""
         return _usd_until(self.machines, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held(Lease):
-    """A held lease whose dollars are the sum over its machines."""
+    """A held lease whose cost is the sum of the costs of its machines."""
 
     machines: tuple[Ec2Machine, ...]
 
@@ -151,7 +151,7 @@ class _Held(Lease):
 
 
 def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
-    """Return the dollars of `machines` until `now`; each costs at least LEAST_BILLED_S seconds."""
+    """Return the dollars of `machines` until `now`. Each is billed for LEAST_BILLED_S or longer."""
     usd = 0.0
     for machine in machines:
         seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
@@ -160,7 +160,7 @@ def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
-    """The leases of one home, and the time of the reaper's last sweep of each region."""
+    """The leases of one home, and the times at which the reaper last checked each region."""
 
     kind = Ec2Lease
 
@@ -170,9 +170,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
     @property
     def token(self) -> str:
-        """Return the home's random name, which is in the tag srift:controller.
+        """Return the home's random name, the value of the tag srift:controller.
 
-        The first call creates the name. Raises OSError if it cannot be read or written.
+        The first call creates the name. Raises OSError if its file cannot be read or written.
         """
         file = self.root / ".token"
         with suppress(FileNotFoundError):
@@ -186,9 +186,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         return file.read_text().strip()
 
     def swept(self) -> dict[str, datetime]:
-        """Return by region the time of the reaper's last complete sweep.
+        """Return, for each region, the time at which the reaper last checked all of it.
 
-        Raises ProviderError if the file of sweeps cannot be read.
+        Raises ProviderError if the file of these times cannot be read.
         """
         try:
             return _SWEPT.validate_json(self.swept_file.read_bytes())
@@ -201,27 +201,28 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             ) from error
 
     def used_regions(self, now: datetime) -> list[str]:
-        """Return the regions that were swept in the last 30 days.
+        """Return the regions that the reaper has checked in the 30 days before `now`.
 
-        The reaper sweeps them even if srift.toml no longer names them. Raises ProviderError if the
-        file of sweeps cannot be read.
+        The reaper checks them again even if srift.toml no longer names them. Raises ProviderError
+        if the file of the times cannot be read.
         """
         return [region for region, moment in self.swept().items() if now - moment < _REMEMBERED]
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
-        """Record a sweep of `regions` at `now`.
+        """Record that the reaper checked `regions` at `now`.
 
-        Errors are ignored, because an unrecorded sweep only causes another sweep.
+        Errors are ignored, because a region without a record is only checked again.
         """
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
-        """Mark a lease as ended once its machines ended, and return it.
+        """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
-        `outcome` becomes "refused" if the lease never had machines. A lease with neither machines
-        nor refusals is deleted. If the disk is full, the reaper closes the lease later.
+        If the lease never had machines, its outcome is "refused" instead of `outcome`. A lease with
+        neither machines nor refusals is deleted. If the disk is full, the reaper closes the lease
+        later.
         """
         if not lease.machines and not lease.refusals:
             self.forget(lease.lease_id)

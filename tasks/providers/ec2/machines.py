@@ -23,7 +23,7 @@ from .survey import archive, launch_spec
 from .termination import await_shutdown, tidy, until
 from .userdata import user_data
 
-LEAVE_S = 20.0  # for agents that were asked to leave, to upload their last files
+LEAVE_S = 20.0  # seconds in which agents that must exit may upload their last files
 FETCH_S, _PULL_EVERY_S = 24.0, 6.0
 NO_BUCKET = (
     "nothing can be launched on EC2: set [ec2] bucket to an S3 bucket for the machines' mailboxes"
@@ -32,9 +32,9 @@ NO_BUCKET = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ec2Machines:
-    """The EC2 clusters under the leases of one home.
+    """Acquires and releases the EC2 clusters of one home.
 
-    `node_package` is the folder of the code that machines run. If `threaded` is false, no thread
+    `node_package` is the folder of the code that machines run. If `threaded` is False, no thread
     syncs the mailboxes.
     """
 
@@ -51,7 +51,7 @@ class Ec2Machines:
         """Acquire `cluster` as Provider.acquire describes.
 
         `offers` have the prices of other zones and markets. Raises LeaseUnreadable if a lease of
-        this home cannot be read, because nothing may be bought then.
+        this home cannot be read, because Srift then buys nothing.
         """
         self.leases.known()  # raises if a lease is unreadable
         running, store = self._prepared(cluster, lease_id, deadline_s)
@@ -76,7 +76,7 @@ class Ec2Machines:
     def _prepared(
         self, cluster: Cluster, lease_id: str, deadline_s: float
     ) -> tuple[Ec2Cluster, Store]:
-        """Return the cluster, not launched yet, and its store. Uploads the node package.
+        """Upload the node package. Return a pair: the cluster, not launched yet, and its bucket.
 
         Raises NotSupported if the settings do not allow the launch, ProviderError if AWS refuses.
         """
@@ -117,7 +117,7 @@ class Ec2Machines:
         return Ec2Cluster(self.api, self.leases, lease, spec, script), store
 
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
-        """Return the lease after a fetch of its uploads, at most `within_s` seconds long.
+        """Fetch the uploads of a lease for at most `within_s` seconds, and return the lease.
 
         `fetched` of the returned lease is False if uploads are still missing.
         """
@@ -132,7 +132,7 @@ class Ec2Machines:
         return lease
 
     def _pulled(self, mirror: Mirror, within_s: float) -> bool:
-        """Pull until everything is fetched; return False if `within_s` seconds were too few."""
+        """Fetch uploads until all are here; return False if `within_s` seconds were too few."""
         return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
@@ -142,7 +142,8 @@ class Ec2Machines:
     def _release(self, running: Ec2Cluster, mirror: Mirror) -> str:
         """End the machines and fetch their uploads; return "", or why some may still run.
 
-        The mirror's thread is joined last, so that an unresponsive store keeps no machine alive.
+        The mirror's thread is joined after the machines have ended, so that a slow S3 does not keep
+        them running.
         """
         launched = bool(running.lease.current)
         try:

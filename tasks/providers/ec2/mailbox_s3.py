@@ -1,11 +1,11 @@
 """Mirror a lease's mailbox on S3 into a local directory.
 
-Uploads of nodes appear as complete files, with the store's time of writing. Each machine gets the
-controller's files in its `in/` folder, the manifest last. No file name that a node chooses leads
-out of the node's folder.
+Uploads of nodes appear as complete local files, whose time is the time at which S3 stored them.
+Each machine gets the controller's files in its `in/` folder, the manifest last. A node can choose
+file names, but no name leads out of the node's folder.
 
-The store is listed every second while something changes, else every five seconds. While the store
-fails, `now_unix` does not advance, so that no node counts as silent.
+The store is listed every second while something changes, else every five seconds. While S3 does not
+answer, `now_unix` does not advance, so that no node counts as silent.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine
 
 POLL_S = 1.0
-QUIET_AFTER_S = 20.0  # seconds without a change, until the store is listed less often
+QUIET_AFTER_S = 20.0  # after this many seconds without a change, the store is listed less often
 QUIET_POLL_S = 5.0
-MOST_BYTES = 64 * 2**20  # limit of one upload; a courier sends at most 32 MiB
-MOST_FILES = 20_000  # limit of one machine
-# Uploads that repeat all the time, and thus do not count as a change.
+MOST_BYTES = 64 * 2**20  # size limit of one upload; a machine's courier sends at most 32 MiB
+MOST_FILES = 20_000  # uploads that are fetched from one machine
+# Uploads that machines repeat all the time. They do not count as a change.
 _STEADY = re.compile(r".*/out/(heartbeat\.json|progress\.json|data\.json|log-\d+\.txt)")
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}"
 )
-_KEPT = ("records/", "log-")  # kept of a replaced machine: measurements, not state
+_KEPT = ("records/", "log-")  # files of a replaced machine that are still fetched
 _OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9._-]+")
 
 
 class Mirror:
-    """A mirror of one lease's mailbox. Thread-safe.
+    """A mirror of one lease's mailbox on S3. Thread-safe.
 
-    `sync` runs one round, and `start` runs rounds in a thread. The argument `now_unix` is the local
-    clock. The attribute `now_unix` is the store's time (Unix) at the last complete round.
+    A round fetches new uploads and sends changed files. `sync` runs one round, and `start` runs
+    rounds in a thread. The argument `now_unix` returns the local Unix time. The attribute
+    `now_unix` is S3's Unix time at the last complete round.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Mirror:
         self.now_unix = float("-inf")  # the store's clock at the last complete round
 
     def serve(self, lease: Ec2Lease) -> None:
-        """Use the machines of `lease` from the next round on."""
+        """Exchange files with the machines of `lease` from the next round on."""
         with self._lock:
             self._machines = lease.by_userid
             self._changed_at = self._clock()
@@ -86,9 +87,9 @@ class Mirror:
             return self.push() and pulled
 
     def poll(self) -> bool:
-        """Run a round, but list the store less often while nothing changes.
+        """Run a round, but skip the fetch if the store was listed a short time ago.
 
-        Returns False if anything failed.
+        Return False if anything failed.
         """
         with self._lock:
             pushed = self.push()
@@ -101,9 +102,9 @@ class Mirror:
             return self.pull() and pushed
 
     def pull(self) -> bool:
-        """Fetch new uploads; return False if the store or the disk failed.
+        """Fetch new uploads; return False if S3 or the disk failed.
 
-        One failed upload does not prevent the fetch of other uploads.
+        If one upload cannot be fetched, the other uploads are still fetched.
         """
         with self._lock:
             self._listed_at = self._clock()
@@ -120,9 +121,9 @@ class Mirror:
             return complete
 
     def push(self) -> bool:
-        """Upload the controller's files to every machine, then the manifest that lists them.
+        """Send the controller's files to every machine, then the manifest that lists them.
 
-        Returns False if the store or the disk failed.
+        Return False if S3 or the disk failed.
         """
         with self._lock:
             try:
@@ -140,9 +141,10 @@ class Mirror:
             self.poll()
 
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
-        """Return the new uploads with their local paths, at most MOST_FILES per machine.
+        """Return the new uploads, as pairs of S3's entry and the local path.
 
-        Records come first, so that many other files cannot displace them.
+        listed: S3's entries of all uploads. At most MOST_FILES files per machine count, records
+        first, so that other files do not displace records.
         """
         found: list[tuple[Answer, Path]] = []
         count: Counter[str] = Counter()
@@ -173,7 +175,7 @@ class Mirror:
         return True
 
     def _of_controller(self) -> dict[str, bytes]:
-        """Return the content of the controller's files for the nodes, by name."""
+        """Return the content of each file that the controller sends to nodes, by file name."""
         paths = sorted([*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")])
         names = {path.relative_to(self.mailbox).as_posix(): path for path in paths}
         return {
@@ -183,7 +185,7 @@ class Mirror:
         }
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
-        """Upload new and changed `files` to a machine, then the manifest of all digests."""
+        """Send new and changed `files` to a machine, then the manifest with the digests of all."""
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         fresh = digests.items() - self._sent.get(userid, {}).items()
         if not fresh:
@@ -197,16 +199,16 @@ class Mirror:
 
 
 def _version(stored: Answer) -> tuple[str, datetime]:
-    """Return the object's ETag and time, which change whenever the object is written."""
+    """Return the ETag and the time of an S3 object. They change whenever it is written."""
     return stored["ETag"], stored["LastModified"]
 
 
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
-    """Return whether the upload `name` of `machine` may be mirrored.
+    """Return True if the upload `name` of `machine` may be fetched.
 
-    A replaced machine may only add records and logs. IAM's `*` spans slashes, so that a machine can
-    write below another machine's folder. Such a name has the machine's userid, which has a colon,
-    and _NAME does not allow a colon.
+    A replaced machine may only add records and logs. IAM's `*` also matches slashes, so that a
+    machine could write into another machine's folder. The name of such an upload contains a userid
+    with a colon, and _NAME allows no colon.
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
@@ -214,10 +216,10 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return where to write an upload: `path`, unless `path` has a different record.
+    """Return where to write an upload: `path`, unless another record with the name is there.
 
     A replaced machine may have measured the same run. The second record goes to a folder named
-    after its machine, so that both are kept.
+    after its machine, so that both records are kept.
     """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path
@@ -226,7 +228,7 @@ def _free_path(path: Path, key: str, content: bytes) -> Path:
 
 
 def _appear(path: Path, content: bytes, written: float) -> None:
-    """Write a file atomically, with `written` (Unix, the store's time) as its time."""
+    """Write a file atomically, and set its time to `written` (Unix time on S3's clock)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.mirror")
     with beside.open("wb") as file:

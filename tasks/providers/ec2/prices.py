@@ -1,7 +1,8 @@
-"""Parse AWS prices, and add the dollars of volume, address and requests to offers. Pure.
+"""Parse AWS prices, and add the dollars of volume, address and requests to offers.
 
-A price of 0 is unknown, never free. Prices of volumes, addresses and requests are AWS's list prices
-of November 2025. Offers use the region's prices, and spending caps use the dearest region's prices.
+A price of 0 means that the price is unknown. Prices of volumes, addresses and requests are AWS's
+list prices of November 2025. Offers use the prices of their region, and spending caps use the
+prices of the dearest region. Nothing here calls AWS.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Answer = Mapping[str, Any]
 
 
 def known_price(value: object) -> float | None:
-    """Return a positive, finite number of dollars; None for any other value."""
+    """Return `value` as dollars if it is a positive, finite number; else None."""
     try:
         usd = float(str(value))
     except ValueError:
@@ -30,7 +31,7 @@ def known_price(value: object) -> float | None:
 
 
 def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
-    """Return dollars an hour by instance type from products of the Price List API.
+    """Return the dollars per hour of each instance type, from products of the Price List API.
 
     If a type has several prices, the highest counts.
     """
@@ -46,9 +47,9 @@ def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
 
 
 def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | None]:
-    """Return dollars an hour by (instance type, zone) from the newest row; None if unknown.
+    """Return the newest spot price in dollars per hour, by (instance type, zone).
 
-    `rows` are rows of DescribeSpotPriceHistory.
+    `rows` are rows of DescribeSpotPriceHistory. A price is None if it is unknown.
     """
     return {
         (str(row["InstanceType"]), str(row["AvailabilityZone"])): known_price(row.get("SpotPrice"))
@@ -63,7 +64,7 @@ def on_demand_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """Return an offer for each type; `prices` are dollars an hour by type."""
+    """Return an on-demand offer for each type. `prices` are dollars per hour by type."""
     return [
         Offer(
             instance_type=kind,
@@ -86,10 +87,10 @@ def spot_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """Return an offer for each type and zone in `prices`, which are dollars an hour.
+    """Return a spot offer for each type and zone in `prices`, which are dollars per hour.
 
-    `advisor` is Spot Advisor's file, or empty. A type that it lacks gets its worst range of
-    interruption rates as a prior.
+    `advisor` is Spot Advisor's file, or empty. A type that is not in the file gets the file's
+    highest range of interruption rates as a prior.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     offers = {}
@@ -146,20 +147,20 @@ MOST_REQUESTS_USD_PER_HOUR = MOST_PUTS_PER_HOUR * WORST_PUT_USD + MOST_GETS_PER_
 
 
 def storage_usd_per_hour(region: str, gib: float) -> float:
-    """Return dollars an hour of one machine's gp3 volume of `gib` GiB in `region`."""
+    """Return the dollars per hour of one machine's gp3 volume of `gib` GiB in `region`."""
     return gib * GP3_USD_PER_GIB_MONTH.get(region, WORST_GP3_USD_PER_GIB_MONTH) / HOURS_A_MONTH
 
 
 def other_usd_per_hour(*, public: bool) -> float:
-    """Return expected dollars an hour of one machine's requests and public address."""
+    """Return the expected dollars per hour of one machine's requests and public address."""
     return REQUESTS_USD_PER_HOUR + (ADDRESS_USD_PER_HOUR if public else 0.0)
 
 
 def most_usd_per_hour_beside(gib: float) -> float:
-    """Return an upper bound of one machine's dollars an hour without the instance itself.
+    """Return an upper bound of one machine's dollars per hour, without the price of the instance.
 
-    The bound has the volume of `gib` GiB, the address and the requests in the dearest region. The
-    spending caps use it.
+    The bound includes the volume of `gib` GiB, the address and the requests in the dearest region.
+    The spending caps use it.
     """
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
@@ -169,7 +170,10 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
-    """Return `offers` at this account's prices, with volume, address and requests. Idempotent."""
+    """Return `offers` at this account's prices, with the cost of volume, address and requests.
+
+    A second call changes nothing.
+    """
     found = []
     for offer in offers:
         public = offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour
@@ -187,9 +191,10 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
 
 
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
-    """Return this account's dollars an hour, and why they differ from `public`; "" if equal.
+    """Return a pair: this account's dollars per hour, and why they differ from `public`.
 
-    A price in [ec2.prices] takes precedence over [ec2.discounts].
+    The second value is "" if they do not differ. A price in [ec2.prices] takes precedence over
+    [ec2.discounts].
     """
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
     if fixed := getattr(terms.prices.get(name), f"{key}_usd_per_hour", None):

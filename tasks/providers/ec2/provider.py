@@ -45,10 +45,10 @@ NOT_LOOKED = "EC2 was not checked: nothing was launched from this home, and [ec2
 
 
 class Ec2Provider(Provider):
-    """EC2 in the regions of `choices`, with its leases under `home`/leases-ec2.
+    """EC2 in the regions of `choices`, with leases in the folder `leases-ec2` of `home`.
 
     `clients` replaces boto3's clients. `node_package` is the folder of the code that machines run.
-    If `threaded` is false, no thread syncs the mailboxes.
+    If `threaded` is False, no thread syncs the mailboxes.
     """
 
     name = "ec2"
@@ -73,7 +73,10 @@ class Ec2Provider(Provider):
         return list(self._live_types.values())
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Return on-demand offers by region and spot offers by zone; unknown prices are None."""
+        """Return an on-demand offer for each type and region, and a spot offer for each zone.
+
+        An unknown price is None.
+        """
         types, advisor = self._live_types, Answer()
         if "spot" in self._choices.markets and self._given is None:
             advisor = ec2_api.spot_advisor()
@@ -94,9 +97,9 @@ class Ec2Provider(Provider):
         return [offer for region in regions for offer in packaged_offers(self._choices, region)]
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Return spot placement scores by zone, as Provider.placement_scores describes.
+        """Return the spot placement scores by zone, as Provider.placement_scores describes.
 
-        AWS limits how many different requests an account may send in a day.
+        AWS limits the number of different requests per account and day.
         """
         return self._api.placement_scores(region, names, count)
 
@@ -104,7 +107,7 @@ class Ec2Provider(Provider):
         return ec2_prices.billed(offers, self._choices)
 
     def limits(self) -> list[str]:
-        """Return what EC2 cannot do here and how to fix it, without a request to AWS."""
+        """Return sentences that say what EC2 cannot do here and how to fix it. Calls no AWS."""
         found = [] if self._choices.bucket else [NO_BUCKET]
         try:
             why = "" if self._given is not None or ec2_api.has_credentials() else NO_CREDENTIALS
@@ -137,7 +140,7 @@ class Ec2Provider(Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[RunningCluster]:
-        """Launch the cluster in its market, or else on demand. `seed` has no effect."""
+        """Launch the cluster in its market, or on demand if that fails. `seed` has no effect."""
         machines, offers = self._machines, self._known_offers()
         with machines.acquire(cluster, offers, lease_id=lease_id, deadline_s=deadline_s) as running:
             yield running
@@ -147,7 +150,7 @@ class Ec2Provider(Provider):
         return self._leases.held("ec2")
 
     def ended(self) -> list[EndedLease]:
-        """Return ended leases with all uploads. Fetches missing uploads if AWS answers."""
+        """Fetch missing uploads if AWS answers. Return the ended leases that have all uploads."""
         over = [lease for lease in self._leases.all() if lease.ended_at]
         if not all(lease.fetched for lease in over):
             with suppress(ProviderError):
@@ -161,9 +164,10 @@ class Ec2Provider(Provider):
         self._leases.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End orphaned leases, and tagged machines past their deadline, in every region used.
+        """End orphaned leases, and machines with Srift's tags past their deadline.
 
-        Raises NotSwept if a region or lease could not be checked.
+        Checks every region that this home uses or used. Raises NotSwept if a region or lease could
+        not be checked.
         """
         if self._choices.bucket is None and not self._leases.root.is_dir():
             return [NOT_LOOKED]
@@ -177,9 +181,9 @@ class Ec2Provider(Provider):
         return Reaper(machines, now, all_of_them).reap()
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions that the reaper has not swept since `moment`.
+        """Return the regions that the reaper has not checked since `moment`.
 
-        A sweep in the future, recorded by a wrong clock, does not count.
+        A check with a time in the future, recorded by a wrong clock, does not count.
         """
         swept, now = dict[str, datetime](), self._clock.now()
         with suppress(ProviderError):
@@ -201,7 +205,10 @@ class Ec2Provider(Provider):
         )
 
     def _known_offers(self) -> list[Offer]:
-        """Return the latest offers, listed now if there are none, and the packaged offers."""
+        """Return the latest offers and the packaged offers.
+
+        If no offers have been listed yet, AWS is asked for them.
+        """
         if not self._latest_offers:
             with suppress(ProviderError):
                 self.offers(self._clock.now())
@@ -213,7 +220,7 @@ class Ec2Provider(Provider):
 
     @cached_property
     def _offered(self) -> dict[str, set[str]]:
-        """Return by region the names of offered types that may be wanted."""
+        """Return, for each region, the names of its types that the settings may include."""
         patterns = self._choices.instance_types
         return {
             region: may_be_wanted(self._api.type_names(region), patterns)
@@ -222,9 +229,10 @@ class Ec2Provider(Provider):
 
     @cached_property
     def _live_types(self) -> dict[str, InstanceType]:
-        """Return the wanted types by name, as AWS describes them.
+        """Return the types that the settings include, by name, as AWS describes them.
 
-        The first region that offers a type describes it, because a type is the same in all regions.
+        Only the first region that offers a type is asked, because a type is the same in all
+        regions.
         """
         answers: list[Answer] = []
         left = set().union(*self._offered.values())
@@ -241,7 +249,10 @@ class Ec2Provider(Provider):
     def _offers_of(
         self, region: str, types: dict[str, InstanceType], now: datetime, advisor: Answer
     ) -> list[Offer]:
-        """Return the region's offers of `types` in the wanted markets, at list prices."""
+        """Return the region's offers of `types` at list prices, in the markets of the settings.
+
+        advisor: Spot Advisor's file, or empty.
+        """
         here = [kind for name, kind in types.items() if name in self._offered[region]]
         found: list[Offer] = []
         if "on-demand" in self._choices.markets:
@@ -254,14 +265,14 @@ class Ec2Provider(Provider):
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the packaged types that `choices` want and a region of `choices` offers."""
+    """Return the packaged types that `choices` include and at least one of its regions offers."""
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)
     return wanted(here, choices.instance_types, image_families(choices.ami_parameter))
 
 
 def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
-    """Return packaged on-demand offers in `region`, at this account's prices and with volumes."""
+    """Return the packaged on-demand offers in `region`, with the prices that this account pays."""
     usd, as_of = packaged().usd.get(region, {}), packaged().prices_as_of
     here = [kind for kind in packaged_types(choices) if kind.name in usd]
     offers = ec2_prices.on_demand_offers(here, usd, region=region, price_as_of=as_of)
@@ -269,7 +280,7 @@ def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
 
 
 def notes_on_types(choices: Ec2) -> list[str]:
-    """Return notes on unknown names in [ec2] and on GPU families that `gpu` leaves out."""
+    """Return sentences about unknown names in [ec2] and GPU families that `gpu` leaves out."""
     types = packaged().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
     unknown = [region for region in choices.regions if region not in packaged().usd]

@@ -1,7 +1,7 @@
 """End orphaned leases of this home, and machines with Srift's tags past their deadline.
 
-The reaper sweeps the regions of srift.toml, of the leases on disk, and of all sweeps in the last 30
-days. Earlier sweeps count because a lease folder may have been moved away. At the end, the reaper
+The reaper checks the regions of srift.toml, the regions of the leases on disk, and all regions that
+it checked in the last 30 days, because a lease folder may have been moved away. At the end, it
 raises NotSwept if it could not check a region or lease, or could not end a machine.
 """
 
@@ -28,11 +28,11 @@ from .termination import (
 
 @dataclass(slots=True)
 class Reaper:
-    """One sweep of all regions.
+    """One check of all leases and regions.
 
-    `sentences` describe everything that was ended or needs attention. `unswept` maps each unchecked
-    region or lease to the reason. `regions` are to be swept. `busy` are the regions with a lease
-    whose machines did not end.
+    `sentences` describe everything that was ended or needs attention. `unswept` maps each region or
+    lease that could not be checked to the reason. `regions` are the regions to check. `busy` are
+    the regions with a lease whose machines did not end.
     """
 
     machines: Ec2Machines
@@ -44,9 +44,10 @@ class Reaper:
     busy: set[str] = field(default_factory=set)
 
     def reap(self) -> list[str]:
-        """Return a sentence for each resource that was ended or needs attention.
+        """End orphaned leases, and machines past their deadline, in all regions.
 
-        Raises NotSwept after the sweep if anything could not be checked or ended.
+        Return a sentence for everything that was ended or needs attention. Raises NotSwept, after
+        everything else is done, if something could not be checked or ended.
         """
         leases = self.machines.leases
         self.regions |= {*self.machines.choices.regions}
@@ -66,7 +67,7 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the lease if it is orphaned, or move its folder aside if lease.json is missing."""
+        """End the lease if it is orphaned. If lease.json is missing, set its folder aside."""
         leases = self.machines.leases
         try:
             lease = leases.read(lease_id)
@@ -109,9 +110,10 @@ class Reaper:
             self.busy.add(lease.region)
 
     def _sweep(self, region: str) -> None:
-        """End machines past their deadline, and machines of this home without an open lease.
+        """End the machines in `region` that are past their deadline or have no open lease.
 
-        Deletes leftover groups and templates as well.
+        Machines of other homes are ended only past their deadline. Also delete leftover groups and
+        templates.
         """
         api, shown = self.machines.api, dict[str, Answer]()
         ours = (
@@ -150,7 +152,7 @@ class Reaper:
         return ""
 
     def _is_over(self, lease_id: str) -> bool:
-        """Return whether the lease has ended or does not exist.
+        """Return True if the lease has ended or does not exist.
 
         A lease of this home is on disk before its machines start, so machines without a lease are
         orphans. An unreadable lease counts as open.
@@ -165,7 +167,7 @@ class Reaper:
 
 
 def _deadline(tags: dict[str, str]) -> float:
-    """Return the tag srift:deadline (Unix time); 0 if it is missing or not a number."""
+    """Return the Unix time in the tag srift:deadline; 0 if the tag is missing or not a number."""
     try:
         return float(tags.get("srift:deadline", ""))
     except ValueError:

@@ -1,8 +1,8 @@
-"""Build every request that a launch sends to EC2, as plain dicts that can be printed. Pure.
+"""Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
 Machines of a lease share a zone, a security group that admits only them, and a placement group if
 their types allow it. Names and client tokens depend only on the lease and the purpose, so that a
-repeated request creates nothing twice.
+repeated request creates nothing twice. Nothing here calls AWS.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Request = dict[str, Any]
 class LaunchSpec:
     """The values that all machines of a lease have in common.
 
-    `subnets` maps a zone to a subnet id, and `types` an instance type to its launch facts. `image`
-    is DescribeImages' entry. `role_id` is the id of the machines' IAM role. `controller` is the
-    token of the controller's home.
+    `subnets` maps a zone to a subnet id. `types` maps an instance type to its launch facts. `image`
+    is the image's entry in the answer of DescribeImages. `role_id` is the id of the machines' IAM
+    role. `controller` is the token of the controller's home.
     """
 
     choices: Ec2
@@ -44,7 +44,7 @@ class LaunchSpec:
 
     @property
     def usd_per_hour_more(self) -> float:
-        """Return expected dollars an hour of one machine's volume, requests and address."""
+        """Return the expected dollars per hour of one machine's volume, requests and address."""
         storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
         return storage + other_usd_per_hour(public=self.choices.public)
 
@@ -59,7 +59,7 @@ class LaunchSpec:
 
 
 def security_group(spec: LaunchSpec) -> Request:
-    """Return CreateSecurityGroup's request; each lease has a group, which isolates its cluster."""
+    """Return the request CreateSecurityGroup. Each lease has one group, which isolates it."""
     return {
         "GroupName": spec.name("security"),
         "Description": "Srift: one cluster, open to itself alone",
@@ -69,7 +69,7 @@ def security_group(spec: LaunchSpec) -> Request:
 
 
 def rules(group_id: str) -> list[tuple[str, list[Request]]]:
-    """Return (action, permissions) for each change of a new group's rules.
+    """Return the changes of a new security group's rules, as pairs (action, permissions).
 
     Inbound traffic may only come from the group. Outbound traffic may go to the group, as EFA
     requires, and to HTTPS servers.
@@ -86,9 +86,9 @@ def rules(group_id: str) -> list[tuple[str, list[Request]]]:
 
 
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
-    """Return CreatePlacementGroup's request.
+    """Return the request CreatePlacementGroup.
 
-    The result is None for a single machine, and for types that cannot be in a placement group.
+    The result is None for a single machine, and if a type cannot be in a placement group.
     """
     grouped = all(spec.types[group.type_name].grouped for group in attempt.groups)
     if sum(group.size for group in attempt.groups) < 2 or not grouped:
@@ -103,7 +103,7 @@ def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
 def launch_template(
     spec: LaunchSpec, attempt: Attempt, group: Group, *, security: str, user_data: str
 ) -> Request:
-    """Return CreateLaunchTemplate's request for the machines of `group`.
+    """Return the request CreateLaunchTemplate for the machines of `group`.
 
     `security` is the id of the security group. The template has no key pair, because nobody logs
     in.
@@ -142,9 +142,10 @@ def launch_template(
 
 
 def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
-    """Return CreateFleet's request: all machines of `group` or none, in one zone of its bids.
+    """Return the request CreateFleet for the machines of `group`.
 
-    The answer has the machines (type "instant"). Only spot requests have a highest price.
+    EC2 launches all machines or none, in one of the zones of `group.bids`. Its answer has the ids
+    of the machines, because the fleet's type is "instant". Only spot requests have a highest price.
     """
     spot = market == "spot"
     overrides = [
@@ -179,7 +180,7 @@ def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
 def requests_of(
     spec: LaunchSpec, attempt: Attempt, *, security: str, user_data: str
 ) -> Iterator[tuple[str, Request]]:
-    """Yield (action, request) for every request of one attempt, in order.
+    """Yield every request of one attempt in order, as pairs (action, request).
 
     `security` is the id of the security group.
     """
@@ -206,8 +207,8 @@ def shortened(request: Request) -> Request:
 def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:
     """Return the network interfaces of a machine, with EFAs if the type has them.
 
-    The fleet names the subnet. EC2 gives no public address to a machine with several interfaces, so
-    a machine with a public address uses only its first card.
+    The subnet is left out, because the fleet request names it. EC2 gives no public address to a
+    machine with several interfaces, so a machine with a public address uses only its first card.
 
     Several interfaces are an ordinary interface and EFAs without an address, as AWS recommends
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
@@ -226,7 +227,7 @@ def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Reque
 
 
 def _tagged(spec: LaunchSpec, group: str, *kinds: str) -> list[Request]:
-    """Return TagSpecifications that give Srift's tags to resources of `kinds`."""
+    """Return the TagSpecifications that give Srift's tags to resources of the types `kinds`."""
     values = {
         "Name": f"srift {spec.lease_id}",
         "srift:deployment": spec.choices.deployment,

@@ -23,7 +23,7 @@ SubnetId = Annotated[str, Field(pattern=r"^subnet-([0-9a-f]{8}|[0-9a-f]{17})$")]
 
 
 class OwnPrice(BaseModel):
-    """This account's dollars an hour of one instance type, by market."""
+    """The dollars per hour that this account pays for one instance type, for each market."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,7 +39,7 @@ class OwnPrice(BaseModel):
 
 
 class Discount(BaseModel):
-    """The fraction of the public price that this account saves, by market; 0.28 means 28 %."""
+    """The share of the public price that this account saves, for each market; 0.28 means 28 %."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,9 +57,9 @@ class Ec2(BaseModel):
     `deployment`, else into the default VPC. If `subnets` is "public", machines get a public
     address. If it is "private", the subnets must reach S3.
 
-    `prices` are by type and take precedence over `discounts`, which are by pattern. The first
-    pattern that matches counts. `emulated` is for tests with an AWS_ENDPOINT_URL: machines measure
-    although they lack the devices of their types.
+    `prices` has this account's prices by type. `discounts` has discounts by pattern; the first
+    pattern that matches a type counts, unless `prices` has the type. `emulated` is for tests with
+    an AWS_ENDPOINT_URL: machines measure although they lack the devices of their types.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -99,7 +99,7 @@ class Ec2(BaseModel):
 
     @property
     def public(self) -> bool:
-        """Return whether machines get a public address."""
+        """Return True if machines get a public address."""
         return self.subnets == "public"
 
     @property
@@ -111,7 +111,7 @@ class Ec2(BaseModel):
     @field_validator("discounts", mode="before")
     @classmethod
     def _number_is_on_demand(cls, discounts: object) -> object:
-        """Read a plain number as an on-demand discount: savings plans do not cover spot."""
+        """Treat a plain number as an on-demand discount. Savings plans do not cover spot."""
         if not isinstance(discounts, dict):
             return discounts
         return {

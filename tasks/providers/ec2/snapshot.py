@@ -29,8 +29,9 @@ FILE = Path(__file__).with_name("snapshot.json.gz")
 class Snapshot:
     """The packaged instance types and prices.
 
-    `usd` maps a region and an offered type to on-demand dollars an hour, None if unknown.
-    `several_interfaces` are the types whose full network rate needs several interfaces.
+    `usd` maps a region to the types that it offers, and each type to its on-demand dollars per
+    hour (None if unknown). `several_interfaces` are the types that reach their full network rate
+    only with several network interfaces.
     """
 
     instance_types: tuple[InstanceType, ...]

@@ -28,10 +28,10 @@ def launch_spec(
     controller: str,
     deadline_unix: int,
 ) -> LaunchSpec:
-    """Return what a launch of `cluster` needs, as AWS answers now.
+    """Ask AWS for everything that a launch of `cluster` needs, and return it.
 
-    Raises NotSupported if the settings or the account do not allow the launch, AwsRefused if AWS
-    refuses a request. Both messages say what to fix.
+    `controller` is the token of this home. Raises NotSupported if the settings or the account do
+    not allow the launch, AwsRefused if AWS refuses a request. Both messages say what to fix.
     """
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
@@ -68,7 +68,8 @@ def launch_spec(
 def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[str]) -> str:
     """Return why `choices` do not allow a launch of `cluster`; "" if they allow it.
 
-    `several_interfaces` are the types whose full network rate needs several interfaces.
+    `several_interfaces` are the types that reach their full network rate only with several network
+    interfaces.
     """
     if cluster.market == "mixed":
         return "all machines of a cluster must be in one market"
@@ -92,11 +93,12 @@ def least_gib(image: Answer) -> int:
 
 
 def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str, str]]:
-    """Return the id of the VPC, and for each zone the id of the machines' subnet.
+    """Return a pair: the id of the VPC, and for each zone the id of the machines' subnet.
 
-    The subnets are those in [ec2] subnet_ids, else those with Srift's tag, else (with public
-    addresses) the default subnets. If a zone has several, the first by id counts. Raises
-    NotSupported with the fix if the subnets are not in exactly one VPC.
+    If [ec2] subnet_ids is set, these subnets are used. Otherwise the subnets with Srift's tag are
+    used, and if there are none and machines have public addresses, the default subnets. If a zone
+    has several subnets, the first by id is used. Raises NotSupported, with the fix, if the subnets
+    are not in exactly one VPC.
     """
     filters: list[Filters] = [{"tag:srift:deployment": choices.deployment}]
     if choices.public:
@@ -118,7 +120,7 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
 
 @cache
 def archive(package: Path) -> tuple[bytes, str]:
-    """Return the node package as a .tar.gz file, and its SHA-256 as hex digits.
+    """Return a pair: the node package as the bytes of a .tar.gz file, and their SHA-256 in hex.
 
     The same files always give the same bytes.
     """

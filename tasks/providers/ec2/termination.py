@@ -1,4 +1,4 @@
-"""End machines, check that they ended, and report those that did not.
+"""End machines, check that they ended, and report machines that did not end.
 
 Machines that cannot be ended stay on the lease for the reaper. Every machine also ends itself at
 its deadline.
@@ -20,8 +20,8 @@ from .leases import Ec2Lease, Ec2Machine, utc
 SHOWN = timedelta(seconds=120)  # EC2 may need this long to show a new machine's tags
 SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may retry a request for four minutes
 FORGOTTEN = timedelta(minutes=45)  # EC2 shows a terminated machine for about an hour
-LATEST = timedelta(seconds=300)  # a machine's timer may end it late: rounding, and the boot
-LAST_WORDS_S = 25.0  # a courier uploads for up to 20 s after it was asked to stop
+LATEST = timedelta(seconds=300)  # a machine's timer may be this late: rounding, and the boot
+LAST_WORDS_S = 25.0  # a machine's courier uploads for up to 20 s after the machine must stop
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED_BY_CALL = "Client.UserInitiatedShutdown"
@@ -37,7 +37,8 @@ _LEFTOVERS = (  # leftovers cost nothing, but fill quotas
 def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
     """End every machine of the lease.
 
-    Returns the lease with the latest state of its machines, and "" or why some may still run.
+    Return a pair: the lease with the latest state of its machines, and "" or the reason why some
+    machines may still run.
     """
     region, now, name = lease.region, api.now(), f"lease {lease.lease_id}"
     try:
@@ -66,21 +67,21 @@ def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
 
 
 def unsettled(lease: Ec2Lease, now: datetime) -> bool:
-    """Return whether AWS may still serve a request that it has not answered."""
+    """Return True if AWS may still launch machines for a request that it has not answered."""
     return any(
         not request.answered and now < request.asked_at + SETTLED for request in lease.requests
     )
 
 
 def not_answered(lease: Ec2Lease) -> str:
-    """Return the problem of a lease with an unanswered request, as a sentence."""
+    """Return the sentence for a lease with an unanswered request."""
     return f"a request of lease {lease.lease_id} was not answered, and its machines may still start"
 
 
 def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
-    """Wait up to LAST_WORDS_S seconds until terminated machines are down.
+    """Wait until terminated machines have shut down, for at most LAST_WORDS_S seconds.
 
-    Until then, machines may upload measurements.
+    Until then, the machines may upload measurements.
     """
     ids = [machine.instance_id for machine in lease.machines]
     for _ in api.looks(_LOOK_EVERY_S, LAST_WORDS_S if ids else 0.0):
@@ -91,10 +92,10 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 
 
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
-    """Terminate machines, several times if necessary; return the ids of those still alive.
+    """Terminate machines, several times if necessary. Return the ids of machines that still run.
 
-    EC2 may not show `young` machines yet, so that they count as alive while EC2 does not know them.
-    Raises AwsRefused.
+    `young` machines were launched a short time ago. EC2 may not know them yet, so they count as
+    running while EC2 does not know them. Raises AwsRefused if AWS refuses a request.
     """
     left = sorted(ids)
     for look in range(_LOOKS):
@@ -108,7 +109,7 @@ def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str]
 
 
 def until(lease: Ec2Lease) -> str:
-    """Return when the lease's machines end themselves, and which command ends them now."""
+    """Return a sentence: when the lease's machines end themselves, and which command ends them."""
     return (
         f"the machines end themselves by {lease.deadline_at:%Y-%m-%d %H:%M} UTC; "
         "run `srift reap` to end them"
@@ -116,15 +117,16 @@ def until(lease: Ec2Lease) -> str:
 
 
 def tags_of(described: Answer) -> dict[str, str]:
-    """Return the tags of a resource, as a Describe action lists it, by name."""
+    """Return the tags of a resource by name. `described` is its entry from a Describe action."""
     return {str(tag["Key"]): str(tag["Value"]) for tag in described.get("Tags", ())}
 
 
 def tidy(
     api: Ec2Api, region: str, tags: Mapping[str, str], over: Callable[[dict[str, str]], bool]
 ) -> None:
-    """Delete groups and templates with `tags`, if `over` returns True for their tags.
+    """Delete the groups and templates that have `tags` and are no longer needed.
 
+    `over` receives all tags of a resource, and returns True if the resource is no longer needed.
     Failures are ignored, because leftovers cost nothing.
     """
     with suppress(AwsRefused):
@@ -135,11 +137,11 @@ def tidy(
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
-    """Return the machines of requests whose answer never came.
+    """Return the machines of requests that AWS has not answered.
 
-    These are the machines that EC2 shows by tag. If EC2 shows none after FORGOTTEN, every requested
-    machine counts until the latest time at which it ended itself. This count is rather too high
-    than too low, because the spending caps must hold.
+    These are the machines that EC2 lists by tag (`shown`). If EC2 lists none when FORGOTTEN has
+    passed, every requested machine is assumed to have run until the latest time at which it ended
+    itself. The cost may then be too high but never too low, because the spending caps must hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -174,9 +176,9 @@ def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
 
 
 def _ended_at(described: Answer) -> datetime | None:
-    """Return the time in "User initiated (2026-11-20 03:17:00 GMT)"; None without a time.
+    """Return the time at which a machine ended; None if EC2 does not tell it.
 
-    EC2 gives this text in StateTransitionReason.
+    EC2 tells it in StateTransitionReason: "User initiated (2026-11-20 03:17:00 GMT)".
     """
     found = _GMT.search(str(described.get("StateTransitionReason", "")))
     return datetime.fromisoformat(f"{found[1]}Z") if found else None

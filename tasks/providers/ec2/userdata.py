@@ -24,13 +24,13 @@ _ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # without us
 def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     """Return the script that a machine runs as root at its first boot.
 
-    The machine ends itself after `deadline_s` seconds. `endpoint` is the URL of an S3 service other
-    than AWS's. `values` are bucket, prefix, region (the bucket's), code_sha256, lease, role_id and
-    python; they are the same for all machines of a lease.
+    The machine ends itself after `deadline_s` seconds. `endpoint` is the URL of an S3 service that
+    replaces AWS's; "" means AWS. `values` are bucket, prefix, region (the bucket's), code_sha256,
+    lease, role_id and python. They are the same for all machines of a lease.
 
-    Raises NotSupported if the endpoint is not a plain address or the deadline is not 1 s to 7 days
-    away. Raises it also if the script is larger than EC2 allows, or Srift does not run from a
-    checkout.
+    Raises NotSupported if the endpoint is not a plain address, or if the deadline is not between
+    1 second and 7 days. It is also raised if the script is larger than EC2 allows, or if Srift does
+    not run from a checkout.
     """
     if re.fullmatch(_ENDPOINT, endpoint) is None:
         raise NotSupported(
@@ -60,9 +60,9 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
 
 @cache
 def _files() -> tuple[str, str]:
-    """Return the template and the metadata module.
+    """Return a pair: the text of the template, and the code of the metadata module.
 
-    The module lacks comments and docstrings, because EC2 limits the size of user-data.
+    Comments and docstrings of the module are removed, because EC2 limits the size of user-data.
     """
     try:
         template = (_ROOT / "deployments" / "node-bootstrap.sh").read_text()

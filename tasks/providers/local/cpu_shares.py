@@ -129,8 +129,10 @@ class Cgroups:
         return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
 
     def _write_quota(self, group: Path, cores: float | None) -> None:
-        """Limit a group to `cores` and raise its weight. None removes the limit and resets the
-        weight. Raises OSError if the files of the group cannot be written.
+        """Limit a group to `cores` and raise its weight.
+
+        None removes the limit and resets the weight. Raises OSError if the group's files cannot be
+        written.
         """
         period_us, quota_us = _PERIOD_US, 0
         if cores is not None:
@@ -193,8 +195,9 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
 
 
 def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Yield, for each cgroup hierarchy with CPU quotas: its version (1 or 2), its mount point, and
-    the directory of this process's group.
+    """Yield (version, mount point, group) for each cgroup hierarchy with CPU quotas.
+
+    The version is 1 or 2. The group is the directory of this process's group.
     """
     paths = {
         controller: path.lstrip("/")
