@@ -40,14 +40,20 @@ SWITCHES = (
 
 
 class Mode(NamedTuple):
-    """How a workload is trained. `switches` are joined by `+`; `none` means no switch."""
+    """How a workload is trained: precision, strategy and switches.
+
+    `switches` are names joined by `+`; `none` means no switch.
+    """
 
     precision: str = PRECISIONS[0]
     strategy: str = STRATEGIES[0]
     switches: str = SWITCHES[0]
 
     def __str__(self) -> str:
-        """Return the precision and all values that are not the default: `bf16 fsdp compile`."""
+        """Return a short text such as `bf16 fsdp compile`.
+
+        It has the precision, then strategy and switches if they differ from the defaults.
+        """
         rest = zip(self[1:], (STRATEGIES[0], SWITCHES[0]), strict=True)
         return " ".join([self.precision, *(value for value, usual in rest if value != usual)])
 
@@ -58,7 +64,7 @@ class Mode(NamedTuple):
 
     @property
     def gathered(self) -> bool:
-        """True for FSDP and ZeRO-2: devices hold shards of weights or gradients, block by block."""
+        """True for FSDP and ZeRO-2, which shard weights or gradients and handle them in blocks."""
         return self.strategy in _GATHERED
 
     @property
@@ -73,7 +79,7 @@ class Mode(NamedTuple):
 
     @property
     def divided(self) -> bool:
-        """True for tensor parallelism: devices exchange activations instead of gradients."""
+        """True for tensor parallelism: layers are split, and devices exchange activations."""
         return self.strategy in TENSOR
 
     @property
@@ -83,12 +89,15 @@ class Mode(NamedTuple):
 
     @property
     def must_be_faster(self) -> bool:
-        """True if the mode's upper bound must be below DDP's prediction for it to be chosen."""
+        """True if the planner may choose the mode only if it is faster than DDP almost certainly.
+
+        The upper bound of the mode's step time must be below the prediction for DDP.
+        """
         return self.compressed or self.divided or self.servers > 0
 
     @property
     def sends_otherwise(self) -> bool:
-        """True if devices exchange other data than in DDP, or gradients by another method."""
+        """True if devices exchange data other than gradients, or combine them unlike DDP."""
         return self.must_be_faster or self.combined
 
     @property
@@ -114,10 +123,10 @@ class Mode(NamedTuple):
     def runs_on(
         self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray
     ) -> BoolArray:
-        """Return a mask (rows,) of the clusters that can train in this mode.
+        """Return a mask that is True for clusters that can train in this mode.
 
-        All arrays are (rows,): the number of `machines`, the `fewest` and `most` devices used on
-        a machine, and the number of `ranks`.
+        All arrays are (clusters,): the number of `machines`, the `fewest` and the `most` devices
+        used on any machine, and the number of `ranks`.
         """
         several = ranks > 1
         able: BoolArray
@@ -138,12 +147,15 @@ class Mode(NamedTuple):
 
     @property
     def dense(self) -> Mode:
-        """Return the DDP mode to compare this mode with if `sends_otherwise`; else this mode."""
+        """Return the mode with which to compare this mode.
+
+        It uses DDP instead of the strategy if `sends_otherwise` is True; else it is this mode.
+        """
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 
     @property
     def alone(self) -> Mode:
-        """Return the mode on a single device, which shards and exchanges nothing."""
+        """Return the corresponding single-device mode, which shards and exchanges nothing."""
         kept = [switch for switch in self.switches.split("+") if switch != _SWITCHES[2]]
         return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
 
@@ -159,8 +171,9 @@ MODES = tuple(
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
 
-# Each 1 % over the limit costs 10 % of the objective. On measured rows, this price gives nearly the
-# least regret, and as many misses as a required probability of 0.9 (BENCHMARKS.md, "Choices").
+# Each 1 % over the limit costs 10 % of the objective. On measured setups, this price gives nearly
+# the least regret, and exceeds the limit as often as a required probability of 0.9
+# (BENCHMARKS.md, "Choices").
 OVERSHOOT_PRICE = 10.0
 
 
@@ -185,12 +198,12 @@ class Goal:
 
     @property
     def constraint(self) -> str | None:
-        """Return the limited quantity, "hours" or "usd"; None without a constraint."""
+        """Return the quantity that has a limit, "hours" or "usd"; None if there is no limit."""
         return {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}.get(self.goal)
 
     @property
     def limit(self) -> float | None:
-        """Return the deadline in hours or the budget in dollars; None without a constraint."""
+        """Return the deadline in hours or the budget in dollars; None if there is no limit."""
         return {"hours": self.hours, "usd": self.usd}.get(self.constraint or "")
 
 
@@ -198,9 +211,9 @@ class Goal:
 class Workload:
     """A training job: the number of samples to train on and the allowed global batches.
 
-    `modes` are the modes that the workload allows. `parameters`, `gradient_bytes` and
-    `flops_per_sample` are None until a profile or an import provides them, and `checkpoint_bytes`
-    is None until a checkpoint was written.
+    `modes` are the modes in which the workload may be trained. `parameters`, `gradient_bytes` and
+    `flops_per_sample` are None until a profile or an import provides them. `checkpoint_bytes` is
+    None until a checkpoint was written.
     """
 
     name: str
@@ -217,9 +230,9 @@ class Workload:
 
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return rows, columns and depth of the device grid (tasks/node/strategies/grid.py).
+    """Return the rows, columns and depth of the device grid (tasks/node/strategies/grid.py).
 
-    None if `ranks` devices form no grid for `strategy`.
+    None if `ranks` devices cannot form a grid for the tensor-parallel `strategy`.
     """
     if strategy == TENSOR_1D:
         return (1, ranks, 1) if ranks > 1 else None
@@ -252,12 +265,12 @@ class Setup:
 
     @property
     def global_batch(self) -> int:
-        """Return the samples of one optimizer step over the whole cluster."""
+        """Return the samples that the whole cluster processes in one optimizer step."""
         pairs = zip(self.layout, self.batch_per_device, strict=True)
         return sum(devices * batch for devices, batch in pairs) * self.accumulation_steps
 
     def row(self) -> dict[str, str | int]:
-        """Return the setup's columns of measurements, predictions and the published table."""
+        """Return the columns that identify the setup in measurements and published tables."""
         return {
             "workload": self.workload,
             "cluster": self.cluster.name,
@@ -272,5 +285,5 @@ class Setup:
 
 
 def joined(numbers: tuple[int, ...]) -> str:
-    """Return the number if all numbers are equal, else all numbers joined by `+`."""
+    """Join numbers by `+`: (8, 4) gives `8+4`. Equal numbers are written once: (8, 8) gives `8`."""
     return str(numbers[0]) if len(set(numbers)) == 1 else "+".join(map(str, numbers))

@@ -1,1 +1,1 @@
-"""Models of a whole job: start-up, capacity, interruptions, checkpoints, hours and dollars."""
+"""Model a whole job: start-up, capacity, interruptions, checkpoints, hours and dollars."""

@@ -1,12 +1,13 @@
-"""Model the seconds until requested machines work, and the chance to get them all at once.
+"""Model the seconds until requested machines work, and the chance to get all machines at once.
 
     log seconds = mu_market + u_type,market + b (log n - c) + noise      n machines of one request
     p_type,market,zone ~ Beta(requests granted and refused)
     p_gang(n) = p^(1 + (n - 1) (1 - shared))
 
-The seconds of a launch are those of its last machine. Machines of one launch start alike, so each
-further machine adds little information. Refusals are correlated: if one machine is available, the
-next machine is more likely to be available.
+A gang is the set of all machines of a cluster, which must run at the same time. A launch lasts
+until its last machine works. Machines of one launch take similar times, so each further machine
+adds little information. Refusals are correlated: if one machine is available, the next machine is
+more likely to be available.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ TypeInMarket = tuple[str, str]  # instance type, market
 # Median seconds from request to running of GCP's virtual machines with one GPU (CM-DARE's launches
 # [P]: 55 on demand, 45 preemptible).
 PRIOR_S: Mapping[str, float] = {"on-demand": 69.0, "spot": 87.0}
-# Standard deviations of log seconds: a provider's market around the prior; a type around its market
-# (GCP's GPUs: up to 0.1); a launch around its type (GCP: 0.04 to 0.12, more with a few stragglers).
+# Standard deviations of log seconds: of a provider's market from the prior; of an instance type
+# from its market (GCP's GPUs: up to 0.1); of a launch from its instance type (GCP: 0.04 to 0.12,
+# more with a few stragglers).
 _MARKET_SD, _TYPE_SD, _LAUNCH_SD = 0.5, 0.15, 0.1
 # Mean and standard deviation of b. If n machines start independently with spread _LAUNCH_SD, the
 # last takes about exp(0.07 log n) times the seconds of one machine, for n up to 16.
@@ -39,11 +41,11 @@ def fit_startup(
     prior_s: Mapping[str, float] = PRIOR_S,
     slope: tuple[float, float] = SLOPE,
 ) -> LogSeconds:
-    """Fit start-up seconds by market and type.
+    """Fit start-up seconds for each market and instance type.
 
-    `launches` has instance_type, market, machines (in the launch) and seconds, with a row per
-    launch and type. `prior_s` has the prior median seconds by market. `slope` is the mean and
-    standard deviation of the prior of b.
+    `launches` has columns instance_type, market, machines (number in the launch) and seconds, with
+    a row per launch and instance type. `prior_s` has the prior median seconds of each market.
+    `slope` is the mean and standard deviation of the prior of b.
 
     Raises:
         ValueError: if a market is unknown or seconds are not above 0.
@@ -61,10 +63,10 @@ def fit_startup(
 def gang_startup(
     model: LogSeconds, pools: Sequence[TypeInMarket], counts: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (gangs,) mean start-up seconds and the standard deviations of their logs.
+    """Return two (gangs,) arrays: mean start-up seconds, and standard deviations of their logs.
 
-    `counts` is (gangs, pools) machines, at least one per gang. A gang is ready when its slowest
-    type is ready.
+    `counts` (gangs, pools) is the number of machines from each pool, at least one per gang. A gang
+    is ready when its slowest instance type is ready.
     """
     keys = [(market, name) for name, market in pools]
     medians = model.log_medians(keys)[:, 0]
@@ -75,22 +77,24 @@ def gang_startup(
 
 TypeInZone = tuple[str, str, str]  # instance type, market, zone
 
-# Guesses, since no figures are public: the prior chance of a grant, the number of requests that the
-# prior counts as, and the share of a refusal's cause that all machines of a pool have in common.
+# Guesses, because no figures are public: the prior chance that a request is granted; the number of
+# requests that the prior counts as; and how far the machines of a pool are refused together (1:
+# always all or none, 0: independently).
 _GRANTED, _REQUESTS = {"on-demand": 0.97, "spot": 0.85}, 5.0
 _SHARED = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailabilityModel:
-    """The chance that a request for one machine is granted, by type, market and zone."""
+    """The chance that a request for one machine is granted, for each type, market and zone."""
 
     granted: Mapping[TypeInZone, float]
 
     def gangs(self, pools: Sequence[TypeInZone], counts: FloatArray) -> FloatArray:
-        """Return each gang's chance to get all its machines, (gangs,).
+        """Return a (gangs,) array: the chance that a gang gets all its machines.
 
-        `counts` is (gangs, pools) machines. Pools are assumed to be independent.
+        `counts` (gangs, pools) is the number of machines from each pool. Pools are assumed to be
+        independent.
         """
         chances = [self.granted.get(pool, _GRANTED[pool[1]]) for pool in pools]
         exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
@@ -98,10 +102,10 @@ class AvailabilityModel:
 
 
 def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
-    """Fit the probability that a request is granted, by instance type, market and zone.
+    """Fit the probability that a request is granted, for each instance type, market and zone.
 
-    `requests` has columns instance_type, market, zone and granted, with a row for each instance
-    type of a request.
+    `requests` has columns instance_type, market, zone and granted, with a row per request and
+    instance type.
 
     A request for many machines counts like a request for one machine. Refusals therefore make a
     type look scarcer than it is.

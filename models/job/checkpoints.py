@@ -1,10 +1,11 @@
-"""Model the seconds to write or read a checkpoint, by its bytes and the type of machine.
+"""Model the seconds to write or read a checkpoint, from its bytes and the instance type.
 
     seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise),  x = log of the line
 
 The line in parentheses is CM-DARE's [P] and holds for the storage of its cloud. mu, u and b have
-normal priors around 0. A few workloads do not identify the two terms of the line. They identify how
-far measurements lie above the line (mu) and whether large checkpoints lie further above it (b).
+normal priors around 0. Measurements of a few workloads cannot show both terms of another line. They
+do show how far seconds lie above this line (mu), and whether large checkpoints lie further above it
+(b).
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _STATE_PER_WEIGHT = 3  # the weights and the two moments of Adam
 
 
 def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None) -> float:
-    """Return `measured` if it is known, else an estimate from `gradient_bytes`, else 0."""
+    """Return the bytes of a checkpoint: `measured`, or an estimate from `gradient_bytes`.
+
+    Return 0 if neither is known.
+    """
     if measured is not None and measured > 0:
         return float(measured)
     if gradient_bytes is None or np.isnan(gradient_bytes):
@@ -33,19 +37,19 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
 
 @dataclass(frozen=True, slots=True)
 class CheckpointModel:
-    """Checkpoint seconds as a ratio to the line; instance types are members of one group."""
+    """Predicts checkpoint seconds. `ratio` models seconds / seconds of the module's line."""
 
     ratio: LogSeconds
 
     def seconds(self, state_bytes: float, types: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-        """Return (types,) predicted seconds and the standard deviations of their logs."""
+        """Return two (types,) arrays: predicted seconds, and standard deviations of their logs."""
         x = _line(np.full(len(types), state_bytes))
         middle, log_sd = self.ratio.predict([("", name) for name in types], x)
         return np.exp(x + middle), log_sd
 
 
 def _line(state_bytes: ArrayLike) -> FloatArray:
-    """Return the logs of the line's seconds at `state_bytes`."""
+    """Return the logs of the seconds that the module's line gives for `state_bytes`."""
     return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
 
 
@@ -65,12 +69,15 @@ _READ = replace(PRIOR.ratio, groups={"": (0.0, 1.0)})
 
 
 def fit_reads(read: pd.DataFrame) -> CheckpointModel | None:
-    """Fit the seconds to read checkpoints like `fit_checkpoints`; None without rows."""
+    """Fit the seconds to read checkpoints; None if `read` has no rows.
+
+    `read` has the columns of the argument of `fit_checkpoints`.
+    """
     return fit_checkpoints(read, _READ) if len(read) else None
 
 
 def fit_checkpoints(written: pd.DataFrame, prior: LogSeconds = PRIOR.ratio) -> CheckpointModel:
-    """Fit the seconds to write checkpoints; without rows, return the prior.
+    """Fit the seconds to write checkpoints; the result is the prior if `written` has no rows.
 
     `written` has columns workload, instance_type, bytes and seconds, with a row per checkpoint.
     """

@@ -1,6 +1,6 @@
-"""Model the seconds that torch.compile takes before the first steps, by workload and mode.
+"""Model the seconds that torch.compile takes before the first steps of a workload in a mode.
 
-log seconds = mu + noise     mu ~ normal about the log of the stated prior, by the conjugate normal
+log seconds = mu + noise     mu has a normal prior about log(prior_s), so its posterior is normal
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import pandas as pd
 
 from ..domain.workload import Mode
 
-# Seconds to compile one shape of a small network on one core. Each part of a sharded network is
-# compiled. The standard deviations of logs, between workloads and between repeats, are guesses.
+# Seconds to compile one shape of a small network on one core. In a sharded network, each part is
+# compiled separately. The standard deviations of logs, between workloads and between repeats, are
+# guesses.
 COMPILE_S = 40.0
 _PRIOR_SD, _REPEAT_SD = 1.0, 0.2
 
 
 def prior_s(mode: Mode) -> float:
-    """Return the prior for a workload never compiled here; 0 if `mode` does not compile."""
+    """Return the compilation seconds to expect before any compilation was measured.
+
+    They are 0 if `mode` does not use torch.compile.
+    """
     return mode.compiled * (1 + mode.gathered) * COMPILE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileModel:
-    """Compilation seconds, learned by workload and mode."""
+    """The compilation seconds learned for each (workload, mode)."""
 
     learned: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
 
@@ -36,10 +40,10 @@ class CompileModel:
 
 
 def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
-    """Fit compilation seconds by workload and mode.
+    """Fit compilation seconds for each workload and mode.
 
-    `compiled` has columns workload, precision, strategy, switches and seconds, with a row per run
-    that compiled.
+    `compiled` has columns workload, precision, strategy, switches and seconds, with a row for each
+    run that used torch.compile.
     """
     learned = {}
     for names, rows in compiled.groupby(["workload", *Mode._fields]):

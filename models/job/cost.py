@@ -1,4 +1,4 @@
-"""Estimate the hours and dollars of the whole job on each setup, with draws.
+"""Estimate the hours and dollars of the whole job on each setup, with random draws of both.
 
 hours = expected_hours(ceil(samples / global batch) step_s)
 usd   = hours x (machines + storage + other) of the whole cluster
@@ -28,13 +28,18 @@ from .job_conditions import JobConditions, Stated, pools_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCosts:
-    """Hours and dollars of a job on every setup. Arrays are (setups,) or (setups, draws).
+    """Hours and dollars of a job on every setup.
 
-    `usd_per_hour` is the whole bill of the cluster, NaN if a price is unknown. `hours` are
-    expected hours. `hours_by_draw` are expected hours under each draw of the step times.
-    `sampled_hours` also draw start-up and interruptions. `interruptions` is the expected number of
-    interruptions, `interruption_risk` the chance of at least one. `cluster` numbers the clusters
-    with their markets and zones: setups with equal numbers are batch splits of one cluster.
+    Arrays are (setups,); `hours_by_draw` and `sampled_hours` are (setups, draws).
+
+    - `usd_per_hour` is the whole bill of the cluster, or NaN if a price is unknown.
+    - `hours` are expected hours.
+    - `hours_by_draw` are the hours that are expected if the step time has the drawn value.
+    - `sampled_hours` are hours for which start-up and interruptions are drawn too.
+    - `interruptions` is the expected number of interruptions.
+    - `interruption_risk` is the chance of at least one interruption.
+    - `cluster` is a number for each combination of instance types, markets and zones. Setups with
+      equal numbers divide the batch differently among the machines of one cluster.
     """
 
     setups: Sequence[Setup]
@@ -49,32 +54,36 @@ class JobCosts:
     cluster: IntArray
 
     def expected(self, what: str) -> FloatArray:
-        """Return the expected "hours" or "usd" of each setup, (setups,)."""
+        """Return a (setups,) array: the expected hours, or dollars if `what` is "usd"."""
         return self._priced(what, self.hours)
 
     def drawn(self, what: str) -> FloatArray:
-        """Return (setups, draws) "hours" or "usd", drawn with step times and interruptions."""
+        """Return a (setups, draws) array of drawn hours, or dollars if `what` is "usd".
+
+        Step times, start-up and interruptions are drawn.
+        """
         return self._priced(what, self.sampled_hours)
 
     def expected_by_draw(self, what: str) -> FloatArray:
-        """Return the expected "hours" or "usd" under each draw of step times, (setups, draws).
+        """Return a (setups, draws) array: expected hours for each draw of the step time.
 
-        These values suit comparisons of setups, since no drawn interruptions add noise.
+        The array has dollars if `what` is "usd". Only step times are drawn. Comparisons of setups
+        therefore have no noise from drawn interruptions.
         """
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
-        """Return `hours`, or their dollars if `what` is "usd": NaN if a price is unknown."""
+        """Return `hours`, or their price in dollars if `what` is "usd" (NaN if it is unknown)."""
         return hours if what == "hours" else (self.usd_per_hour * hours.T).T
 
 
 def cost_at(
     step_s: float, *, steps: int, conditions: Conditions, usd_per_hour: float
 ) -> tuple[float, float]:
-    """Return the expected hours and dollars of `steps` steps at a measured step time.
+    """Return the expected hours and dollars of a job with `steps` steps of `step_s` seconds.
 
-    An input of NaN gives NaN. `conditions` describe one cluster. Seconds of start-up, checkpoints
-    and replacements do not scale with `step_s`.
+    `conditions` describe one cluster. The seconds of start-up, checkpoints and replacements do not
+    scale with `step_s`. An argument of NaN gives NaN.
     """
     hours = float(expected_hours([steps * step_s / 3600.0], conditions)[0])
     return hours, hours * usd_per_hour
@@ -91,9 +100,13 @@ def job_costs(
 ) -> JobCosts:
     """Return hours and dollars of `workload` on each of `setups`.
 
-    `predictions` has the columns of StepTimeModel.predict. `step_draws` is (setups, draws) seconds,
-    drawn jointly. Both are aligned with `setups` by position. Without `job_conditions`, the priors
-    apply (`Stated`).
+    Args:
+        workload: the job.
+        setups: the setups to compare.
+        predictions: the result of StepTimeModel.predict, with a row for each of `setups`.
+        step_draws: (setups, draws) step seconds, drawn jointly.
+        job_conditions: learned or prior conditions; by default, the priors (`Stated`).
+        seed: the seed of the draws of start-up and interruptions.
     """
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours

@@ -7,9 +7,10 @@
     interruptions N = n (exp(h s) - 1), s = r / n, each taking 1/h - s / (exp(h s) - 1) of its piece
     hours           = start-up + r + N (lost + replacement)
 
-The formulas are exact for memoryless interruptions at h per hour [D]. A cluster needs all its
-machines, so its hazard is the sum of the machines' hazards. An interruption during a replacement
-restarts the replacement. Bunching widens the draws: the rate is drawn from Gamma distributions.
+The formulas are exact for memoryless interruptions at h per hour [D]. h is called the hazard. A
+cluster needs all its machines, so its hazard is the sum of the machines' hazards. An interruption
+during a replacement restarts the replacement. In reality, interruptions come in bunches. To allow
+for bunches, the hazard of each draw is multiplied by Gamma variables.
 """
 
 from __future__ import annotations
@@ -28,18 +29,22 @@ STARTUP_S = 12.0  # prior: start local hosts, agents and torchrun, until the fir
 REPLACEMENT_S = 22.0  # prior: resume of an elastic job after a cut link on local hosts
 _LEAST_HAZARD = 1e-9  # per hour; below it, differences of exponentials lose all digits
 _MOST = 30.0  # expected interruptions per piece; such a job never ends, and exp must stay finite
-# A smaller variance of a rate counts as 0. Variances that differ less in logs share quantiles.
+# A variance of a hazard below the first number is treated as 0. Variances whose logs differ by less
+# than the second number share quantiles.
 _NO_VARIANCE, _ALIKE = 1e-6, 0.05
 _RISK_DRAWS = 400
-_EXACT = 12.0  # mean up to which Poisson quantiles are exact; above it, Cornish-Fisher errs by 0.1
+# Up to this mean, Poisson quantiles are exact. Above it, the Cornish-Fisher expansion is used. Its
+# error is about 0.1.
+_EXACT = 12.0
 
 
 class Conditions(NamedTuple):
     """Start-up, checkpoint and interruption parameters of clusters; each array is (clusters,).
 
-    Seconds of start-up and checkpoints are lognormal: `..._s` is the mean, `..._log_sd` the
-    standard deviation of the log. `doubt` is the relative variance of the estimated hazard.
-    `bunching` is the relative variance of the hazard over days and weeks.
+    `hazard_per_hour` is the number of interruptions per hour. `doubt` is the relative variance that
+    it has because it was estimated. `bunching` is the relative variance with which the true hazard
+    changes between days and weeks. Seconds of start-up and checkpoints are lognormal: `..._s` is
+    the mean, `..._log_sd` the standard deviation of the log.
     """
 
     hazard_per_hour: FloatArray
@@ -60,14 +65,17 @@ class Conditions(NamedTuple):
         checkpoint_s: float,
         replacement_s: float,
     ) -> Conditions:
-        """Return conditions with known, memoryless hazards and equal seconds for all clusters."""
+        """Return conditions without uncertainty: known hazards, and no spread of seconds.
+
+        All clusters have equal seconds of start-up, checkpoints and replacements.
+        """
         zero = np.zeros(len(hazard_per_hour))
         seconds = startup_s + zero, zero, checkpoint_s + zero, zero, replacement_s + zero
         return cls(hazard_per_hour, zero, zero, *seconds)
 
     @classmethod
     def joined(cls, parts: Sequence[Conditions]) -> Conditions:
-        """Concatenate the clusters of `parts`."""
+        """Return the conditions of the clusters of all `parts`, in the order of `parts`."""
         nothing = [np.zeros(0)] * len(cls._fields)
         return cls(*map(np.concatenate, zip(nothing, *parts, strict=True)))
 
@@ -75,9 +83,9 @@ class Conditions(NamedTuple):
         return Conditions(*(column[rows] for column in self))
 
     def later(self, seconds: ArrayLike) -> Conditions:
-        """Return conditions with `seconds`, (clusters,) or a number, added to start-ups.
+        """Return conditions in which start-ups and replacements take `seconds` longer.
 
-        The seconds are also added to each replacement.
+        `seconds` is a number, or an array with a number per cluster.
         """
         more = np.asarray(seconds, dtype=float)
         return self._replace(
@@ -86,7 +94,11 @@ class Conditions(NamedTuple):
 
 
 def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> FloatArray:
-    """Return Daly's hours of work between two checkpoints; very long without interruptions."""
+    """Return the hours of work between two checkpoints that minimise lost time, after Daly.
+
+    `checkpoint_hours` is the time to write a checkpoint. The interval is very long if the hazard
+    is 0.
+    """
     mean = 1 / np.maximum(np.asarray(hazard_per_hour, dtype=float), 1e-12)
     cost = np.asarray(checkpoint_hours, dtype=float)
     ratio = np.minimum(cost / (2 * mean), 1.0)
@@ -95,28 +107,38 @@ def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> Fl
 
 
 def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
-    """Return the smallest number of equal pieces, at least 1, that fit into the interval."""
+    """Return the least number of equal pieces of work that are no longer than the interval.
+
+    The number is at least 1.
+    """
     interval = np.maximum(np.asarray(interval_hours, dtype=float), 1e-9)
     ratio = np.asarray(work_hours, dtype=float) / interval
     return np.asarray(np.maximum(np.ceil(ratio - 1e-9), 1.0), dtype=float)
 
 
 def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
-    """Return expected hours in the shape of `work_hours`: (clusters,) or (clusters, draws)."""
+    """Return the expected hours of jobs, including start-up, checkpoints and interruptions.
+
+    `work_hours` are the hours of training steps, (clusters,) or (clusters, draws). The result has
+    the same shape.
+    """
     job = _job(work_hours, conditions)
     lost = job.interruptions * (job.lost + job.replacement)
     return np.asarray((conditions.startup_s / 3600 + job.running + lost).T, dtype=float)
 
 
 def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
-    """Return the mean number of interruptions, with repeated interruptions of a piece."""
+    """Return the expected number of interruptions, in the shape of `work_hours`.
+
+    A piece of work that is interrupted several times counts several times.
+    """
     return _job(work_hours, conditions).interruptions.T
 
 
 def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: int) -> FloatArray:
-    """Return the chance of at least one interruption, (clusters,).
+    """Return a (clusters,) array: the chance of at least one interruption.
 
-    The chance is 1 - E[exp(-rate x hours at work)], with the rate drawn as in `drawn_hours`.
+    The chance is 1 - E[exp(-hazard x running hours)], with hazards drawn as in `drawn_hours`.
     """
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
@@ -127,11 +149,13 @@ def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: in
 def drawn_hours(
     work_hours: FloatArray, expected_work_hours: ArrayLike, conditions: Conditions, *, seed: int
 ) -> FloatArray:
-    """Draw hours jointly with work, start-up, checkpoints and interruptions, (clusters, draws).
+    """Return a (clusters, draws) array: drawn hours of jobs.
 
-    The number of interruptions is Poisson. Its rate is the mean times two Gamma variables of mean
-    1. Their variances are `doubt`, and `bunching` averaged over `expected_work_hours` (clusters,).
-    All jobs use the same uniform draws, so that two jobs differ only by their arguments.
+    `work_hours` (clusters, draws) are drawn hours of training steps. Start-up, checkpoints and
+    interruptions are drawn here. The number of interruptions is Poisson, and its mean is multiplied
+    by two Gamma variables of mean 1. The first has the variance `doubt`. The second has the
+    variance `bunching`, reduced for long jobs: `expected_work_hours` (clusters,) is their length.
+    All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """
     job = _job(work_hours, conditions)
     number, loss, shock, launch, doubted, disk = _strata(len(job.work), seed)
@@ -148,18 +172,21 @@ def drawn_hours(
 
 
 class _Job(NamedTuple):
-    """Hours and the mean number of interruptions before drawing; arrays are (..., clusters)."""
+    """Expected hours of jobs and the mean number of interruptions; arrays are (..., clusters)."""
 
     work: FloatArray
     running: FloatArray  # work and checkpoints
     piece: FloatArray  # the most that an interruption can lose
     interruptions: FloatArray
-    lost: FloatArray  # mean per interruption
-    replacement: FloatArray  # including interrupted replacements
+    lost: FloatArray  # mean hours of work that an interruption loses
+    replacement: FloatArray  # mean hours of a replacement, including interrupted attempts
 
 
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
-    """Return the expected parts of jobs with `work_hours`, (clusters,) or (clusters, draws)."""
+    """Return the expected hours of jobs whose training steps take `work_hours`.
+
+    `work_hours` is (clusters,) or (clusters, draws).
+    """
     work = np.asarray(work_hours, dtype=float).T
     write = conditions.checkpoint_s / 3600
     rate = np.maximum(conditions.hazard_per_hour, _LEAST_HAZARD)
@@ -177,15 +204,19 @@ def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
 def _rate(
     doubted: FloatArray, shock: FloatArray, conditions: Conditions, work_hours: ArrayLike
 ) -> FloatArray:
-    """Return (draws, clusters) hazards over their mean; `doubted` and `shock` are uniform draws."""
+    """Return a (draws, clusters) array: drawn hazards divided by their mean.
+
+    `doubted` and `shock` (draws, 1) are uniform draws for the uncertainty of the estimate and for
+    bunching. `work_hours` are the expected hours of the jobs.
+    """
     bunching = conditions.bunching * (1 + passing(work_hours))
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)
 
 
 def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
-    """Return six independent columns (draws, 1) of stratified uniforms.
+    """Return six independent (draws, 1) arrays of stratified uniform draws.
 
-    The uniforms cover (0, 1) evenly, both tails included.
+    The draws of each array cover (0, 1) evenly, including both tails.
     """
     rng = np.random.default_rng(seed)
     strata = np.arange(draws)[:, None]
@@ -195,14 +226,15 @@ def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
 
 
 def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
-    """Return (draws, clusters) quantiles of lognormals with mean 1."""
+    """Return a (draws, clusters) array: quantiles of lognormal variables with mean 1."""
     return np.asarray(np.exp(log_sd * ndtri(probability) - log_sd**2 / 2), dtype=float)
 
 
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
-    """Return (draws, clusters) quantiles of Gammas with mean 1; 1 where the variance is 0.
+    """Return a (draws, clusters) array: quantiles of Gamma variables with mean 1.
 
-    Variances within 5 % share quantiles to save time: thousands of setups have few variances.
+    The quantile is 1 if the variance is 0. Variances that differ by less than 5 % share quantiles,
+    which saves time: thousands of setups have only a few different variances.
     """
     steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)
     kinds, at = np.unique(steps, return_inverse=True)
@@ -212,7 +244,10 @@ def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray
 
 
 def _poisson_quantile(probability: FloatArray, mean: FloatArray) -> FloatArray:
-    """Return Poisson quantiles at `probability` for `mean` (draws, clusters)."""
+    """Return the quantiles at `probability` of Poisson variables with mean `mean`.
+
+    `mean` and the result are (draws, clusters).
+    """
     z = ndtri(probability)
     large = np.maximum(mean + z * np.sqrt(mean) + (z**2 - 1) / 6, 0.0)
     few = np.minimum(mean, _EXACT)

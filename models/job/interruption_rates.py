@@ -1,16 +1,17 @@
-"""Estimate interruptions per hour of spot machines by type and zone, and how much they bunch.
+"""Estimate interruptions per hour of spot machines for each type and zone, and how they bunch.
 
-    m_type      ~ lognormal around offset x its advised rate
+    m_type      ~ lognormal around offset x the type's advised rate
     lambda_zone ~ Gamma(shape 1, mean m_type)
     N_window    ~ Poisson(lambda_zone hours G)
     G           ~ Gamma(mean 1, variance bunching (1 + tau / (tau + hours)))
 
-With shape 1, a zone's rate may lie anywhere between 0 and a few times the mean; the few zones of a
-type do not identify another shape. The Gamma-Poisson pair is conjugate: observed hours and
-interruptions move a zone's rate from its type's mean towards the observed rate. G is demand that
-hits a zone for hours and drifts over weeks, since interruptions are not memoryless (CM-DARE [P]).
-An interruption takes either all machines of a type in a zone or a single machine. n such machines
-suffer `shared + n (1 - shared)` times the interruptions of one machine.
+The advised rate is the one that Spot Advisor publishes. With shape 1, a zone's rate may lie
+anywhere between 0 and a few times the mean; the few zones of a type are too little data to learn
+another shape. The Gamma-Poisson pair is conjugate: observed hours and interruptions move a zone's
+rate from the mean of its type towards the observed rate. G is demand that hits a zone for hours and
+drifts during weeks, because interruptions are not memoryless (CM-DARE [P]). An interruption takes
+either all machines of a type in a zone, or a single machine. n machines of a type in a zone suffer
+`shared + n (1 - shared)` times the interruptions of one machine.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ TypeInZone = tuple[str, str]  # instance type, zone
 Pair = tuple[float, float] | FloatArray
 SpotPool = tuple[str, str, float]  # instance type, zone, advised interruptions per hour
 
-# Standard deviations of logs: the factor between Spot Advisor's rates, whose definition is not
-# published, and ours; and a type around that factor.
+# Standard deviations of logs: of the factor between Spot Advisor's rates, whose definition is not
+# published, and our rates; and of a type's deviation from that factor.
 _OFFSET_SD, _TYPE_SD = 1.5, 0.7
-# Prior of bunching, its weight in squared expected interruptions, and tau.
+# Prior mean of bunching; the weight of this prior, in squared expected interruptions; and tau.
 _BUNCHING, _BUNCHING_WEIGHT, _SHOCK_HOURS = 1.0, 4.0, 24.0
-# If demand is a random walk, its mean over a future period as long as the record differs from the
-# record's mean. The variance of that difference is this many times the variance within the record
-# (2/3 against 1/6 of the walk's variance over the period) [D].
+# If demand is a random walk, its mean in a future period differs from its mean in the record. For a
+# period as long as the record, the variance of this difference is this many times the variance
+# within the record (2/3 and 1/6 of the variance that the walk gains in the period) [D].
 _AHEAD = 4.0
 _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take the whole zone
 
 
 def passing(hours: ArrayLike) -> FloatArray:
-    """Return the share of a shock's variance that affects jobs of `hours`.
+    """Return the share of a shock's variance that affects jobs of length `hours`.
 
-    Shocks last about a day, so that they average out over long jobs.
+    Shocks last about a day, so they average out in long jobs.
     """
     length = np.maximum(np.asarray(hours, dtype=float), 0.0)
     return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + length), dtype=float)
@@ -52,12 +53,14 @@ def passing(hours: ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HazardModel:
-    """Posterior of the interruptions per hour of one spot machine.
+    """The posterior of the interruptions per hour of one spot machine.
 
-    `types` has the mean and standard deviation of the log rate by instance type. `zones` has the
-    shape and rate of the Gamma posterior by type and zone. `offset` is the mean and standard
-    deviation of the log factor over advised rates. `bunching` is the variance of G. `shared` is
-    the share of a machine's interruptions that take all machines of its type in the zone.
+    - `types`: mean and standard deviation of the log rate of each instance type.
+    - `zones`: shape and rate of the Gamma posterior of each (instance type, zone).
+    - `offset`: mean and standard deviation of the log of (rate / advised rate).
+    - `bunching`: the variance of G.
+    - `shared`: the share of a machine's interruptions that take all machines of its type in the
+      zone.
     """
 
     types: Mapping[str, Pair]
@@ -69,10 +72,11 @@ class HazardModel:
     def gangs(
         self, pools: Sequence[SpotPool], counts: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return hazards per hour, relative variances of their estimates, and bunching.
+        """Return three (gangs,) arrays: interruptions per hour, their uncertainty, and bunching.
 
-        All three are (gangs,); `counts` is (gangs, pools) machines. The bunching of a gang in
-        several zones averages out.
+        The uncertainty is the relative variance of the estimate. `counts` (gangs, pools) is the
+        number of machines from each pool. Bunching is smaller for a gang in several zones, because
+        their demand is assumed to be independent.
         """
         rate, doubt = self.rates(pools).T
         of_pool = np.where(counts > 0, self.shared + counts * (1 - self.shared), 0.0) * rate
@@ -81,14 +85,15 @@ class HazardModel:
         return total, weights @ doubt, self.bunching * weights.sum(axis=1)
 
     def rates(self, pools: Sequence[SpotPool]) -> FloatArray:
-        """Return interruptions per hour of one machine and the estimates' relative variances.
+        """Return a (pools, 2) array.
 
-        The shape is (pools, 2).
+        The columns are the interruptions per hour of one machine, and the relative variance of this
+        estimate.
         """
         return np.array([self._rate(*pool) for pool in pools], dtype=float).reshape(-1, 2)
 
     def _rate(self, instance_type: str, zone: str, advised: float) -> tuple[float, float]:
-        """Return a pool's interruptions per hour of one machine, and their relative variance."""
+        """Return a pair: interruptions per hour of one machine of a pool, and relative variance."""
         if instance_type not in self.types and advised <= 0:
             return 0.0, 0.0
         unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
@@ -107,14 +112,16 @@ def fit_hazard(
     advised: Mapping[str, float] | None = None,
     together: pd.DataFrame | None = None,
 ) -> HazardModel:
-    """Fit the model to observed machine-hours and interruptions; without any, return the prior.
+    """Fit the model to observed machine-hours and interruptions.
+
+    The result is the prior if `windows` has no rows.
 
     Args:
-        windows: instance_type, zone, machine-hours `hours` (above 0) and `interruptions`, with a
-            row per period. Periods must not end because of an interruption.
-        advised: advised interruptions per hour by instance type.
-        together: the number of `machines` that ran and of machines `lost`, with a row per launch
-            and pool with losses.
+        windows: frame with columns instance_type, zone, hours (machine-hours, above 0) and
+            interruptions, with a row per period. Periods must not end because of an interruption.
+        advised: advised interruptions per hour, by instance type.
+        together: frame with columns machines (number that ran) and lost (number that were
+            interrupted). It has a row for each launch and pool that lost machines.
     """
     shared = _shared(together)
     if not len(windows):
@@ -128,7 +135,7 @@ def fit_hazard(
     prior = np.log(listed.where(listed > 0, bucket_hazard(None)).to_numpy())
 
     def minus_log_posterior(theta: FloatArray) -> float:
-        """Return the negative log posterior at `theta`: the types' deviations, then the offset."""
+        """Return the negative log posterior at `theta`: deviations of types, then the offset."""
         logs = (prior + theta[-1] + theta[:-1])[at] + np.log(hours)
         likelihood = count * logs - (count + 1) * np.logaddexp(0.0, logs)
         deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD])
@@ -146,7 +153,7 @@ def fit_hazard(
     doubt = (1 / (_TYPE_SD**2 + offset_sd**2) + information) ** -0.5
     zone_rate = pd.Series((1 + count) / (1 + expected) * rate, pools.index)
     bunching = _bunching(windows, zone_rate)
-    # Zones drift, so that the past counts less: as at most 1 / bunching interruptions.
+    # Zones drift, so past observations count for at most 1 / bunching interruptions.
     weight = 1 / (1 + bunching * expected)
     posterior = np.column_stack([1 + weight * count, 1 / rate + weight * hours])
     return HazardModel(
@@ -159,7 +166,11 @@ def fit_hazard(
 
 
 def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
-    """Estimate bunching from the excess variance of windows at each zone's rate, with the prior."""
+    """Estimate bunching: how much more interruptions vary between windows than Poisson counts do.
+
+    `zone_rate` has the interruptions per hour of each (instance type, zone). The prior counts as
+    additional observations.
+    """
     pools = pd.MultiIndex.from_frame(windows[["instance_type", "zone"]])
     hours, count = windows[["hours", "interruptions"]].to_numpy(dtype=float).T
     expected = zone_rate.loc[pools].to_numpy() * hours
@@ -170,9 +181,9 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
 
 
 def _shared(together: pd.DataFrame | None) -> float:
-    """Return the posterior mean of `HazardModel.shared`.
+    """Return the posterior mean of `HazardModel.shared`, given the frame `together`.
 
-    `together` is an argument of `fit_hazard`.
+    See `fit_hazard` for the frame.
     """
     whole, single = _SHARED
     if together is not None:

@@ -1,7 +1,8 @@
 """Derive start-up, checkpoint and interruption parameters of clusters, from priors or launches.
 
-All machines of a cluster must start. Only spot machines are interrupted. The chance that the
-replaced machine has a given type is that type's share of the interruptions.
+A job starts when all machines of its cluster have started. Only spot machines are interrupted. An
+interrupted machine has a given type with a probability that equals the type's share of all
+interruptions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RETRY_S = 60.0  # seconds between two requests for machines
 
 
 class Pool(NamedTuple):
-    """An instance type in a market and zone, with the advised rate for one machine."""
+    """An instance type in a market and zone, with its advised interruptions per machine-hour."""
 
     instance_type: str
     market: str
@@ -42,16 +43,17 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """Prior conditions: memoryless interruptions at advised rates, equal seconds everywhere."""
+    """Conditions before any launch: advised rates of interruptions, equal seconds for all types."""
 
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
 
     def gangs(
         self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
     ) -> Conditions:
-        """Return the conditions of clusters of `counts` (clusters, pools) machines.
+        """Return the conditions of clusters.
 
-        `state_bytes` is the size of a checkpoint.
+        `counts` (clusters, pools) is the number of machines from each pool. `state_bytes` is the
+        size of a checkpoint.
         """
         rates = [pool.interruptions_per_hour * (pool.market == "spot") for pool in pools]
         return Conditions.certain(
@@ -64,12 +66,12 @@ class Stated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """Models learned from launches and interruptions.
+    """Conditions that were learned from launches and interruptions.
 
     If `hazard` is None, the advised rates of the pools apply. If `availability` is None, every
-    request is granted. If `reads` is None, reading a checkpoint takes as long as writing it. A
-    replacement takes as long as in `restarts`; before the first observed replacement, it takes as
-    long as a start-up.
+    request is granted. If `reads` is None, reading a checkpoint takes as long as writing it. The
+    seconds of a replacement come from `restarts`. Before the first observed replacement, it is
+    assumed to take as long as a start-up.
     """
 
     startup: LogSeconds
@@ -83,10 +85,11 @@ class Learned:
     def gangs(
         self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
     ) -> Conditions:
-        """Return the conditions of clusters of `counts` (clusters, pools) machines.
+        """Return the conditions of clusters.
 
-        `state_bytes` is the size of a checkpoint. One machine writes a checkpoint and all machines
-        read it, so that the slowest machine of a cluster counts.
+        `counts` (clusters, pools) is the number of machines from each pool. `state_bytes` is the
+        size of a checkpoint. The slowest machine of a cluster is assumed to write checkpoints. All
+        machines read them, so the slowest machine determines the time to read.
         """
         if not len(counts):
             return Conditions.joined([])
@@ -122,12 +125,15 @@ class Learned:
     def _startup(
         self, pools: Sequence[Pool], counts: NDArray[np.int64]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return mean start-up seconds with retries, and the standard deviations of their logs."""
+        """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of logs.
+
+        The seconds include retries after refused requests.
+        """
         places = [(pool.instance_type, pool.market) for pool in pools]
         return self._with_refusals(*gang_startup(self.startup, places, counts), pools, counts)
 
     def _replacement_s(self, pools: Sequence[Pool]) -> FloatArray:
-        """Return (pools,) seconds from the loss of a machine until its replacement works."""
+        """Return a (pools,) array: seconds from a machine's loss until its replacement works."""
         alone = np.eye(len(pools), dtype=np.int64)
         if not any(outcome == "replaced" for outcome, _ in self.restarts.members):
             return self._startup(pools, alone)[0]
@@ -141,9 +147,10 @@ class Learned:
         pools: Sequence[Pool],
         counts: NDArray[np.int64],
     ) -> tuple[FloatArray, FloatArray]:
-        """Add the seconds of retries until all machines are granted.
+        """Add the seconds of retries, until all machines are granted, to start-up seconds.
 
-        Return mean seconds and the standard deviations of their logs, (clusters,) each.
+        `launch_s` and `log_sd` (clusters,) are the mean start-up seconds without retries, and the
+        standard deviations of their logs. The result has the same two values with retries.
         """
         if self.availability is None:
             return launch_s, log_sd
@@ -157,7 +164,10 @@ JobConditions = Stated | Learned
 
 
 def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], NDArray[np.int64]]:
-    """Return the distinct pools of `clusters`, and (clusters, pools) machines from each pool."""
+    """Return a pair: the distinct pools of `clusters`, and a (clusters, pools) array of counts.
+
+    A count is the number of a cluster's machines that come from the pool.
+    """
     bought = [Counter(map(Pool.of, cluster.members)) for cluster in clusters]
     pools = list(dict.fromkeys(pool for counted in bought for pool in counted))
     counts = [[counted[pool] for pool in pools] for counted in bought]

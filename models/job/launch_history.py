@@ -1,4 +1,7 @@
-"""Build training rows of start-up, hazard and availability from the marts of launches."""
+"""Build the training data of the start-up, hazard and availability models from launch tables.
+
+`machines` is always the mart `machines`: a row per machine that was launched.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ _POOL = ["instance_type", "market", "zone"]
 
 
 def launches(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return instance_type, market, machines and seconds, with a row per launch and type.
+    """Return start-up seconds, with a row per launch and instance type.
 
-    `machines` is the size of the launch. `seconds` last until the type's last machine works.
-    Replacements of lost machines are left out.
+    The columns are instance_type, market, machines (number of machines in the launch) and seconds
+    (from the request until the last machine of the type works). Replacements of lost machines are
+    left out.
     """
     first = machines[machines["startup_s"].notna() & (machines["number"] == 0)]
     first = first.assign(machines=first.groupby("lease_id")["node"].transform("size"))
@@ -23,7 +27,7 @@ def launches(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def windows(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return machine-hours and interruptions of spot machines by type, zone and UTC day."""
+    """Return spot machine-hours and interruptions, with a row per type, zone and UTC day."""
     held = spot_held(machines)
     columns = {"interrupted": "interruptions"}
     day = held["asked_at"].dt.floor("D")
@@ -32,7 +36,10 @@ def windows(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def together(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return the spot `machines` and the number `lost` of each launch and pool with losses."""
+    """Return how many spot machines were lost together, with a row per launch and pool.
+
+    The columns are machines (number that ran) and lost. Pools without losses are left out.
+    """
     pools = spot_held(machines).groupby(["lease_id", "instance_type", "zone"])["interrupted"]
     found = pools.agg(machines="size", lost="sum")
     lost: pd.DataFrame = found[found["lost"] > 0]
@@ -40,7 +47,11 @@ def together(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def requests(machines: pd.DataFrame, refusals: pd.DataFrame) -> pd.DataFrame:
-    """Return instance_type, market, zone and granted, with a row per request and type."""
+    """Return which requests were granted, with a row per request and instance type.
+
+    The columns are instance_type, market, zone and granted. `refusals` has a row per refused
+    request.
+    """
     granted = machines.drop_duplicates(["lease_id", *_POOL])
     types = refusals["cluster"].map(lambda name: sorted(set(parse_cluster(str(name)))))
     refused = refusals.assign(instance_type=types).explode("instance_type")

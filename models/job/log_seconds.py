@@ -1,9 +1,11 @@
-"""Fit log durations with partial pooling: market -> type, or outcome -> type.
+"""Fit log durations with partial pooling: each group has a mean, and its members deviate from it.
 
     log seconds = mu_group + u_group,member + b (x - mean x) + noise
 
-mu_group and b have normal priors, and u is normal around 0, so that the posterior is that of a
-linear regression. The noise is the pooled spread around each member's mean, shrunk to its prior.
+A group is, for example, a market or an outcome; a member is an instance type. mu_group and b have
+normal priors, and u is normal around 0, so the posterior is that of a linear regression. The
+standard deviation of the noise is the pooled spread around each member's mean, shrunk towards its
+prior.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ _SPREAD_WEIGHT = 6.0  # number of observations that the prior of the noise count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSeconds:
-    """Log durations by group and by (group, member), a prior or a posterior.
+    """The prior or the posterior of log durations.
 
-    `groups` and `members` have the mean and standard deviation of each log median at x = `centre`.
-    `slope` is b. `member_sd` is the spread of members in a group, `noise_sd` the spread of repeats.
-    A prior has no members.
+    `groups` and `members` have the mean and standard deviation of the log median at x = `centre`,
+    by group and by (group, member). `slope` is b. `member_sd` is the standard deviation of members
+    in a group, and `noise_sd` that of repeated durations. A prior has no members.
     """
 
     groups: Mapping[str, Normal]
@@ -37,7 +39,10 @@ class LogSeconds:
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return (keys, 2) log medians of (group, member) keys and their standard deviations."""
+        """Return a (keys, 2) array: the log median of each (group, member), and its uncertainty.
+
+        The uncertainty is a standard deviation. An unknown member has the median of its group.
+        """
         found = []
         for key in keys:
             middle, sd = self.groups[key[0]]
@@ -48,20 +53,25 @@ class LogSeconds:
     def predict(
         self, keys: Sequence[tuple[str, str]], x: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return (keys,) log medians at `x`, and the standard deviations of a new log duration."""
+        """Return two (keys,) arrays: log medians at `x`, and standard deviations.
+
+        The standard deviations are those of the log of a new duration. `x` is (keys,).
+        """
         middle, sd = self.log_medians(keys).T
         growth = x - self.centre
         log_sd = np.sqrt(sd**2 + (self.slope[1] * growth) ** 2 + self.noise_sd**2)
         return middle + self.slope[0] * growth, log_sd
 
     def expected_s(self, group: str, members: Sequence[str]) -> FloatArray:
-        """Return the mean seconds of each of `members` of `group` at x = 0, (members,)."""
+        """Return a (members,) array: the mean seconds of each member of `group` at x = 0."""
         keys = [(group, member) for member in members]
         middle, log_sd = self.predict(keys, np.zeros(len(keys)))
         return np.asarray(np.exp(middle + log_sd**2 / 2), dtype=float)
 
     def fitted(self, observed: pd.DataFrame) -> LogSeconds:
-        """Return the posterior after `observed`, which has columns group, member, seconds and x.
+        """Return the posterior, given observed durations.
+
+        `observed` has columns group, member, seconds and x, with a row per duration.
 
         Raises:
             ValueError: if seconds are not above 0 or a group is unknown.
@@ -85,7 +95,7 @@ class LogSeconds:
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:
-            """Return the mean and covariance of all terms, given the noise."""
+            """Return the posterior mean and covariance of all terms for a given noise."""
             covariance = np.linalg.inv(design.T @ design / noise_sd**2 + np.diag(sd**-2.0))
             shift = covariance @ (design.T @ (logs - design @ mean)) / noise_sd**2
             return mean + shift, covariance

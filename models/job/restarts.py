@@ -1,7 +1,8 @@
 """Model the seconds from the loss of a machine to the next step of an elastic job.
 
-The seconds to read the checkpoint are not included. With outcome 'fewer', the job continues without
-the machine. With outcome 'replaced', another machine takes its place first.
+The seconds to read the checkpoint are not included. With outcome 'fewer', the job continues with
+fewer machines. With outcome 'replaced', the job waits until another machine has replaced the lost
+machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NO_RESTARTS = LogSeconds(
 
 
 def fit_restarts(restarts: pd.DataFrame) -> LogSeconds:
-    """Fit restart seconds by outcome and instance type.
+    """Fit restart seconds for each outcome and instance type.
 
     `restarts` has columns outcome, instance_type and seconds, with a row per restart. Outcomes
     other than 'fewer' and 'replaced' are ignored.
