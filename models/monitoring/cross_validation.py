@@ -1,9 +1,10 @@
 """Measure the model's errors and coverage on setups that it was not fitted to.
 
-Each split leaves out whole groups in turn and refits the model:
+Each split divides the runs into groups. One group after another is left out, the model is fitted to
+all other runs, and the group's runs are predicted. The groups of the splits are:
 
-    workload       the multi-machine rows of a workload
-    cluster_size   the rows on a number of instances
+    workload       all runs of a workload and mode on several machines
+    cluster_size   all runs on clusters with the same number of instances
     setup          a fifth of all pairs of workload and cluster
 
 Errors are |predicted - measured| / measured. Coverage is the share of measurements within their
@@ -35,15 +36,15 @@ COLUMNS = (
     *("coverage_90", "median_width"),
 )
 _SCORED = [*STEP, "split", "group", "row", "run_id", "setup", "measured_s"]
-_FOLDS = 5  # folds of the split "setup"
+_FOLDS = 5  # groups of the split "setup"
 
 HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
-# A function like `map` with results in order; it may run in other processes.
+# A function like `map` that returns results in order; it may call the function in other processes.
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
-    """Yield (split, group, training data without the group, rows of the group)."""
+    """Yield, for each group, its split and name, the data without the group, and the group's runs."""
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)
     setup, names = pd.factorize(np.array(_setups(runs), dtype=object), sort=True)
@@ -73,16 +74,18 @@ def _setups(rows: pd.DataFrame) -> list[str]:
 def fitted(
     data: TrainingData, *, seed: int, each: Each = map
 ) -> tuple[StepTimeModel, pd.DataFrame]:
-    """Return the model fitted to all data, and each held-out row with its prediction.
+    """Return a pair: the model fitted to all data, and a frame of held-out predictions.
 
-    The prediction is by a model fitted without the row's group. Columns: split, group, row
-    (position among the valid runs), run_id, setup (workload on sorted cluster), measured_s, step_s,
-    step_low_s, step_high_s. A group is left out if the remaining data cannot predict it.
+    The frame has a row for each run and each split that holds the run out. The prediction comes
+    from a model that was fitted without the run's group. The columns are split, group, row (the
+    position among the valid runs), run_id, setup (a label of workload, mode and cluster),
+    measured_s, step_s, step_low_s and step_high_s. A group is missing if a model without it cannot
+    be fitted or cannot predict it.
 
     Args:
         data: one provider's measurements.
-        seed: of the fits and of the folds.
-        each: a function like `map` that refits for each group.
+        seed: the random seed of the fits and of the folds.
+        each: a function like `map`, used to fit one model per group.
 
     Raises:
         ValueError: if the model cannot be fitted to `data`.
@@ -112,10 +115,10 @@ def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 
 
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
-    """Return the scoreboard (COLUMNS) of held-out rows by split and group.
+    """Return the scoreboard (COLUMNS) with a row for each split and group of held-out rows.
 
-    The group "all" pools the rows of a split. `median_width` is the median of (high - low) /
-    predicted.
+    The group "all" has all rows of a split. `median_width` is the median of
+    (high - low) / predicted.
     """
     rows = [
         {"split": split, "group": name, **scores(group)}
@@ -126,14 +129,14 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, float | int]:
-    """Return the number of rows, their errors, coverage of intervals and median interval width.
+    """Return the number of rows, their errors, and the coverage and median width of intervals.
 
     The 50 % and 80 % intervals are derived from the 90 % interval, as for a log-normal
     distribution.
     """
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):  # lower end 0: no log
+    with np.errstate(divide="ignore", invalid="ignore"):  # the log of a lower end of 0 is infinite
         middle, sd = np.log(low * high) / 2, np.log(high / low) / (2 * Z_90)
         deviations = np.abs(np.log(measured) - middle) / sd
     return {
@@ -149,10 +152,11 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 
 
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return predictions of the runs whose workload and types `model` was trained on.
+    """Return predictions for the runs whose workload and instance types `model` was trained on.
 
-    The definitions of workload and types must not have changed since. Columns as in `fitted`,
-    without split and group. Errors on rows that the model was trained on are too small.
+    Runs are left out if the definition of their workload or of an instance type has changed since.
+    The columns are those of `fitted` without split and group. Errors on runs that the model was
+    trained on underestimate its errors on new runs.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
@@ -165,9 +169,10 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
-    """Return the workloads and instance types that `model` was trained on, as `data` defines them.
+    """Return the workloads and instance types that `model` was trained on.
 
-    Each is written "workload NAME" or "instance type NAME".
+    Workloads and types are left out if their definition in `data` is different from the definition
+    at training. Each entry has the form "workload NAME" or "instance type NAME".
     """
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")

@@ -2,7 +2,8 @@
 
     chance = P(at least as many of n runs outside),   outside ~ binomial(n, 1/10)
 
-The test is made for each instance type and zone, with a Bonferroni correction over these groups.
+Each group of runs on one instance type in one zone is tested. A Bonferroni correction accounts for
+the number of groups.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ GROUP = ("scope", "instance_type", "zone")
 WHOLE: Group = ("provider", "", "")
 _MISSES = 0.1  # share of runs outside correct 90 % intervals
 _CHANCE = 0.05  # chance of a false alarm in any group if nothing drifts
-_LEAST_RUNS = 5  # runs that a group needs to be tested
-_MOST_RUNS, _MOST_OF_ALL = 30, 60  # newest runs that count as recent: of a group, of all groups
-_ONE_SIDED = 2.0  # ratio of slower to faster runs (or the reverse) that gives a drift a direction
+_LEAST_RUNS = 5  # a group with fewer runs is not tested
+_MOST_RUNS, _MOST_OF_ALL = 30, 60  # the most recent runs that count: in a group, in all groups
+# A drift has a direction if at least this many times more runs are slower than faster, or reverse.
+_ONE_SIDED = 2.0
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return the runs measured after all training runs of `model`, with its predictions.
+    """Return the runs that were measured after all training runs of `model`, with its predictions.
 
-    Columns: those of `predictions_of`, and cluster, zone ("" if unknown) and measured_at.
+    The columns are those of `predictions_of`, and cluster, zone ("" if unknown) and measured_at.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     at = pd.to_datetime(column(runs, "measured_at", None))
@@ -46,12 +48,13 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
-    """Return a row of raw_drift for each instance type and zone, then one for all runs.
+    """Return a row of raw_drift for each instance type and zone, then one row for all runs.
 
-    `scored` is the result of `recent`, `before` are the groups that were drifting so far. The group
-    with the smallest chance drifts if its chance times the number of groups is at most 5 %. Its
-    runs are then removed, so that a run on mixed machines blames one type only, and the next group
-    is tested. A known drift goes on while at least half of its recent runs lie outside.
+    `scored` is the result of `recent`. `before` maps the groups that were drifting so far to the
+    start of the drift. The group with the smallest chance drifts if its chance times the number of
+    groups is at most 5 %. If it drifts, its runs are removed and the next group is tested. A run on
+    several instance types therefore counts against one type only. A drift from `before` continues
+    while at least half of the group's recent runs are outside their intervals.
     """
     if not len(scored):
         return []
@@ -78,7 +81,10 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
 
 
 def _measures(runs: pd.DataFrame) -> Row:
-    """Return counts, direction and chance of the runs outside their intervals."""
+    """Return the statistics of `runs` that raw_drift stores.
+
+    They describe the runs outside their intervals: number, direction, chance and first time.
+    """
     slower = runs["measured_s"] > runs["step_high_s"]
     faster = runs["measured_s"] < runs["step_low_s"]
     less, more = sorted([int(slower.sum()), int(faster.sum())])
@@ -105,8 +111,8 @@ def _chance(row: Row) -> float:
 def _whole(machines: pd.DataFrame) -> Row:
     """Return the row of all runs together.
 
-    All runs drift if too many lie outside, most on one side, and this remains true without any
-    single instance type.
+    All runs drift if too many runs are outside their intervals and most of these are on the same
+    side. Both conditions must also hold when the runs on any single instance type are left out.
     """
     newest = machines[machines.index > machines.index.max() - _MOST_OF_ALL]
     runs = newest[~newest.index.duplicated()]
@@ -124,7 +130,8 @@ def _is_shift(row: Row) -> bool:
 def _settled(group: Group, row: Row, before: Since) -> Row:
     """Return the complete row of a group.
 
-    A known drift keeps its start time, and goes on while at least half of the runs lie outside.
+    If the group is in `before`, its drift keeps its start time. It continues while at least half of
+    the group's runs are outside their intervals.
     """
     known = before.get(group)
     goes_on = group in before and 2 * row["outside"] >= row["runs"]

@@ -2,8 +2,9 @@
 
     regret = exp(loss of the choice - least loss of the measured setups) - 1
 
-`planner/choice_rule.py` defines the loss, here at measured step times. Hours of work scale with the
-step time. A choice that misses its constraint is counted as a failure and has no regret.
+`planner/choice_rule.py` defines the loss, which is computed here with measured step times. A job's
+hours of work are proportional to the step time. A choice that misses its constraint counts as a
+failure and has no regret.
 """
 
 from __future__ import annotations
@@ -49,16 +50,18 @@ def judge(
 ) -> list[Row]:
     """Return a row of raw_ledger for each published first choice that was measured afterwards.
 
-    A promise is the answer to a question in one publication. If the same choice (question, setup,
-    market) was published several times, each run counts for one promise only: the last before it
-    that is judged. Rivals are the other setups of the same answer, each in its best market.
+    A question is a goal of a workload on a provider. A promise is the answer to a question in one
+    publication. If the same choice (question, setup and market) was published several times, each
+    run counts for one promise only: the last judged promise before the run. Rivals are the other
+    setups of the same answer. A rival that was published in several markets counts once, with its
+    best rank.
 
     Args:
-        promises: published rows, with their rank.
+        promises: published rows with their rank.
         runs: measured runs.
         workloads: facts of the workloads, for the checkpoint sizes.
         devices: the number of devices of each instance type, for rows without a layout.
-        conditions: start-up and interruptions. Default: the rates stated with each offer.
+        conditions: start-up times and interruptions. Default: the rates stated with each offer.
         overshoot_price: the price of overshooting a limit, see `planner/choice_rule.py`.
     """
     if promises.empty:
@@ -100,9 +103,10 @@ def _keys(rows: pd.DataFrame, devices: Mapping[str, int]) -> list[str]:
 def _outcome(
     runs: pd.DataFrame, known: JobConditions, sizes: Mapping[str, float], overshoot_price: float
 ) -> Row:
-    """Return the published row with the job's hours, dollars and loss at the measured step time.
+    """Return the published row of a setup, with hours, dollars and loss at its measured step time.
 
-    `runs` are the runs of one published setup; the median of their step times is used.
+    `runs` are the runs of the setup, joined with its published row. The measured step time is the
+    median of their step times. `sizes` has the checkpoint bytes of each workload.
     """
     (row, *_), step_s = rows_of(runs), float(runs["measured_step_s"].median())
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
@@ -133,9 +137,10 @@ def _outcome(
 
 
 def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
-    """Return the ledger row: the first of `outcomes` is the choice, the rest are measured rivals.
+    """Return the ledger row of a promise.
 
-    `used` are the runs behind all outcomes.
+    The first of `outcomes` is the choice, all others are measured rivals. `used` are the runs from
+    which the outcomes were computed.
     """
     choice, *rivals = outcomes
     finite = [rival for rival in rivals if np.isfinite(rival["loss"])]
@@ -172,7 +177,11 @@ def _digest(text: str) -> str:
 
 
 def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
-    """Return the counts and mean values of the mart regret_ledger, None for an unknown mean."""
+    """Return counts, the mean and worst regret, and the share of measurements within intervals.
+
+    `ledger` are rows of the mart regret_ledger. A value is None if there is no row to compute it
+    from.
+    """
     regret = ledger["regret"][ledger["verdict"] == "compared"].astype(float)
     numbers = {
         "mean_regret": regret.mean(),

@@ -1,18 +1,19 @@
 """Find runs that took longer than their predicted interval, and name the likely cause.
 
-    excess = measured - predicted step
+    excess = measured step time - predicted step time
     excess communication = sync_s - predicted exposed communication
 
-The first cause that applies is named:
+The first of these causes that applies is named:
 
     host      the host took away at least a tenth of the processor time that the machines wanted
-    speed     the fixed work measured with the run was slower than usual too: a slow machine
-    machine   one machine's step without communication is longer than that of equal machines
-    link      at least half of the excess is communication
+    speed     the fixed work that is timed with each run was also slower: the machine is slow
+    machine   without communication, a step of one machine is longer than on equal machines
+    link      at least half of the excess is excess communication
     input     making batches takes at least a third of the step
-    compute   all machines compute longer
+    compute   all machines compute more slowly than predicted
 
-Data-parallel steps end together, so times of whole steps do not distinguish ranks.
+Steps of data-parallel training end at the same time on all ranks, so the times of whole steps do
+not show which rank is slow.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ import pandas as pd
 from ..domain.cluster import parse_cluster, parse_numbers
 from ..domain.setup_table import rows_of
 
-TAKEN = 0.1  # share of the wanted processor time above which a run counts as disturbed
-_DEVIATIONS = 3.0  # standard deviations of log fixed-work seconds above which a machine is slow
-_LEAST_APART = 0.1  # least excess of a machine over equal machines, and of fixed work over usual
-_LINK, _INPUT = 0.5, 1 / 3  # least shares: communication of the excess, input of the step
+TAKEN = 0.1  # a run is disturbed if the host takes this share of the wanted processor time
+_DEVIATIONS = 3.0  # a machine is slow above this many standard deviations of log fixed-work seconds
+# A machine is slow only if it takes at least this share longer than equal machines, or if the fixed
+# work takes at least this share longer than usual.
+_LEAST_APART = 0.1
+# The link is the cause if communication is at least the first share of the excess. Input is the
+# cause if making batches takes at least the second share of the step.
+_LINK, _INPUT = 0.5, 1 / 3
 
 Row = Mapping[str, Any]
 Cause = tuple[str, str, str]  # cause, detail, instance type
@@ -39,14 +44,17 @@ Cause = tuple[str, str, str]  # cause, detail, instance type
 def alarms(
     runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tuple[str, str], float]
 ) -> list[dict[str, Any]]:
-    """Return a row of the table raw_alarms for each run above its interval, newest first.
+    """Return a row of the table raw_alarms for each run that took longer than its interval.
+
+    The newest run comes first.
 
     Args:
-        runs: columns of the mart run_details, and `slowness`: seconds of the fixed work over the
-            usual seconds.
-        predicted: step_s, step_high_s and exposed_communication_s, aligned with `runs` by position.
-        input_share: share of a step that making batches took in profiles, by workload and type.
-            A run with `loader_workers` uses its measured `input_s` instead.
+        runs: rows of the mart run_details with an additional column `slowness`: the seconds of the
+            fixed work divided by its usual seconds.
+        predicted: step_s, step_high_s and exposed_communication_s for the rows of `runs`, in the
+            same order.
+        input_share: the share of a step that making batches took in profiles, by workload and
+            instance type. A run with `loader_workers` uses its measured `input_s` instead.
     """
     found = []
     for run, expected in zip(rows_of(runs), rows_of(predicted), strict=True):
@@ -78,7 +86,7 @@ def sentence(row: Row) -> str:
 
 
 def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> Cause:
-    """Return the first cause of the module's list that applies to a slow run."""
+    """Return the first cause from the list in the module's docstring that applies to a slow run."""
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:
         return "host", f"the host took {taken:.0%} of the processor time away", ""
@@ -104,24 +112,28 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
 
 
 def _number(row: Row, name: str) -> float:
-    """Return the number, or NaN if the row lacks it: all comparisons with NaN are False."""
+    """Return the value of column `name`, or NaN if the row has no value.
+
+    All comparisons with NaN are False.
+    """
     value = row.get(name)
     return float("nan") if value is None else float(value)
 
 
 def slow_from(usual_spread: float) -> float:
-    """Return the ratio of fixed-work seconds to the usual seconds above which a machine is slow.
+    """Return the threshold above which a machine is slow.
 
-    `usual_spread` is the standard deviation of the log of the usual seconds.
+    It applies to the seconds of the fixed work divided by the usual seconds. `usual_spread` is the
+    standard deviation of the log of the usual seconds.
     """
     return max(1.0 + _LEAST_APART, float(np.exp(_DEVIATIONS * np.nan_to_num(usual_spread))))
 
 
 def slow_machines(speeds: pd.DataFrame) -> list[str]:
-    """Return a sentence for each machine that is slow for its instance type.
+    """Return a sentence for each machine that is slower than usual for its instance type.
 
-    `speeds` has one row per run and machine, with lease_id, node, instance_type, reference_s,
-    usual_s and usual_spread.
+    `speeds` has one row for each run and machine. Its columns are lease_id, node, instance_type,
+    reference_s (seconds of the fixed work), usual_s and usual_spread.
     """
     machines = speeds.groupby(["instance_type", "lease_id", "node"]).agg(
         {"reference_s": "median", "usual_s": "first", "usual_spread": "first"}
@@ -136,11 +148,11 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
 
 
 def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
-    """Return the node that is slowest compared with equal machines, and its excess.
+    """Return a pair: the node that is slowest compared with equal machines, and how much slower.
 
-    The excess is its step without communication over the median of equal machines, minus 1. Equal
-    machines have the same type, devices and samples. Returns (0, 0.0) if the run has no seconds of
-    each rank.
+    The second item is a / b - 1, where a is the node's seconds per step without communication and b
+    is the median of these seconds on equal machines. Equal machines have the same instance type,
+    devices and batch per device. Returns (0, 0.0) if the run has no seconds for each rank.
     """
     seconds = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(str(run["layout"]), len(types), "layout")

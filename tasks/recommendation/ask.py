@@ -1,4 +1,4 @@
-"""Answer a user's question about one workload with the champion and the newest prices."""
+"""Answer a user's question about one workload, with the champion model and the newest prices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .recommend import Case
 class Question:
     """A question: a workload, one goal, and the machines to compare.
 
-    `samples` and `batch` override the values of srift.toml.
+    `samples` (of the whole job) and `batch` (the global batch) override the values of srift.toml.
     """
 
     workload: str
@@ -44,9 +44,10 @@ class Question:
 def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> list[dict[str, Any]]:
     """Return at most `top` rows that answer the question, best first.
 
-    The first row also has the `frontier` of expected hours and dollars and the number of
-    `candidates`. Its `pilots` are up to `pilots` runs that would settle the choice, or None if
-    `pilots` is 0. If the workload is known from public data only, the data is loaded and a first
+    The first row has three additional keys. `frontier` is the Pareto frontier of expected hours and
+    dollars, `candidates` the number of candidates. `pilots` is the result of `pilots_for` with up
+    to `pilots` runs that would settle the choice, or None if the argument `pilots` is 0. If the
+    workload is known only from public data and there is no model, the data is loaded and a first
     model is fitted.
 
     Raises:
@@ -64,9 +65,10 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     if champion is None:
         command = refresh_command(provider, "0")
         raise WarehouseMissing(f"there is no model of {provider} machines yet: run `{command}`")
-    if name not in workspace.settings.workloads:  # an import states no modes: allow all measured
+    # An imported workload states no modes, so all measured modes are allowed.
+    if name not in workspace.settings.workloads:
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
-    # The file is opened once, and closed before the slow part, so that others can write.
+    # The warehouse is closed before planning, which is slow, so that other processes can write.
     with workspace.warehouse.read(), one_thread():
         everything = current_offers(workspace)
         runs = measured_setups(workspace.warehouse, provider, [name])
@@ -87,7 +89,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
-    """Store the current prices, fit the first model to public data, and return it."""
+    """Store the current prices, fit a first model to public data, and return it as the champion."""
     now = datetime.now(UTC)
     name = workspace.provider.name
     reporter().say(f"there is no model of {name} machines yet: fitting one to public step times")
@@ -97,7 +99,9 @@ def _fitted_on_public(workspace: Workspace) -> Champion | None:
 
 
 def _workload(workspace: Workspace, question: Question) -> Workload:
-    """Return the workload of srift.toml or of an import, with only the question's goal.
+    """Return the workload of the question, with the question's goal as its only goal.
+
+    Its definition comes from srift.toml or from an import.
 
     Raises:
         SettingsError: if the workload is unknown, or an import lacks samples or batch.
@@ -114,7 +118,13 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
 
 
 def _imported(workspace: Workspace, name: str, samples: int | None, batch: int | None) -> Workload:
-    """Return an imported workload; `samples` and `batch` override or complete its facts."""
+    """Return an imported workload with the global batch `batch`.
+
+    If `samples` is None, the number of samples comes from the import.
+
+    Raises:
+        SettingsError: if the workload is unknown, or if samples or batch are missing.
+    """
     provider, facts = workspace.provider.name, list[dict[str, Any]]()
     if workspace.warehouse.exists():
         facts = rows_of(mart(workspace.warehouse, "workloads", provider=provider, digest=IMPORTED))

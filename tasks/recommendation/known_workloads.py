@@ -22,10 +22,11 @@ COUNTS = ("measured_rows", "imported_rows", "public_rows")
 
 
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, Any]]:
-    """Return a row for each workload and provider with measurements or facts.
+    """Return a row for each pair of workload and provider with measurements or facts.
 
-    A row has the facts, the numbers of measured, imported and public rows, and the devices that
-    have rows. Workloads of srift.toml without data come last, with `provider` "".
+    A row has the facts about the workload, the numbers of its measured, imported and public rows,
+    and the devices of these rows. Workloads of srift.toml without any data come last; their
+    `provider` is "".
     """
     with warehouse.read_or_empty() as connection:
         marts = ("workload_rows", "workloads", "instance_types")
@@ -81,9 +82,11 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
 
 
 def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str) -> tuple[str, str]:
-    """Return the provider to ask about `workload`, and a remark on the choice, or "".
+    """Return a pair: the provider to ask about `workload`, and a remark on this choice.
 
-    The local provider is preferred if it has rows or facts, and if no provider has any.
+    The local provider is chosen if it has rows or facts of the workload, or if no provider has any.
+    Otherwise the first other provider by name is chosen. The remark is empty if only the local
+    provider, or no provider, has data.
 
     Raises:
         SettingsError: if neither srift.toml nor a provider knows the workload.
@@ -110,14 +113,17 @@ def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str)
 
 
 def known_elsewhere(workspace: Workspace, workload: str) -> str:
-    """Return a sentence that names another provider with data about `workload`, or ""."""
+    """Return a sentence that names another provider with data about `workload`.
+
+    The sentence is empty if no other provider has data.
+    """
     provider, known = workspace.provider.name, workload_providers(workspace.warehouse)
     others = sorted(one for name, one in known if name == workload and one != provider)
     return f"{workload!r} is not known on {provider}: add --provider {others[0]}" if others else ""
 
 
 def unknown(workspace: Workspace, workload: str) -> SettingsError:
-    """Return the error for a workload that the provider has no data about."""
+    """Return the error to raise for a workload about which the provider has no data."""
     known = workload_providers(workspace.warehouse)
     names = {*workspace.settings.workloads, *(name for name, _ in known)}
     elsewhere = known_elsewhere(workspace, workload)

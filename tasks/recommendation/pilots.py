@@ -1,4 +1,4 @@
-"""Name the runs (pilots) that would settle an open choice, with their cost. Buys nothing."""
+"""Name the runs (pilots) that would settle an open choice, and their costs. Nothing is bought."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from .recommend import SEED, Case, comparable, contending, supply_of
 
 # Four machines suffice to show how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
-SETTLED = 0.01  # expected regret below which no measurement is worth its cost
-_HELPS = 0.02  # share of the regret that pilots must save at least to be named
+SETTLED = 0.01  # a choice with less expected regret is settled: no measurement is worth its cost
+_HELPS = 0.02  # pilots are only named if they save at least this share of the regret
 
 Found = dict[str, Any]
 
@@ -41,16 +41,17 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     """Return the pilots for the first goal of the case's workload, as a dictionary.
 
     Keys of the result:
-        settled: True if the regret is below SETTLED; None if no small number of runs would settle
-            the choice, or if no run can be named.
-        regret: the expected regret of choosing now; None if it is unknown.
-        runs: at most `count` runs. Each has its setup, `seconds`, `usd`, `planned` (cluster,
-            PlannedRun) and `regret_after` the run. If no cluster meets a required probability,
-            `assured_after` is the chance that a cluster meets it after the run.
+        settled: True if the expected regret is below SETTLED, so that no run is needed. None if a
+            few runs would not settle the choice, or if no run can be named. Otherwise False.
+        regret: the expected regret of choosing now, or None if it is unknown.
+        runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
+            `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
+            regret after the run. `assured_after` is the chance that some cluster meets the required
+            probability after the run; it is None unless no cluster does so now.
         reason: why no run can be named, or "".
 
-    Runs use offers of `buyable` in the campaign's market, or in any market if none has a price
-    there. A workload that cannot be predicted gets profiles first.
+    Runs use the offers in `buyable` of the campaign's market. If none of them has a price, offers
+    of any market are used. If the workload cannot be predicted, profiles come first.
     """
     sold = for_sale(case.workspace, buyable)
     if not sold:
@@ -62,7 +63,10 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
 
 
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the priced offers of the campaign's market, or of all markets if there is none."""
+    """Return the offers of the campaign's market that have a known price.
+
+    If there is none, returns the offers of all markets that have a known price.
+    """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
 
@@ -81,7 +85,7 @@ def _no_runs(why: str) -> Found:
 def _pilots(
     case: Case, model: StepTimeModel, plan: Recommendation, sold: Sequence[Offer], count: int
 ) -> Found:
-    """Return the pilots of a workload that the model can predict; see `pilots_for`."""
+    """Return the result of `pilots_for` for a workload that the model can predict."""
     choice_set = contending(model, case.workload, plan, case.experience.conditions)
     candidates = _candidates(case, model, comparable(model, sold, guessed=case.guessed), choice_set)
     first = plan.rows[0]
@@ -116,10 +120,11 @@ def _pilots(
 def _candidates(
     case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet
 ) -> list[Setup]:
-    """Return unmeasured setups of few machines that pilots may measure.
+    """Return setups that pilots may measure: unmeasured, and on at most _MOST_HOSTS machines.
 
-    Setups of the choice set come first, then the cheapest an hour. For a guessed workload, setups
-    of one device come before both, because its compute time is most uncertain.
+    Setups of the choice set come first, then other setups, sorted by dollars per hour. If the
+    workload was never measured, setups of one device come before all others, because its compute
+    time is the most uncertain.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     supply = launched_supply(case, sold, hosts)
@@ -146,7 +151,10 @@ def _candidates(
 
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
-    """Yield the setups of the choice set whose machines the supply sells, with its offers."""
+    """Yield the setups of the choice set that can be bought from the supply.
+
+    The offers of each setup are replaced by the supply's offers of the same instance types.
+    """
     groups = [
         {one.instance_type.name: one for one in group} for group in sold_together(supply.offers)
     ]
@@ -161,9 +169,9 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
 
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return a row of `pilots_for` for a run that takes `run_s` on `cluster`.
+    """Return the entry of `runs` in `pilots_for` for a run that takes `run_s` seconds on `cluster`.
 
-    `seconds` and `usd` are what a separate launch of this run is billed for.
+    `seconds` is the billed time and `usd` the cost if a separate launch makes only this run.
     """
     seconds, row = costs.billed_s(run_s), run.row()
     del row["workload"]
@@ -178,7 +186,10 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
 
 
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
-    """Return the runs that a campaign for this workload alone would buy: profiles first."""
+    """Return the first `count` runs that a campaign for only this workload would buy.
+
+    Profiles come first.
+    """
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:
         return _no_runs("the speed of this workload is unknown; import its flops_per_sample"

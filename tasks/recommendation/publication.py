@@ -1,4 +1,4 @@
-"""Check and store a publication, and replace the published files and the report page."""
+"""Check and store a publication, and update the published files and the report page."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def store_publication(
     refresh_id: str,
     now: datetime,
 ) -> int:
-    """Store `rows` as one publication and return their number.
+    """Store `rows` as one publication and return the number of rows.
 
     Raises:
-        PublicationRefused: if a check finds a wrong row; nothing is stored then.
+        PublicationRefused: if a check finds a wrong row. In this case, nothing is stored.
     """
     publication = Publication(
         publication_id=refresh_id,
@@ -50,8 +50,12 @@ def store_publication(
 
 
 def export_copies(workspace: Workspace) -> list[Row]:
-    """Replace the published files, metrics and report page; return the changed recommendations."""
-    with alone(workspace.home, "export"):  # else a parallel export may replace new files by old
+    """Replace the published files, the metrics and the report page by their newest contents.
+
+    Returns the rows of the published table recommendation_changes.
+    """
+    # Without the lock, a parallel export may replace new files by older files.
+    with alone(workspace.home, "export"):
         export(workspace.warehouse, workspace.published)
         changes = read_published(workspace.published, "recommendation_changes")
         write_metrics(workspace.published / "metrics.prom", published_rows(workspace.published))
@@ -78,10 +82,12 @@ def _renew_page(workspace: Workspace) -> None:
 
 
 def after_refresh(workspace: Workspace, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Return the published rows to show after a refresh, and sentences about hidden workloads.
+    """Return a pair: the published rows to show after a refresh, and sentences to print with them.
 
-    Local hosts show all rows. Measuring on EC2 costs money, so workloads without data there are
-    only named in a sentence. Imported workloads are named with the command that answers for them.
+    On local hosts all rows of the provider are shown, without sentences. On EC2, where measuring
+    costs money, the rows of workloads without data are hidden, and a sentence names these
+    workloads. Further sentences name workloads with public or imported data and the commands for
+    them.
     """
     name, settings = workspace.provider.name, workspace.settings
     own = [row for row in rows if row["provider"] == name]

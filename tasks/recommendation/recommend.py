@@ -1,4 +1,4 @@
-"""Plan each workload with the champion, and complete the planner's rows from the warehouse."""
+"""Plan each workload with the champion model, and add facts of the warehouse to the rows."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace, refresh_command
 
 SEED = 7
-UNPRICED_SHARE = 0.25  # share of instance types without a price above which a caution is added
-MOST_SCORES = 20  # requests for spot placement scores per publication
+UNPRICED_SHARE = 0.25  # a caution is added if a larger share of instance types has no price
+MOST_SCORES = 20  # the most requests for spot placement scores per publication
 
 Row = dict[str, Any]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
@@ -48,15 +48,15 @@ class Case:
 
     Attributes:
         champion: the model in use, if there is one.
-        workload: the workload, reduced to the modes that can be predicted.
-        offers: the machines to compare.
-        runs: measured setups of the workload.
+        workload: the workload, with only the modes that can be predicted.
+        offers: the offers of the machines to compare.
+        runs: rows of the workload's measured setups.
         experience: interruptions, start-up times and costs of earlier launches.
-        model: predicts the workload; None if not even a first guess is possible.
+        model: the model that predicts the workload, or None if not even a guess is possible.
         guessed: True if the workload was never measured and is predicted from its FLOPs.
-        known: the offers whose step times can be predicted.
-        by_data_sheet: devices without measurements, predicted from their data sheet.
-        notes: sentences for the user about the basis of the answer.
+        known: the offers of machines on which step times can be predicted.
+        by_data_sheet: devices without measurements, which are predicted from their data sheets.
+        notes: texts for the user that say what the answer is based on.
     """
 
     workspace: Workspace
@@ -81,9 +81,9 @@ class Case:
         runs: pd.DataFrame,
         experience: Experience | None = None,
     ) -> Case:
-        """Return the case of `workload`, with facts of the warehouse and predictions.
+        """Return the case of `workload`, with facts from the warehouse.
 
-        `runs` may include other workloads. `experience` defaults to that of the workspace.
+        `runs` may contain other workloads. If `experience` is None, it is read from the workspace.
         """
         case = cls(
             workspace=workspace,
@@ -96,7 +96,7 @@ class Case:
         return case if champion is None else case._modelled(champion.model)
 
     def _modelled(self, champion: StepTimeModel) -> Case:
-        """Return the case with the model, modes and offers that `champion` can predict."""
+        """Return the case with `model` set, and with only the modes that the model can predict."""
         workload, notes = self.workload, []
         known = comparable(champion, self.offers)
         able = with_compressed(champion, workload)
@@ -134,14 +134,14 @@ class Case:
         )
 
     def plan(self, *, top: int = 5) -> Recommendation:
-        """Return the planner's answer with complete rows.
+        """Return the planner's answer with complete rows of the published table.
 
-        If nothing can be predicted, the rows are infeasible and state the reason.
+        If nothing can be predicted, each goal is infeasible and its row states the reason.
         """
         return self.stamped(planned(self.planning(top)))
 
     def planning(self, top: int = 5) -> partial[Recommendation]:
-        """Return the call of the planner as a picklable function without arguments."""
+        """Return a function without arguments that runs the planner. The function is picklable."""
         if self.model is None or not self.known:
             return partial(planner.nothing, self.workload, _unpredictable(self))
         supply = supply_of(self.workspace, self.workload, self.known, self.experience.conditions)
@@ -150,7 +150,11 @@ class Case:
         )
 
     def stamped(self, found: Recommendation) -> Recommendation:
-        """Return the planner's answer with provider, times, sources and cautions in its rows."""
+        """Return the planner's answer `found` with all columns that the planner does not fill.
+
+        These are the provider, the model version, times and sources. Cautions are added to the
+        reasons.
+        """
         measured = self.runs["measured_at"].max() if len(self.runs) else None
         predicted = self.model is not None and len(self.known) > 0
         rows = []
@@ -179,7 +183,10 @@ class Case:
 
 
 def planned(planning: partial[Recommendation]) -> Recommendation:
-    """Run a call of the planner; a function of the module, so that a process pool can use it."""
+    """Call `planning` and return its result.
+
+    This is a module-level function because a process pool can call no other kind.
+    """
     return planning()
 
 
@@ -188,8 +195,9 @@ def comparable(
 ) -> list[Offer]:
     """Return the offers whose instance type the model can predict.
 
-    The type's definition must not have changed since the measurements. Its device must have been
-    measured or have a data sheet. If the workload is `guessed`, the data sheet is required.
+    The type's definition must not have changed since its measurements. Its device must have been
+    measured or must have a data sheet. If `guessed` is True, because the workload was never
+    measured, the data sheet is required.
     """
     return [
         one
@@ -200,9 +208,9 @@ def comparable(
 
 
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
-    """Return True if a type with the offer's device was measured.
+    """Return True if any instance type with the offer's device was measured.
 
-    Devices are compared by the model's names, which differ from those of the offers.
+    The model's names of devices are compared, because offers may name the same device differently.
     """
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)
@@ -211,7 +219,10 @@ def _measured(model: StepTimeModel, offer: Offer) -> bool:
 def supply_of(
     workspace: Workspace, workload: Workload, offers: Sequence[Offer], conditions: JobConditions
 ) -> Supply:
-    """Return the supply for a job, with vetoes against modes not shown to converge."""
+    """Return the clusters that can be chosen for `workload`.
+
+    Modes that were not shown to converge like DDP are vetoed.
+    """
     learning = reads.learning(workspace.warehouse, workspace.provider.name)
     return Supply(
         offers=without_beaten_zones(offers),
@@ -246,10 +257,11 @@ def recommend_all(
 
 
 def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with the provider's spot placement score, where it has scores.
+    """Return the rows with spot placement scores added, if the provider has such scores.
 
-    A score is the provider's rating of the chance to get the machines. Only rows whose spot
-    machines have one type and zone get a score, because any type of a request may satisfy it.
+    A score is the provider's rating of the chance to get the machines. A row gets a score only if
+    its spot machines all have the same instance type and zone. A request for several types would
+    return a score for getting any one of them.
     """
     scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
     scored: list[Row] = []
@@ -272,14 +284,18 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
 def contending(
     model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
-    """Return the setups of a plan that may still be chosen after further measurements."""
+    """Return the setups of the plan `found` that might be chosen after further measurements."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
 
 
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Return the source of a row's interruption rates: own launches, else the spot advisor."""
+    """Return where the interruption rates of a row come from, or None if no source is known.
+
+    `experience` names the source for each instance type with rates from earlier launches. For all
+    other types, the source is the one stated with the offer.
+    """
     spot = [offer for offer in offers if offer.market == "spot"]
     names = [(offer.instance_type.name, offer.interruption_source) for offer in spot]
     sources = {name: experience.get(name) or advised for name, advised in names}
@@ -290,7 +306,11 @@ def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str])
 
 
 def _cautions(row: Row, case: Case) -> list[str]:
-    """Return warnings: a likely miss, a model with a large error, many unknown prices."""
+    """Return warnings about the row.
+
+    There is a warning if the constraint is likely to be missed, if the model's error is large or
+    its intervals are too narrow, and if many prices are unknown.
+    """
     found, champion = [], case.champion
     chance = row["p_meets_constraint"]
     if row["p_required"] is None and chance is not None and chance < EVEN_ODDS:
@@ -327,7 +347,11 @@ def _unpredictable(case: Case) -> str:
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
-    """Return the planner's reason with data sheets, private prices and the case's notes added."""
+    """Return the planner's reason, with added texts.
+
+    These name devices that were predicted from data sheets, and prices that differ from the public
+    price. The first row also has the case's notes.
+    """
     devices = dict.fromkeys(offer.instance_type.device for offer in offers)
     sheets = [f"{one} by its data sheet alone" for one in devices if one in case.by_data_sheet]
     prices = dict.fromkeys(offer.own_price for offer in offers if offer.own_price)

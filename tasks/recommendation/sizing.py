@@ -1,4 +1,4 @@
-"""Answer `srift size`: how far a workload scales and its best batch, from measured runs."""
+"""Answer `srift size`: how far a workload scales, and its best batch, according to its runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .known_workloads import known_elsewhere, unknown
 def size(
     provider: str, name: str, *, instance_type: str | None = None, batch: int | None = None
 ) -> dict[str, Any]:
-    """Return the lists of `size_workload` for workload `name`, with `formulas` and `notes`.
+    """Return the result of `size_workload` for workload `name`, with `formulas` and `notes` added.
 
-    `instance_type` None means all types. `batch` is the global batch; None means any batch that
-    srift.toml allows.
+    If `instance_type` is None, all types are included. `batch` is the global batch to consider. If
+    it is None, all global batches that srift.toml allows for the workload are considered.
 
     Raises:
         SettingsError: if the workload or the instance type is unknown.
@@ -68,7 +68,7 @@ def size(
 
 
 def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each instance type without a scaling result or with unknown bandwidth."""
+    """Return a note for each instance type that has no scaling result or an unknown bandwidth."""
     scaled = {row["instance_type"] for row in scaling}
     batches = {row["instance_type"]: row["batches"] for row in unknown}
     notes = [

@@ -18,7 +18,7 @@ TARGETS = {one.__name__: one for one in (skypilot, sagemaker, karpenter, torchru
 
 
 def export(selection: Selection, target: str) -> tuple[dict[str, Any], str]:
-    """Return the JSON document of the export and the text of its file.
+    """Return a pair: the JSON document that describes the export, and the text of its file.
 
     Raises:
         SettingsError: if `target` is not one of TARGETS.

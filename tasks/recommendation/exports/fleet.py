@@ -1,4 +1,4 @@
-"""Export an EC2 Fleet request, which gets all machines at once in one zone, or none."""
+"""Export an EC2 Fleet request, which starts either all machines together in one zone, or none."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TAGS = (
 
 
 def fleet(selection: Selection) -> tuple[Any, str]:
-    """Return a CreateFleet request of type instant, and its JSON.
+    """Return a pair: a CreateFleet request of type instant, and its JSON text.
 
-    Interchangeable ranks of the same market and region are overrides in order of priority. Tags
-    describe the recommendation, because a request has no comments.
+    The request has one override, with a priority, for each interchangeable rank of the same market
+    and region. Tags describe the recommendation, because JSON has no comments.
     """
     selection.require_cloud("fleet")
     first, row = selection.first, selection.first.row

@@ -1,9 +1,10 @@
 """Export Karpenter NodePools, and NodeOverlays that make Karpenter prefer the cheapest job.
 
-Karpenter buys the type with the lowest price. An overlay raises the price of a type in proportion
-to the hours that the job takes on it, relative to the fastest type. The lowest adjusted price is
-then the cheapest job, also after prices change. If the goal is about hours, the overlay states a
-price in proportion to the hours.
+Karpenter buys the instance type with the lowest price per hour. An overlay multiplies the price of
+a type by the job's hours on this type, divided by its hours on the fastest type. The type with the
+lowest adjusted price is then the type on which the job is cheapest, also after prices change. If
+the goal is to minimise hours, the overlay instead replaces the price by a number proportional to
+the hours.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from .yaml_text import as_yaml, label
 
 
 def karpenter(selection: Selection) -> tuple[Any, str]:
-    """Return a NodePool for each market, overlays for each type, and their YAML."""
+    """Return a pair: a list of objects, and their YAML text.
+
+    The objects are a NodePool for each market and a NodeOverlay for each instance type and market.
+    """
     selection.require_cloud("karpenter")
     first, ranks = selection.first, selection.interchangeable
     name = label(f"srift-{first.row['workload']}")[:40].rstrip("-")
@@ -39,7 +43,10 @@ def karpenter(selection: Selection) -> tuple[Any, str]:
 
 
 def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
-    """Return a NodePool for `ranks` of one market; Karpenter tries a higher `weight` first."""
+    """Return a NodePool for `ranks`, which have the same market.
+
+    Karpenter tries the pool with the highest `weight` first.
+    """
     name = f"{name}-{ranks[0].market}"
     zones = [one.zone for one in ranks]
     requirements = [
@@ -63,7 +70,7 @@ def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
 
 
 def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
-    """Return an overlay for each type and market, from its best rank."""
+    """Return a NodeOverlay for each instance type and market, with the hours of its best rank."""
     best = {(one.types[0], one.market): one for one in reversed(ranks)}
     by_hours = Goal(goal=str(ranks[0].row["goal"])).objective == "hours"
     price, hours = ranks[0].offers[0]["usd_per_hour"], ranks[0].row["hours"]

@@ -1,4 +1,4 @@
-"""Select the published rows that an export uses: the requested rank and lower ranks."""
+"""Select the published rows that an export uses: the requested rank, and ranks after it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MODE = ("accumulation_steps", "precision", "strategy", "switches")
 
 
 class ExportRefused(Exception):
-    """Raised if the target cannot represent the recommendation."""
+    """Raised if the export target cannot represent the recommendation, or if there is none."""
 
     exit_code = 1
 
 
 class RankedCluster:
-    """A published row with its cluster.
+    """A row of the published table with its cluster.
 
-    `layout` and `batches` have one entry for each machine, `offers` one for each group of machines.
-    `zone` is None if the price holds in the whole region. `training` is equal for two clusters on
-    which the same command trains.
+    `layout` and `batches` have one entry for each machine. `offers` has one entry for each group of
+    equal machines. `zone` is None if the price holds in the whole region. If `training` is equal
+    for two clusters, the same training command works on both.
     """
 
     def __init__(self, row: Row) -> None:
@@ -58,7 +58,7 @@ class RankedCluster:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The requested rank, and all ranks of its goal in order."""
+    """The row to export (`first`), and all rows of its goal, sorted by rank."""
 
     first: RankedCluster
     ranks: Sequence[RankedCluster]
@@ -66,18 +66,21 @@ class Selection:
 
     @property
     def candidates(self) -> list[RankedCluster]:
-        """The requested rank, then lower ranks that do not miss the constraint."""
+        """The requested row, then the rows with a higher rank number that meet the constraint."""
         below = [one for one in self.ranks if one.rank > self.first.rank]
         return [self.first, *(one for one in below if not row_misses(one.row))]
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """The candidates of one instance type on which the same command trains."""
+        """The candidates with a single instance type on which the same training command works."""
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
 
     def require_cloud(self, target: str, *, one_type: bool = True) -> None:
-        """Raise ExportRefused for local hosts, or for several instance types."""
+        """Raise ExportRefused if the machines are local hosts.
+
+        If `one_type` is True, also raises ExportRefused if the cluster has several instance types.
+        """
         if not spends_money(str(self.first.row["provider"])):
             raise ExportRefused(
                 f"{target} cannot start {self.first.name}, which runs on this computer."
@@ -91,7 +94,7 @@ class Selection:
 
     @property
     def about(self) -> list[str]:
-        """Lines that describe the recommendation, its prediction and its age."""
+        """Lines of text about the recommendation: its prediction, its prices and their age."""
         row = self.first.row
         usd = "unknown dollars"
         if row["usd"] is not None:
@@ -146,12 +149,12 @@ def select(
     provider: str | None = None,
     rank: int = 1,
 ) -> Selection:
-    """Return the requested published row and the other ranks of its goal.
+    """Return the published row with the requested rank, and all rows of its goal.
 
-    `workload`, `goal` and `provider` choose the rows; None matches any value.
+    `workload`, `goal` and `provider` select the goal; None matches any goal or provider.
 
     Raises:
-        SettingsError: if no row matches, or rows of several goals or providers match.
+        SettingsError: if no row matches, or if rows of several goals or providers match.
         ExportRefused: if no cluster meets the goal.
     """
     for column, wanted in (("workload", workload), ("provider", provider)):

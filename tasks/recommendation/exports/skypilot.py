@@ -1,4 +1,4 @@
-"""Export a SkyPilot task."""
+"""Export a SkyPilot task that starts the recommended machines and trains on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from .yaml_text import as_yaml, label
 
 
 def skypilot(selection: Selection) -> tuple[Any, str]:
-    """Return the task and its YAML, with interchangeable ranks as ordered resources."""
+    """Return a pair: the task, and its YAML text.
+
+    SkyPilot tries the interchangeable ranks in the order of the task's resources.
+    """
     selection.require_cloud("skypilot")
     first = selection.first
     resources = [_resources(one) for one in selection.interchangeable]

@@ -1,4 +1,4 @@
-"""Export a Python file with the batch share of each torchrun process, and all start commands."""
+"""Export a Python file with the batch of each torchrun process, and the commands that start it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ if __name__ == "__main__":
 
 
 def torchrun(selection: Selection) -> tuple[Any, str]:
-    """Return the shares and commands, and a Python file with them and a batch sampler."""
+    """Return a pair: a document with the batches and commands, and the text of a Python file.
+
+    The file contains the batches, the commands, a batch sampler and a training step.
+    """
     first, row = selection.first, selection.first.row
     commands = [
         f"torchrun --nnodes {first.machines} --node-rank {node} --nproc-per-node {devices}"
@@ -104,7 +107,7 @@ def torchrun(selection: Selection) -> tuple[Any, str]:
 
 
 def _training_notes(row: Row) -> list[str]:
-    """Return notes on what the user's script must do, because the file does not do it."""
+    """Return notes about what the exported file does not do, so that the user's script must."""
     precision, notes = row["precision"], []
     if precision == "fp32":
         notes.append("fp32 was measured with TF32 disabled")
