@@ -192,7 +192,7 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 def _spot_margin(workspace: Workspace) -> float | None:
     """Return the highest spot bid divided by the known spot price.
 
-    None if the settings include on demand, because a spot bid never exceeds the on-demand price.
+    Return None if [ec2] markets include on demand, because the on-demand price then limits the bid.
     """
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 

@@ -443,6 +443,7 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
+    """Return how an attempt ended that `error` stopped in the controller."""
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=full_mailbox(error, mailbox))
     if isinstance(error, Exception):
@@ -454,6 +455,7 @@ def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
 
 
 def _not_served(served: Served, job: Job, status: str, why: str) -> Served:
+    """Set the outcome of a launch that got no machines, add its row, and return `served`."""
     served.outcome = f"{status}: {why}"
     served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, status, why))
     return served

@@ -106,7 +106,7 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
     """Return a cluster of the types `names`, in the market and zone with the lowest total price.
 
-    None if no market and zone sells all of them at a known price.
+    Return None if no market and zone sells all of them at a known price.
     """
     able = []
     for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
@@ -176,7 +176,7 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 def _predicted(case: Case, run: PlannedRun) -> Row:
     """Return the predicted step time of `run` and its bounds, as columns.
 
-    Empty if `run` is not a training run or the model cannot predict it.
+    The result is empty if `run` is not a training run or the model cannot predict it.
     """
     known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
     if case.model is None or run.kind != "train" or not known:
@@ -199,8 +199,8 @@ def _mart(case: Case, name: str) -> pd.DataFrame:
 def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     """Return the runs of a launch of `cluster`: missing profiles, and one training run.
 
-    There is a profile for each instance type of `cluster` that the warehouse lacks a profile of.
-    The training run has the setup that the model predicts to be fastest. If the model cannot
+    A profile is added for each instance type of `cluster` that has none in the warehouse. The
+    training run has the setup that the model predicts to be fastest. If the model cannot
     predict it, the run uses the first mode on all devices at the smallest global batch.
 
     Raises:
@@ -214,8 +214,8 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
         exact = [one for one in found.values() if one.global_batch >= least]
         if not exact:
             raise SettingsError(
-                f"{cluster.name} cannot train {first.name}: its devices cannot share a global batch"
-                f" of {least}, or do not compute in its precision"
+                f"{cluster.name} cannot train {first.name}: its devices cannot split a global batch"
+                f" of {least}, or do not support the workload's precision"
             )
         run = exact[0]  # on all devices at the smallest global batch
     alone = replace(case.workload, modes=(run.mode.alone,))
@@ -232,9 +232,8 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
 def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
     """Return a training run on `cluster` with the setup that the model predicts to be fastest.
 
-    The fastest setup has the most samples per second.
-    None if there is no model, if the model does not know an instance type, or if no setup is
-    possible.
+    The fastest setup has the most samples per second. Return None if there is no model, if the
+    model does not know an instance type, or if no setup is possible.
     """
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
     if case.model is None or not by_name.keys() <= _known(case):

@@ -96,7 +96,7 @@ def say_all(sentences: Iterable[str]) -> None:
 
 @contextmanager
 def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
-    """Print the sentences in `done` if the body ends with an error or Ctrl-C, which loses them."""
+    """Print the sentences in `done` if the body raises, because they would otherwise be lost."""
     try:
         yield
     except BaseException:

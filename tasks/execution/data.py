@@ -151,7 +151,7 @@ class DataCarrier:
         """
         listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         if len(listed) > MOST_FILES:
-            raise BadData(f"it holds more than {MOST_FILES} objects: pack them")
+            raise BadData(f"it holds more than {MOST_FILES} objects: pack them into archives")
         sizes = {stored["Key"]: stored["Size"] for stored in listed}
         keys = files_of(sizes, address.prefix)
         if not keys:

@@ -258,6 +258,7 @@ def _emulated(settings: Settings) -> bool:
 
 
 def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
+    """Return a planned run in the form that nodes receive."""
     workload, mode = wanted.trained
     kinds: dict[str, dict[str, Any]] = {
         LEARN: {

@@ -83,9 +83,10 @@ class Mailbox:
         write_json(self.path / "done.json", {})
 
     def ready_of(self, node: int) -> float:
-        """Return the Unix time, on the store's clock, at which machine `node` reported itself.
+        """Return the Unix time at which machine `node` reported itself.
 
-        Raises OSError if the machine has not reported itself.
+        The clock of the mailbox's store gives the time. Raises OSError if the machine has not
+        reported itself.
         """
         return (self._node(node) / "ready.json").stat().st_mtime
 
@@ -111,7 +112,7 @@ class Mailbox:
     def pairs(self, attempt: int, node: int) -> Row:
         """Return the links between pairs of machines, as `node` measured them for the attempt.
 
-        node: the first node of the attempt. Empty if there are no measurements.
+        node: the first node of the attempt. The result is empty if there are no measurements.
         """
         found = self._read(node, f"armed-{attempt}.json").get("pairs")
         return found if isinstance(found, dict) else {}
@@ -124,7 +125,8 @@ class Mailbox:
     def silent(self, now_unix: float) -> set[int]:
         """Return the nodes whose last heartbeat is older than SILENT_AFTER_S.
 
-        now_unix: the time on the store's clock. A node that never sent a heartbeat is not silent.
+        now_unix: the Unix time now, on the clock of the mailbox's store. A node that never sent a
+        heartbeat is not silent.
         """
         found = set()
         for node in range(self.nodes):
@@ -238,7 +240,10 @@ class MachineLog:
 
 
 def machine_rows(lease: EndedLease, provider: str) -> list[Row]:
-    """Return the rows of raw_machines for an ended lease, without `refresh_id`."""
+    """Return a row of the table raw_machines for each machine of an ended lease.
+
+    The rows lack the column `refresh_id`.
+    """
     rows: list[Row] = (read_object(lease.mailbox / _FILE) or {}).get("machines", [])
     whole_s = (lease.ended_at - lease.started_at).total_seconds()
     for row in rows:

@@ -44,9 +44,9 @@ class _Pairs(BaseModel):
         for entry in zip(self.latency_s, self.byte_s, self.sharing, strict=True):
             latency_s, byte_s = np.array(entry[0]), np.array(entry[1])
             if self.nodes != list(nodes) or not latency_s.shape == byte_s.shape == between.shape:
-                raise ValueError(f"the pairs are not those of nodes {', '.join(map(str, nodes))}")
+                raise ValueError(f"they are not between nodes {', '.join(map(str, nodes))}")
             if min(latency_s[between].min(), byte_s[between].min()) <= 0:
-                raise ValueError("some pairs take no time")
+                raise ValueError("some measured times are not positive")
             found.append(Links(latency_s=latency_s, byte_s=byte_s, sharing=entry[2]))
         return found
 

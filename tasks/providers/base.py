@@ -244,10 +244,10 @@ class Provider(Protocol):
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
-        """Return, for each zone, the chance that a spot request for `count` machines succeeds.
+        """Return, for each zone, how likely a spot request for `count` machines succeeds.
 
-        The chance is a score from 1 (unlikely) to 10 (likely). `names` are the accepted instance
-        types. Empty if this provider has no scores. Raises ProviderError if the request fails.
+        The result is a score from 1 (unlikely) to 10 (likely), or empty if this provider has no
+        scores. `names` are the accepted instance types. Raises ProviderError if the query fails.
         """
         return {}
 

@@ -290,7 +290,7 @@ class LeaseFolder(Generic[L]):
 
 
 def replace_durably(path: Path, body: Any) -> None:
-    """Replace the JSON file at `path` atomically by `body`, and wait until it is on disk.
+    """Write `body` as JSON to `path` atomically, and wait until it is on disk.
 
     Raises OSError if that fails; the old file then stays.
     """

@@ -273,8 +273,8 @@ class Ec2Api:
         """Terminate the machines and return the ids that EC2 does not know.
 
         EC2 does not know machines that ended long ago, and machines that have just been launched.
-        One unknown id makes EC2 refuse the whole request. Each machine is then terminated by a
-        separate request.
+        If one id is unknown, EC2 refuses the whole request, and each machine is then terminated by
+        a separate request.
         """
         wanted = sorted(set(ids))
         if not wanted:

@@ -157,7 +157,7 @@ class Ec2Cluster(Launcher, RunningCluster):
     def _leaving_s(self, notice: dict[str, Any]) -> float | None:
         """Return the seconds until the interruption that `notice` announces, on S3's clock.
 
-        None if `notice` announces no interruption.
+        Return None if `notice` announces no interruption.
         """
         if notice.get("kind") != "interruption":
             return None

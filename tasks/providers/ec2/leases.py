@@ -120,12 +120,12 @@ class Ec2Lease(HeldLease):
         return sorted(found, key=lambda machine: machine.rank)
 
     def with_request(self, request: FleetRequest) -> Ec2Lease:
-        """Return the lease with `request` added, or replaced if it has a request of that group."""
+        """Return the lease with `request`. It replaces an earlier request of the same group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
     def with_machines(self, *machines: Ec2Machine) -> Ec2Lease:
-        """Return the lease with `machines` added. They replace machines with the same ids."""
+        """Return the lease with `machines`. They replace machines with the same ids."""
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 

@@ -132,7 +132,7 @@ class Ec2Machines:
         return lease
 
     def _pulled(self, mirror: Mirror, within_s: float) -> bool:
-        """Fetch uploads until all are here; return False if `within_s` seconds were too few."""
+        """Fetch uploads until none is missing. Return False if that takes more than `within_s`."""
         return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:

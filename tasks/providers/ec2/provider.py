@@ -107,7 +107,10 @@ class Ec2Provider(Provider):
         return ec2_prices.billed(offers, self._choices)
 
     def limits(self) -> list[str]:
-        """Return sentences that say what EC2 cannot do here and how to fix it. Calls no AWS."""
+        """Return sentences that say what EC2 cannot do here and how to fix it.
+
+        This needs no request to AWS.
+        """
         found = [] if self._choices.bucket else [NO_BUCKET]
         try:
             why = "" if self._given is not None or ec2_api.has_credentials() else NO_CREDENTIALS

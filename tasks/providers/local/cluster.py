@@ -143,7 +143,7 @@ class LocalCluster(RunningCluster):
     def release(self) -> None:
         """End all hosts and the network, and wait until they are gone.
 
-        May be called at any stage, and repeatedly.
+        This may be called at any stage and several times.
         """
         self._over.set()
         try:
@@ -190,6 +190,7 @@ class LocalCluster(RunningCluster):
             raise ProviderError(f"the CPU share of host {index} cannot be set: {error}") from error
 
     def _state(self, index: int) -> NodeState:
+        """Return the state of host `index`."""
         if index in self._revoked:
             return NodeState(alive=False, interrupted=True, reason=self._revoked[index])
         status, reason = self._hosts[index].process.poll(), ""

@@ -35,7 +35,7 @@ class Affinity:
     why_not: str
 
     def enforces(self, cores: float) -> bool:
-        """True if a share of `cores` can be enforced."""
+        """Return True if a share of `cores` can be enforced."""
         return cores >= 1 and float(cores).is_integer()
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
@@ -76,7 +76,7 @@ class Cgroups:
     why_not = ""
 
     def enforces(self, cores: float) -> bool:
-        """True if a share of `cores` can be enforced."""
+        """Return True if a share of `cores` can be enforced."""
         return cores > 0
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:

@@ -55,7 +55,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
         return len(killed), removed
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> None:
-        """Mark a lease as ended, and delete everything in its folder except its mailbox and logs.
+        """Mark a lease as ended, and delete its code and scratch files. Its mailbox stays.
 
         Does nothing if the lease has ended already. If the disk is full, the lease stays open and
         the reaper ends it later.

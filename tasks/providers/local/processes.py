@@ -64,7 +64,7 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> Process | None:
-    """Return the process that has this PID now. Return None for a zombie or if there is none."""
+    """Return the process that has this PID now; None if there is none or it is a zombie."""
     try:
         # The name before the last parenthesis may hold spaces.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
