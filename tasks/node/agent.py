@@ -102,7 +102,7 @@ class Agent:
         return self.scratch / f"plan-{attempt}.json"
 
     def start(self, plan: Plan) -> None:
-        """Start this node's torchrun for `plan`, unless the node takes no part in the plan."""
+        """Start this node's torchrun for `plan`, if the node takes part in the plan."""
         self.attempt = plan.attempt
         devices = RankLayout.of(plan).devices
         if not plan.items or self.node not in devices:

@@ -77,5 +77,5 @@ def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
     folders = {str(parent) for name in found for parent in PurePosixPath(name).parents}
     both = sorted(folders & found.keys())
     if both:
-        raise ValueError(f"{found[both[0]]!r} is an object and also a folder of others: rename it")
+        raise ValueError(f"{found[both[0]]!r} is an object and also a folder of objects: rename it")
     return found

@@ -117,13 +117,13 @@ class Cached(Dataset[Any]):
     def __getitem__(self, place: int) -> Any:
         """Return a copy of the sample at index `place`; negative indices count from the end.
 
-        Raises IndexError if there is no such sample, ValueError if the sample cannot be pickled or
-        changes when it is read again, and the errors of the dataset.
+        Raises IndexError if there is no such sample, and ValueError if the sample cannot be pickled
+        or changes when it is read again. Also raises the errors of the dataset.
         """
         at = operator.index(place)
         at += self._samples if at < 0 else 0
         if not 0 <= at < self._samples:
-            raise IndexError(f"no sample {place} of {self._samples}")
+            raise IndexError(f"there is no sample {place}: the dataset has {self._samples}")
         missed: list[_Level] = []
         for level in self._levels:
             content = level.get(at)
@@ -183,8 +183,8 @@ class _Level:
     path: the path by which other processes open the file. If empty, they open the descriptor of
         this process in /proc.
     head: the head that the file must have.
-    room: the maximum bytes of samples; None keeps samples while _MIN_FREE bytes of the disk are
-        free.
+    room: the maximum bytes of samples. If None, the level keeps samples as long as _MIN_FREE bytes
+        of the disk are free.
     label: the level's name in the warning that the level is full; if empty, there is no warning.
     """
 
@@ -278,9 +278,9 @@ class _Summer(_Pickler):
         self.modules = modules
 
     def persistent_id(self, obj: Any) -> Any:
-        """Identify a set by the sorted digests of its items.
+        """Return the type and the sorted digests of the items of a set; None for other objects.
 
-        The order in which pickle writes the items differs between processes.
+        pickle would write the items in an order that differs between processes.
         """
         if not isinstance(obj, set | frozenset):
             return None
@@ -333,8 +333,8 @@ def _checksum(content: bytes, at: int) -> int:
 def _digest(dataset: Any, samples: int, key: str) -> bytes:
     """Return 32 bytes that identify the samples of `dataset`.
 
-    Raises ValueError if there is no `key` and the dataset cannot be pickled, or a module of it has
-    no file.
+    Without a `key`, raises ValueError if the dataset cannot be pickled, or if a module with code of
+    the dataset has no file.
     """
     kind = type(dataset)
     # Pickles name this module's functions, so the module's name counts.

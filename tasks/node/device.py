@@ -103,7 +103,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak bytes since `reset_peak`.
+    """Return the peak bytes of memory since the last `reset_peak`.
 
     On a CPU these are the resident bytes of the process. On a GPU they are the bytes of tensors,
     plus the memory that CUDA's context and NCCL's buffers use now.

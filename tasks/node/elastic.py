@@ -59,7 +59,8 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
-            f"a batch of {global_batch} cannot be shared by {len(batches)} ranks of {list(batches)}"
+            f"a batch of {global_batch} cannot be shared among {len(batches)} ranks with"
+            f" micro-batches of at most {list(batches)}"
         )
     exact = [global_batch * batch / sum(batches) for batch in batches]
     samples = [max(1, math.floor(count)) for count in exact]
@@ -75,7 +76,7 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
 class ElasticRun:
     """One rank of an elastic run, as a worker that torchrun has started or restarted.
 
-    The leading rank is the first rank of the node at which the nodes meet. It stores the last
+    The leading rank is the first rank of the first node that takes part. It stores the last
     finished step in `mark_path`, on its node's disk.
     """
 
@@ -92,7 +93,7 @@ class ElasticRun:
         self.nodes: list[int] = []  # the node of each rank; empty until `join`
 
     def built(self) -> LoadedWorkload:
-        """Build the workload, and try one pass on the first start.
+        """Build the workload. At the first start, also try one forward and backward pass.
 
         Raises ValueError if the item has a strategy or switches that an elastic run does not
         support, and the errors of `load` and `try_once`.

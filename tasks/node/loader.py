@@ -49,15 +49,15 @@ _KEPT_WITH_WORKERS = (
 
 
 class LoaderError(Exception):
-    """Raised if the loader gives no batch, a wrong batch, or cannot be rebuilt."""
+    """Raised if the loader gives no batch or a wrong batch, or if it cannot be rebuilt."""
 
 
 class Loader:
     """The source of a rank's batches: `loader(batch)` returns the next batch of `batch` samples.
 
     `workers` is the user's number of worker processes. If `in_process` is True, this process loads
-    the batches itself. The constructor raises LoaderError if `given` has an `__iter__` of its own
-    or no `batch_size`, so that the batch size cannot be changed.
+    the batches itself. The constructor raises LoaderError if `given` overrides `__iter__` or has no
+    `batch_size`, since its batch size could then not be changed.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
@@ -278,7 +278,7 @@ def in_words(error: BaseException) -> BaseException:
 def worker_deaths_ignored() -> Iterator[None]:
     """Disable torch's handler of dead workers inside this context.
 
-    Otherwise the handler could raise and hide the error that is being reported.
+    The handler could raise an error and thereby hide the error that is being reported.
     """
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

@@ -32,11 +32,11 @@ Matrix = list[list[float]]
 def probe(
     item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
 ) -> tuple[dict[str, Any], str]:
-    """Time all-reduces of each message size; return the values of a record, and an empty text.
+    """Time all-reduces; return a pair: the values of a probe record, and an empty text.
 
-    Returns {} and the reason if the item has only one device. `rows` of the values has one entry
-    per message size: bytes, seconds, spread and repeats. An all-reduce takes as long as on its
-    slowest rank, and `seconds` is the interquartile mean of the all-reduces.
+    If the item has only one device, the pair is {} and the reason. `rows` in the values has one
+    entry per message size: bytes, seconds, spread and repeats. The time of an all-reduce is that of
+    its slowest rank, and `seconds` is the interquartile mean of these times.
     """
     if group is None:
         return {}, "a probe needs at least two devices"
@@ -110,7 +110,8 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 class _Links:
     """This rank's links to the other ranks of `group`.
 
-    `sizes` are the bytes of a measured message to each rank; 0 until the first sweep.
+    `sizes` lists, for each rank, the bytes of a message to it that the sweeps time. The sizes are 0
+    until the first sweep has chosen them.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

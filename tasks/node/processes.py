@@ -85,9 +85,9 @@ _LAST_LINE = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 
 
 def blame_rank(code: Any) -> int:
-    """Return the sort key of an exit code; the lowest key is the most likely cause of a failure.
+    """Return the sort key of an exit code. The lowest key is the most likely cause of a failure.
 
-    0: a fault of the item or a signal. 1: another exit code. 2: a lost peer.
+    The key is 0 for a code of FAULTS or a signal, 2 for a lost peer, and 1 for other codes.
     """
     if code == EXIT_LOST_PEER:
         return 2

@@ -33,7 +33,7 @@ Profile = dict[str, Any]
 def profile(
     item: Item, built: LoadedWorkload, group: dist.ProcessGroup, patience: Patience
 ) -> tuple[Profile, str]:
-    """Profile the batch sizes of `item`; return the values of the record, and an empty text.
+    """Profile the batch sizes of `item`; return a pair: the record's values, and an empty text.
 
     `group` contains only this rank; the measurement of buckets needs it for DDP. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes

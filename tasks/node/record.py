@@ -168,7 +168,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The work of one launch: the nodes' addresses, the workloads' files, and the items in order.
+    """What one launch runs: the nodes' addresses, the workloads' files, and the items in order.
 
     expected: the devices that each node was bought for. A node that lacks them fails.
     port: torchrun's port on the first node; the number of the attempt is added.
@@ -246,7 +246,9 @@ class RankLayout:
                 if node in devices:
                     devices[node] = max(devices[node], used)
                 elif node in item.needs:
-                    raise ValueError(f"{item.run_id} needs node {node}, which takes no part")
+                    raise ValueError(
+                        f"{item.run_id} needs node {node}, which takes no part in the attempt"
+                    )
         return cls(devices=devices)
 
     @property
@@ -260,7 +262,7 @@ class RankLayout:
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
-        """Return the ranks of `item` in ascending order: the first devices of each of its nodes."""
+        """Return the ranks of `item` in ascending order: those of its nodes' first devices."""
         used = dict(zip(item.nodes, item.used, strict=True))
         return tuple(
             rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0)

@@ -93,7 +93,7 @@ class TimedSteps:
 
     @property
     def workers(self) -> int:
-        """Return the number of loader workers; 0 without a loader."""
+        """Return the number of loader workers; 0 if the workload has no loader."""
         return 0 if self.built.loader is None else self.built.loader.workers
 
     def train(self, steps: int = 1) -> None:
@@ -155,7 +155,10 @@ class TimedSteps:
         return times
 
     def compute_s(self) -> list[float]:
-        """Return, for each rank, the seconds of a step without communication and loader waits."""
+        """Return, for each rank, the seconds of a step that does not communicate.
+
+        Waits for the loader are subtracted.
+        """
         times = self.block(_COMPUTE_REPEATS, sync=False)
         if self.built.loader is not None:
             times[..., 0] -= times[..., 1]
@@ -171,7 +174,7 @@ class TimedSteps:
 
 
 def slowest(times: Tensor) -> tuple[list[float], list[float]]:
-    """Return two lists with an entry per step: its seconds and its wait, each the maximum of ranks.
+    """Return two lists: the seconds and the wait of each step, both as the maximum over ranks.
 
     `times` has the shape (ranks, steps, 2).
     """

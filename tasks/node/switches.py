@@ -103,7 +103,7 @@ def _several_layers(model: nn.Module) -> list[nn.Module]:
 def _modules(
     module: nn.Module, limit: float, divides: Callable[[nn.Module], bool]
 ) -> Iterator[nn.Module]:
-    """Yield the largest modules of at most `limit` weights, or larger if they cannot be divided.
+    """Yield the largest modules of at most `limit` weights, and larger ones that stay whole.
 
     `divides` returns False for a module that must stay whole. Module lists are always divided,
     since a list is never called. torch's own classes, except for `_CALL_CHILDREN`, are never

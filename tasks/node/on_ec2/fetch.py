@@ -115,7 +115,7 @@ class Fetcher:
             shutil.rmtree(beside, ignore_errors=True)
 
     def _listed(self, bucket: str, prefix: str) -> dict[str, int]:
-        """Return the bytes of each object by its key. Raises ValueError for too many objects."""
+        """Return the size of each object in bytes, by key. Raises ValueError for too many."""
         found: dict[str, int] = {}
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for page in pages:

@@ -77,7 +77,7 @@ def _parsed(content: bytes, key: str) -> Any:
 
 
 def _placing_order(name: str) -> tuple[int, str]:
-    """Return the sort key of a file of the manifest: it comes after the files that it needs."""
+    """Return the sort key of a manifest's file. A file sorts after the files that it needs."""
     kind = re.split(r"[-.]", name, maxsplit=1)[0]
     return (_PLACED_LAST.index(kind) + 1 if kind in _PLACED_LAST else 0), name
 
@@ -231,7 +231,7 @@ class Outbox:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner and small
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Return the content and mark of a file; None if it may no longer be uploaded."""
+        """Return a pair: the content and the mark of a file. None if it may not be uploaded."""
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK

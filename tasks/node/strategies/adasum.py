@@ -144,7 +144,10 @@ def combine(
 
 
 def _dots(first: Tensor, second: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return a (parameters, 3) float64 tensor: first.second, |first|^2, |second|^2 of each."""
+    """Return first.second, |first|^2 and |second|^2 for each parameter.
+
+    The result is a float64 tensor of shape (parameters, 3). `sizes` are the parameters' sizes.
+    """
     found = torch.zeros(len(sizes), 3, dtype=torch.float64, device=first.device)
     for row, mine, theirs in zip(found, *_split(first, second, sizes), strict=True):
         for block, other in zip(*_split(mine, theirs, _BLOCK), strict=True):

@@ -100,7 +100,10 @@ class Grid:
         return self.turned(values, joined, split)
 
     def summed(self, values: Tensor, peers: Peers) -> Tensor:
-        """Return the sum (n,) of `values` (n,) over `peers`, with the same bits on all peers."""
+        """Return the sum over `peers` of their `values`, with the same bits on all peers.
+
+        `values` and the sum have shape (n,).
+        """
         padded = functional.pad(values, (0, -len(values) % len(peers)))
         return self.gathered(self.scattered(padded, 0, peers), 0, peers)[: len(values)]
 

@@ -38,8 +38,8 @@ def swap(
     """Send `sends[i]` to `peers[i]`; return the tensor that each peer sends to this rank.
 
     `peers` are group ranks and include this rank. Pass `received`, the tensors to receive into, if
-    sent and received sizes differ. A rank exchanges with one peer at a time, since several at once
-    overload its link.
+    sent and received sizes differ. A rank exchanges with one peer at a time, since several
+    exchanges at once would overload its link.
     """
     sends = [tensor.contiguous() for tensor in sends]
     received = [torch.empty_like(tensor) for tensor in sends] if received is None else received

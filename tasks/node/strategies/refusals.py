@@ -41,7 +41,9 @@ def shares_out(name: str) -> bool:
 
 
 def refuse(name: str, switches: str, device: torch.device, machines: Sequence[int]) -> None:
-    """Refuse an unknown strategy, and machines, switches or a device that it does not support.
+    """Refuse an unknown strategy, or a strategy that does not support the given conditions.
+
+    The conditions are the switches, the device and the machines.
 
     `machines` lists the number of devices of each machine.
     """
@@ -55,7 +57,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
     if OFFLOAD in on(switches) and not shares_out(name):
         raise ValueError(f"{OFFLOAD} with {name}: use {FSDP} or {ZERO2}, which shard states")
     if OFFLOAD in on(switches) and device.type == "cpu":
-        raise ValueError(f"{OFFLOAD} on a CPU: its states are in host memory already")
+        raise ValueError(f"{OFFLOAD} on a CPU: the states are in host memory already")
 
 
 def _fits(name: str, machines: Sequence[int]) -> bool:

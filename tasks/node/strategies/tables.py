@@ -61,7 +61,7 @@ class DistributedTables(nn.Module):
             self.module = DistributedDataParallel(model, process_group=group)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model; the first call also places the tables.
+        """Run the model. The first call also chooses a rank for each table.
 
         Raises ValueError if a table's indices change their shape between steps.
         """
@@ -120,7 +120,7 @@ class Lookup(nn.Module):
         has_others = any(value is not None for value in (*others, *named.values()))
         if has_others or input.shape != self.shapes[self.rank]:
             raise ValueError(
-                f"{TABLES}: {self.path} takes indices alone, of the shape of the first step,"
+                f"{TABLES}: {self.path} accepts only indices, with the shape of the first step,"
                 f" {tuple(self.shapes[self.rank])}; use ddp"
             )
         indices = self.to_owner(input.to(torch.int32), self.shapes)

@@ -264,7 +264,7 @@ class _Attention(nn.Module):
         """
         if attn_mask is not None and attn_mask.dim() != 2:
             raise ValueError(
-                "a mask per sample and head cannot be divided: pass a mask of (length, length)"
+                "a mask per sample and head cannot be divided: pass one of shape (length, length)"
             )
         joint = self.into_heads(x).transpose(0, self.dim)
         q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
