@@ -1,14 +1,14 @@
 #!/bin/bash
-# What a rented machine does first (EC2's user-data, as root). Filled in by tasks/providers/ec2/userdata.py.
-# First its own end, whatever the controller does: the machine terminates when it is off.
+# A rented machine runs this script first, as root (EC2's user-data). tasks/providers/ec2/userdata.py fills in the values.
+# Schedule the shutdown first, so that the machine ends without the controller. EC2 terminates it after the shutdown.
 shutdown -h +@minutes@ "srift: the deadline of lease "@lease@ || { (sleep @seconds@; shutdown -h now) & }
-# A machine that boots again has lost that timer and its work: cloud-init runs this at every later boot.
+# A reboot loses the timer and the work, so cloud-init shuts the machine down at every later boot.
 boots=${SRIFT_BASE:-/var/lib}/cloud/scripts/per-boot
 [ ! -d "$boots" ] || { printf '#!/bin/sh\nshutdown -h now\n' >"$boots/srift" && chmod 755 "$boots/srift"; }
 umask 022
 export PYTHONDONTWRITEBYTECODE=1
 python=@python@
-user=${SRIFT_USER:-srift} # SRIFT_USER, SRIFT_BASE and AWS_EC2_METADATA_SERVICE_ENDPOINT: an emulated host's
+user=${SRIFT_USER:-srift} # SRIFT_USER, SRIFT_BASE and AWS_EC2_METADATA_SERVICE_ENDPOINT: only an emulated host sets these
 work=$(mktemp -d "${SRIFT_BASE:-/var/lib}/srift-XXXXXX") && mkdir "$work"/{boot,code,mailbox} && chmod 755 "$work" ||
   { shutdown -h now; exit 1; }
 
@@ -32,12 +32,12 @@ for left in reversed(range(8)):
         else:
             s3.download_file(bucket, f"{prefix}/code/{value}.tar.gz", sys.argv[9])
         break
-    except (BotoCoreError, ClientError):  # the rights of a role that a machine was just given are not known everywhere at once
+    except (BotoCoreError, ClientError):  # a new machine's role gets its rights after some seconds
         if not left:
             raise
         time.sleep(4)
 if verb == "fetch" and hashlib.sha256(open(sys.argv[9], "rb").read()).hexdigest() != value:
-    sys.exit("the archive of the code is not the one that was asked for")
+    sys.exit("the code archive has a wrong SHA-256 digest")
 @mark@
 
 boot() { # VERB VALUE [FILE]
@@ -51,7 +51,7 @@ failed() {
 }
 
 export AWS_METADATA_SERVICE_NUM_ATTEMPTS=5 AWS_METADATA_SERVICE_TIMEOUT=2
-unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_PROFILE # the role's alone are used
+unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_PROFILE # use only the role's credentials
 [ -x "$python" ] || { missing=$python; python=python3; failed "the image has no $missing: see [ec2] python"; }
 # AWS's Deep Learning AMIs have boto3 in their Python.
 "$python" -c "import boto3" || "$python" -m pip install --quiet boto3 || echo "srift: $python has no boto3"
@@ -62,9 +62,9 @@ said=$(boot fetch @code_sha256@ "$work/code.tar.gz" 2>&1) ||
 tar -xzf "$work/code.tar.gz" -C "$work/code" --no-same-owner --no-same-permissions && cd "$work/code" ||
   failed "the archive of the code could not be unpacked"
 
-# As root: it keeps the user from the metadata service, and only then runs the agent as that user.
+# The courier runs as root. It blocks the user's access to the metadata service, then runs the agent as that user.
 "$python" -m node.on_ec2.courier --bucket @bucket@ --prefix @prefix@ --region @region@ @endpoint_option@ \
   --lease @lease@ --role-id @role_id@ --user "$user" --python "$python" \
   --deadline-s $((@seconds@ - SECONDS)) --directory "$work/mailbox"
-# It powers the machine off itself, unless it could not even start.
+# The courier powers the machine off. This line does so if the courier could not start.
 until shutdown -h now; do sleep 5; done

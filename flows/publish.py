@@ -44,6 +44,6 @@ def publish(provider: str, refresh_id: str) -> int:
     choices = sum(change["change"] == "choice" for change in changes)
     reporter().say(
         f"published {len(rows)} rows, {choices} choices changed,"
-        f" {len(changes) - choices} changed otherwise: {workspace.published}"
+        f" {len(changes) - choices} other changes: {workspace.published}"
     )
     return len(rows)

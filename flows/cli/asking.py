@@ -145,9 +145,11 @@ def size(
 
 @app.command()
 def table(
-    workload: Annotated[str | None, typer.Argument(help="Default: all.")] = None,
-    goal: Annotated[str | None, typer.Option(help="Default: all.")] = None,
-    provider: Annotated[ProviderName | None, typer.Option(help="Default: both.")] = None,
+    workload: Annotated[str | None, typer.Argument(help="Workload to show. Default: all.")] = None,
+    goal: Annotated[str | None, typer.Option(help="Goal to show. Default: all.")] = None,
+    provider: Annotated[
+        ProviderName | None, typer.Option(help="Provider to show. Default: both.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Clusters per goal; --json has all.")] = 1,
     sort: Annotated[
         str | None, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")
@@ -196,9 +198,9 @@ def export(
     goal: Annotated[
         str | None, typer.Option(help="A goal, with its limit as `srift table` prints it.")
     ] = None,
-    rank: Annotated[int, typer.Option(min=1, help="Which of the goal's clusters.")] = 1,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the cluster for the goal.")] = 1,
     provider: Annotated[
-        ProviderName | None, typer.Option(help="Needed if both have published the workload.")
+        ProviderName | None, typer.Option(help="Needed if both providers have the workload.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="A file to write. Default: print.")] = None,
     as_json: Json = False,
@@ -230,8 +232,8 @@ class ListOffers:
     ] = None
     device: DeviceText = None
     market: Market = "any"
-    region: Annotated[str | None, typer.Option(help="Regions that contain this.")] = None
-    zone: Annotated[str | None, typer.Option(help="Zones that contain this.")] = None
+    region: Annotated[str | None, typer.Option(help="Regions whose name contains this.")] = None
+    zone: Annotated[str | None, typer.Option(help="Zones whose name contains this.")] = None
     sort: Annotated[
         str, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")
     ] = "usd_per_hour"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 ProviderName = Literal["local", "ec2"]
-Market = Annotated[Literal["any", "on-demand", "spot"], typer.Option(help="Which offers.")]
+Market = Annotated[Literal["any", "on-demand", "spot"], typer.Option(help="Market of the offers.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 Provider = Annotated[ProviderName, typer.Option(help="Where machines come from.")]
 KnowingProvider = Annotated[

@@ -22,7 +22,7 @@ def import_(
     file: Annotated[Path | None, typer.Argument(help="Measurement rows, CSV or Parquet.")] = None,
     workloads: Facts = None,
     provider: Annotated[
-        ProviderName | None, typer.Option(help="Whose workloads the facts describe. Default: ec2.")
+        ProviderName | None, typer.Option(help="Provider that the facts are for. Default: ec2.")
     ] = None,
     dry_run: DryRun = False,
     force: Annotated[

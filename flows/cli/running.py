@@ -56,7 +56,9 @@ def measure(
     ] = None,
     max_usd: MaxUsd = None,
     provider: Provider = "local",
-    pilots: Annotated[int, typer.Option(min=1, max=9, help="Pilots at most, without --on.")] = 3,
+    pilots: Annotated[
+        int, typer.Option(min=1, max=9, help="Most pilots to measure without --on.")
+    ] = 3,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

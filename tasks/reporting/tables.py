@@ -180,7 +180,7 @@ _PILOTS = """
     seconds: {seconds:.0f}
     usd: {usd:.2g}
     expected regret after: {regret_after:?.1%}
-    chance one is sure then: {assured_after:?.0%}
+    chance of a sure choice after: {assured_after:?.0%}
 """
 
 
@@ -241,7 +241,7 @@ def _print_pilots(pilots: Row) -> None:
     """Print the most informative runs, or why no run is suggested."""
     runs, regret = pilots["runs"], pilots["regret"]
     loss = (
-        "never measured as it is now"
+        "the workload was never measured as it is now"
         if regret is None
         else f"choosing now is expected to cost {math.expm1(regret):.1%} more than the best choice"
     )
