@@ -1,6 +1,6 @@
 """Build the training data of the start-up, hazard and availability models from launch tables.
 
-`machines` is always the mart `machines`: a row per machine that was launched.
+In all functions, `machines` is the mart `machines`, which has a row per launched machine.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Imports and backtests of files: measurements, workloads and instance types."""
+"""Import and backtest data files: measurements, workloads and instance types."""

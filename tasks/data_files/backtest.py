@@ -22,8 +22,8 @@ SEED = 0
 class Report:
     """The result of a backtest.
 
-    `rows` is the number of rows of the test file, `predicted` the number of predicted rows.
-    `summary` is the table of errors and coverage. `sentences` are warnings.
+    `rows` is the number of rows in the test file, and `predicted` the number of these rows that
+    could be predicted. `summary` is the table of errors and coverage. `sentences` are warnings.
     """
 
     provider: str
@@ -37,8 +37,8 @@ class Report:
         """Return the caption of the summary table."""
         return (
             f"{self.predicted} of {self.rows} rows predicted ({self.provider}); errors are"
-            " |predicted - measured| over measured,\ncoverage is the share inside the 50, 80 and"
-            " 90 % intervals"
+            " |predicted - measured| / measured,\ncoverage is the share of rows inside the 50, 80"
+            " and 90 % intervals"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -53,14 +53,16 @@ def backtest(
     catalogue: Path | None,
     predictions: Path | None,
 ) -> Report:
-    """Fit on `train`, predict `test`, and write the predicted test rows to `predictions`.
+    """Fit a model to the file `train`, predict the file `test`, and report the errors.
 
-    `workloads` is a file of facts of workloads, `catalogue` a file of instance types. Raises
-    ImportRefused if a file is refused, and OSError if `predictions` cannot be written.
+    The rows of `test` are written with their predictions to the file `predictions`, if it is given.
+    `workloads` is a file with facts of workloads, `catalogue` a file of instance types. Raises
+    ImportRefused if an input file is refused. Raises OSError if `predictions` cannot be written or
+    is one of the input files.
     """
     inputs = [path.resolve() for path in (train, test, workloads, catalogue) if path]
     if predictions and predictions.resolve() in inputs:
-        raise OSError(f"{predictions} is an input: name another file for the predictions")
+        raise OSError(f"{predictions} is an input file: name another file for the predictions")
     (known, ignored), (frame, ignored_of_test) = read_frame(train), read_frame(test)
     provider = _one_provider({train: known, test: frame})
     nothing = pd.DataFrame()
@@ -75,7 +77,7 @@ def backtest(
     try:
         predicted = pure.backtest(data, frame, seed=SEED)
     except ValueError as error:
-        raise ImportRefused(train, [f"nothing can be fitted to it: {error}"]) from error
+        raise ImportRefused(train, [f"no model can be fitted to it: {error}"]) from error
     if predictions:
         columns = list(pure.PREDICTED)
         rows = read_table(test).drop_columns("place").to_pandas()
@@ -97,11 +99,14 @@ def backtest(
 
 
 def _one_provider(files: dict[Path, pd.DataFrame]) -> str:
-    """Return the provider of all rows. Raises ImportRefused for several providers or no rows."""
+    """Return the provider to which the rows of all files belong.
+
+    Raises ImportRefused if a file has no rows, or if the rows belong to several providers.
+    """
     providers: set[str] = set()
     for path, runs in files.items():
         providers |= set(runs["provider"])
         if len(runs) == 0 or len(providers) > 1:
-            problem = f"it needs rows of one provider, not of {sorted(providers)}"
+            problem = f"all rows must belong to one provider, not to {sorted(providers)}"
             raise ImportRefused(path, [problem])
     return providers.pop()

@@ -1,4 +1,4 @@
-"""Read instance types from a catalogue file, CSV or Parquet, with EC2's columns."""
+"""Read instance types from a catalogue file (CSV or Parquet) that uses EC2's column names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS += ["device_memory_gib", "device_tflops"]
 
 
 class CatalogueRow(BaseModel):
-    """One instance type of a catalogue file. An empty value becomes None: unknown."""
+    """One instance type of a catalogue file. An empty value becomes None, which means unknown."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -31,13 +31,20 @@ class CatalogueRow(BaseModel):
 
     @property
     def device(self) -> str:
-        """Return the accelerator's name, or cpu. A share of a GPU is a separate kind of device."""
+        """Return the accelerator's name, or "cpu" if there is no accelerator.
+
+        A share of a GPU is a separate kind of device, called "part of" and the GPU's name.
+        """
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name
 
     @property
     def devices(self) -> int | None:
-        """Return the number of devices; None if unknown. A count of 0 means a share of one GPU."""
+        """Return the number of devices; None if it is unknown.
+
+        A GPU count of 0 in the file means a share of one GPU, so the number is 1. Without an
+        accelerator, the processor is the only device.
+        """
         count = self.gpu_count if self.gpu_count is not None else self.accelerator_count
         if count is None:
             return 1 if self.device == "cpu" else None
@@ -45,10 +52,10 @@ class CatalogueRow(BaseModel):
 
 
 def read_catalogue(path: Path) -> pd.DataFrame:
-    """Return the file's types in the columns of the mart `instance_types`.
+    """Return the instance types of the file, in the columns of the mart `instance_types`.
 
-    The file has no peak rates: these are looked up by the name of the device. Raises ImportRefused
-    if the file is refused.
+    The file has no peak rates; they are looked up by the name of the device. Raises ImportRefused
+    if a value is bad, a type is repeated or the file cannot be read.
     """
     rows = [
         (

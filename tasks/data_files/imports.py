@@ -1,6 +1,7 @@
-"""Run `srift import` and `srift forget` for measurements made elsewhere and facts of workloads.
+"""Run `srift import` and `srift forget`: load measurements made elsewhere and facts of workloads.
 
-A forgotten import stays in the warehouse but does not count. Importing it again restores it.
+A forgotten import stays in the warehouse, but the model no longer learns from it. Importing the
+same files again restores it.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ _LISTED = 12  # most names in a line of the summary
 class Imported:
     """The result of an import.
 
-    `rows` is the number of rows in the file, `new` the number of rows that did not count before.
-    `counts` has numbers of rows or facts by title and name. `sentences` are warnings.
+    `rows` is the number of rows in the file. `new` is the number of these rows that did not count
+    before, because they are new or were forgotten. `counts` has the lines of the summary: for each
+    title (for example "workload"), the number of rows or facts by name. `sentences` are warnings.
     """
 
     import_id: str = ""
@@ -86,7 +88,11 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """The result of `srift forget`: how many rows and facts no longer count, and a sentence."""
+    """The result of `srift forget`.
+
+    `rows` and `facts` are the numbers of measurements and of workloads' facts that no longer count.
+    `sentence` says so to the user.
+    """
 
     import_id: str
     rows: int
@@ -98,7 +104,7 @@ class Forgotten:
 class ImportFiles:
     """The files of an import: measurements, facts of workloads, or both.
 
-    `provider` is the provider to which the facts apply.
+    `provider` is the provider for which the facts of workloads are stored.
     """
 
     measurements: Path | None = None
@@ -106,7 +112,10 @@ class ImportFiles:
     provider: str | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
-        """Return a digest of the files and providers; PUBLIC_IMPORT for the packaged rows."""
+        """Return a digest of the files and providers.
+
+        Return PUBLIC_IMPORT if the measurements are those that come with the package.
+        """
         rows, facts = (
             digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)
         )
@@ -128,8 +137,9 @@ def import_measurements(
     """Load measurements, facts of workloads, or both, in one transaction.
 
     Loading the same files again changes nothing. `local_types` are the names of local instance
-    types. `force` also loads implausible rows. `dry_run` loads nothing. Raises ImportRefused if a
-    file is refused, and WarehouseError; in both cases nothing was loaded.
+    types. If `force` is True, implausible rows are loaded too. If `dry_run` is True, the files are
+    checked but nothing is loaded. Raises ImportRefused if a file is refused, and WarehouseError if
+    the warehouse cannot be written. Nothing is loaded in either case.
     """
     path = files.measurements
     found = Imported(dry_run=dry_run)
@@ -168,7 +178,10 @@ def import_measurements(
 
 @contextmanager
 def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
-    """Yield a transaction; a dry run without a warehouse gets an empty one in memory."""
+    """Yield a connection with an open transaction.
+
+    A dry run must not create a warehouse. If there is none, it gets an empty warehouse in memory.
+    """
     if warehouse.exists() or not dry_run:
         with warehouse.transact() as connection:
             yield connection
@@ -179,18 +192,22 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
 
 
 def _count(connection: Connection, found: Imported, known_types: set[str]) -> None:
-    """Set the counts and warnings of `found` from the staged rows."""
+    """Set the counts and warnings of `found` from the staged rows.
+
+    `known_types` are the names of instance types with a known device.
+    """
     found.counts = staged_counts(connection)
     found.rows = sum(found.counts.get("workload", {}).values())
     found.new, other = counted_before(connection)
     unknown = set(found.counts.get("instance type", ())) - known_types
     if unknown:
         found.sentences.append(
-            f"no data sheet of {', '.join(sorted(unknown))}: only their measured rows predict them"
+            f"no data sheet is known for {', '.join(sorted(unknown))}: predictions for these types"
+            " use measured rows only"
         )
     if other:
         found.sentences.append(
-            f"{other} rows have a known run_id and another step_s: the first import counts"
+            f"{other} rows repeat a known run_id with a different step_s: the first import counts"
         )
 
 
@@ -200,7 +217,11 @@ def _judge(
     types: Mapping[str, Mapping[str, tuple[int, str]]],
     workloads: Sequence[str],
 ) -> None:
-    """Raise ImportRefused if new rows, or rows of `workloads`, are implausible."""
+    """Raise ImportRefused if new rows of the file, or rows of `workloads`, are implausible.
+
+    `types` has the number of devices and the device's name, by provider and instance type.
+    `workloads` are the workloads whose facts are imported too.
+    """
     peaks = [
         {
             "provider": provider,
@@ -218,10 +239,11 @@ def _judge(
 
 
 def load_public(workspace: Workspace, now: datetime) -> int:
-    """Import the packaged step times unless that was done before; return the number of rows.
+    """Import the packaged step times and return the number of rows.
 
-    Nothing is imported for emulated machines, which differ from the machines of these rows. Raises
-    WarehouseError if the warehouse cannot be written.
+    The number is 0 if they were imported before. It is also 0 if EC2 is emulated, because emulated
+    machines differ from the measured machines. Raises WarehouseError if the warehouse cannot be
+    written.
     """
     warehouse = workspace.warehouse
     if workspace.settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
@@ -237,10 +259,10 @@ def load_public(workspace: Workspace, now: datetime) -> int:
 
 
 def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Workspace:
-    """Return the workspace with the workloads of the packaged step times.
+    """Return the workspace after adding the workloads whose packaged step times count.
 
-    The step times are loaded first if `workload` has no other rows. Raises WarehouseError if the
-    warehouse cannot be written.
+    If `workload` is one of the packaged workloads and has no measurements, the packaged step times
+    are imported first. Raises WarehouseError if the warehouse cannot be written.
     """
     spec, warehouse = workspace.settings.workloads.get(workload), workspace.warehouse
     public = workload in public_workloads() and (spec is None or spec.entrypoint is None)
@@ -251,16 +273,16 @@ def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Works
 
 
 def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
-    """Make the import whose id begins with `text` no longer count. Nothing is deleted.
+    """Forget the import whose id begins with `text`: its rows and facts no longer count.
 
-    Raises SettingsError unless exactly one import has such an id.
+    Nothing is deleted. Raises SettingsError unless the id of exactly one import begins with `text`.
     """
     with warehouse.transact() as connection:
         imports = {row["import_id"]: row for row in rows_of_query(connection, _IMPORTS)}
         found = [one for one in imports if one.startswith(text)]
         if len(found) != 1:
             raise SettingsError(
-                f"{len(found)} imports begin with {text!r}; {nearest_names(text, imports)}"
+                f"{len(found)} import ids begin with {text!r}; {nearest_names(text, imports)}"
             )
         import_id = found[0]
         remember(connection)
@@ -278,11 +300,11 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
 
 
 def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
-    """Return every import, also forgotten imports, the oldest first."""
+    """Return all imports, including forgotten imports, from the oldest to the newest."""
     with warehouse.read() as connection:
         return rows_of_query(connection, _IMPORTS)
 
 
 def _refreshes(providers: Iterable[str]) -> str:
-    """Return the commands that refit the models of `providers` without buying machines."""
+    """Return the commands that refit the model of each provider without buying machines."""
     return " and ".join(f"`{refresh_command(one, '0')}`" for one in providers)

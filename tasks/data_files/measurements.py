@@ -1,6 +1,7 @@
 """Read measurements and descriptions from CSV or Parquet files (docs/data-files.md).
 
-One bad value refuses the whole file. The error names its line (or row), column and reason.
+The whole file is refused if a single value is bad. The error names the line (or row), the column
+and the reason of each bad value.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _Described = TypeVar("_Described", bound=BaseModel)
 
 
 class ImportRefused(Exception):
-    """A refused file, of which nothing was loaded. `problems` has a sentence per bad value."""
+    """Raised if a file is refused. Nothing of it was loaded.
+
+    `problems` has a sentence for each bad value.
+    """
 
     exit_code = 1
 
@@ -50,7 +54,7 @@ class ImportRefused(Exception):
 
 
 def _whole(value: Any) -> Any:
-    """Return the integer for a text such as `1.09e8`; other values are returned unchanged."""
+    """Return the integer that a text such as `1.09e8` means; return other values unchanged."""
     return int(float(value)) if isinstance(value, str) and float(value).is_integer() else value
 
 
@@ -58,7 +62,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
 
 
 class Facts(BaseModel):
-    """A row of a `--workloads` file."""
+    """The facts of one workload: a row of a `--workloads` file."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -70,9 +74,10 @@ class Facts(BaseModel):
 
 
 def stage_measurements(connection: Connection, path: Path, now: datetime) -> list[str]:
-    """Read a file into the temporary table `staged` of `connection`; return its unknown columns.
+    """Read a file into the temporary table `staged` of `connection`.
 
-    Raises ImportRefused, which names every bad value.
+    Return the names of the file's unknown columns, which are ignored. Times later than `now` by
+    more than a day are bad. Raises ImportRefused, which names every bad value.
     """
     table = read_table(path)
     required = ("workload", "cluster", "batch_per_device", "step_s")
@@ -92,7 +97,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
 
 
 def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return the file's rows in the columns of the mart `runs`, and the file's unknown columns.
+    """Return a pair: the file's rows in the columns of the mart `runs`, and its unknown columns.
 
     Raises ImportRefused if a value is bad.
     """
@@ -104,9 +109,10 @@ def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
 def read_descriptions(
     path: Path, kind: type[_Described], *, key: str
 ) -> tuple[list[_Described], list[str]]:
-    """Return the rows of a file as instances of `kind`, and the file's unknown columns.
+    """Return a pair: the file's rows as instances of `kind`, and its unknown columns.
 
-    Raises ImportRefused if a value is bad or a value of the column `key` is repeated.
+    `key` is the column that identifies a row. Raises ImportRefused if a value is bad, or if two
+    rows have the same value in the column `key`.
     """
     table = read_table(path)
     required = [name for name, field in kind.model_fields.items() if field.is_required()]
@@ -132,9 +138,10 @@ def read_descriptions(
 
 
 def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of a `--workloads` file without empty facts, and its unknown columns.
+    """Return a pair: the rows of a `--workloads` file, and its unknown columns.
 
-    Raises ImportRefused if a value is bad or a workload is repeated.
+    A row has only the facts that the file states. Raises ImportRefused if a value is bad or a
+    workload is repeated.
     """
     rows, ignored = read_descriptions(path, Facts, key="workload")
     return [row.model_dump(exclude_none=True) for row in rows], ignored
@@ -143,7 +150,10 @@ def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def _unknown_columns(
     path: Path, table: pa.Table, required: Iterable[str], known: Iterable[str]
 ) -> list[str]:
-    """Return unknown columns. Raises ImportRefused if a required column is missing."""
+    """Return the columns of `table` that are not in `known`, sorted.
+
+    Raises ImportRefused if a required column is missing.
+    """
     missing = [name for name in required if name not in table.column_names]
     if missing:
         raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
@@ -151,9 +161,11 @@ def _unknown_columns(
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return a file's table with a column `place`, the line (header: line 1) or Parquet row.
+    """Read a CSV or Parquet file and add a column `place`.
 
-    Raises ImportRefused if the file cannot be read.
+    The place is the number of the line in a CSV file, whose header is line 1, or of the row in a
+    Parquet file. CSV values are texts. Raises ImportRefused if the file cannot be read, or if a
+    line has more values than the header has columns.
     """
     try:
         if is_parquet(path):
@@ -174,7 +186,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def ignored_columns(names: Iterable[str]) -> list[str]:
-    """Return a sentence for each unknown column of a file."""
+    """Return a warning for each of `names`, the unknown columns of a file."""
     return [f"column {name!r} is unknown and was ignored" for name in names]
 
 
@@ -189,12 +201,12 @@ def is_parquet(path: Path) -> bool:
 
 
 def row_word(path: Path) -> str:
-    """Return what a place in the file is called: row or line."""
+    """Return the word for a place in the file: "row" for Parquet, "line" for CSV."""
     return "row" if is_parquet(path) else "line"
 
 
 def sentences(path: Path, found: Iterable[Problem]) -> list[str]:
-    """Return a sentence for each problem of the file."""
+    """Return a sentence for each problem that was found in the file."""
     return [
         f"{row_word(path)} {place}, column {column}: {text!r} {rule}"
         for place, column, text, rule in found

@@ -1,7 +1,7 @@
 """Provide the step times that come with the package (warehouse/seeds).
 
-The step times are an ordinary import, loaded when they are first needed. Once forgotten, this
-import is not loaded again.
+They are public measurements. Srift imports them when they are first needed. After a user forgets
+this import, Srift does not load it again.
 """
 
 from __future__ import annotations
@@ -30,18 +30,22 @@ MEASUREMENTS, FACTS = FOLDER / "training_runs_t4.parquet", FOLDER / "workloads.c
 
 @cache
 def public_workloads() -> dict[str, WorkloadSettings]:
-    """Return samples, batches and goals of the packaged workloads, by name."""
+    """Return the settings (samples, batches and goals) of the packaged workloads, by name."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
 
 def are_waiting(warehouse: Warehouse, settings: Settings) -> bool:
-    """True if the public rows were never loaded but would be loaded when needed."""
+    """True if the packaged step times were never loaded, but will be loaded when needed."""
     return not settings.ec2.emulated and not knows_import(warehouse, PUBLIC_IMPORT)
 
 
 def waiting(warehouse: Warehouse, settings: Settings) -> pd.DataFrame:
-    """Return the public rows by workload with clusters and facts; empty unless `are_waiting`."""
+    """Return a summary of the packaged step times that were not loaded yet, a row per workload.
+
+    It has the number of rows, the clusters, the newest time and the facts of each workload. The
+    frame is empty unless `are_waiting` is True.
+    """
     if not are_waiting(warehouse, settings):
         return pd.DataFrame(columns=["workload"])
     rows = pd.read_parquet(MEASUREMENTS, columns=["workload", "cluster", "measured_at"])
@@ -54,7 +58,10 @@ def waiting(warehouse: Warehouse, settings: Settings) -> pd.DataFrame:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return the workspace with the workloads whose public step times count."""
+    """Return the workspace after adding the workloads whose packaged step times count.
+
+    Workloads in the user's settings take precedence over packaged workloads of the same name.
+    """
     if workspace.provider.name != PROVIDER:
         return workspace
     counting = public_rows(workspace.warehouse, PROVIDER)
@@ -66,5 +73,5 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
-    """True if all step times of the workload came with the package."""
+    """True if all step times of the workload in the warehouse came with the package."""
     return workload in public_workloads() and workload in public_rows(warehouse, provider)

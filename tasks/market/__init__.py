@@ -1,1 +1,1 @@
-"""Current offers and prices, and the start-up, interruptions and refusals of launches."""
+"""Read current offers and prices, and learn how launches of a provider's machines went."""

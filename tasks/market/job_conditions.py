@@ -22,9 +22,9 @@ from warehouse import reads
 
 from ..workspace.workspace import Workspace
 
-# Priors without launches: GCP's machines with a GPU took 69 s on demand and 87 s preemptible from
-# request to running (`PRIOR_S`). The seconds to load the agent and torchrun are a guess: about
-# twice the seconds of local hosts.
+# Priors before the first launch. GCP's machines with a GPU took 69 s on demand and 87 s preemptible
+# from request to running (`PRIOR_S`). The seconds to load the agent and torchrun are a guess: about
+# twice the seconds on local hosts.
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, STARTUP_S)
@@ -33,9 +33,11 @@ LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine, so start-ups are partly par
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """What launches taught: conditions of jobs, costs of launches, and interruptions in words.
+    """What was learned from launches.
 
-    `interruptions` has a sentence for each instance type that was launched on spot.
+    `conditions` are the start-up, checkpoint and interruption models of jobs. `costs` are the costs
+    of launching machines. `interruptions` has a sentence for each instance type that was launched
+    on spot.
     """
 
     conditions: JobConditions
@@ -44,10 +46,11 @@ class Experience:
 
 
 def experience_of(workspace: Workspace) -> Experience:
-    """Return what the launches in the warehouse taught; without launches, return the prior.
+    """Learn from the launches in the warehouse; the result is the prior if there are none.
 
-    Local hosts are interrupted as srift.toml states and refused only if they do not fit, so that
-    neither is learned. Before the first local launch, their start-up counts as known.
+    srift.toml states how often local hosts are interrupted, and a local host is refused only if it
+    does not fit. Interruptions and refusals are therefore not learned for local hosts. Before the
+    first local launch, their start-up seconds are assumed to be known exactly.
     """
     machines, refusals, written, compiled, restarts = reads.launched(
         workspace.warehouse, workspace.provider.name
@@ -86,7 +89,10 @@ def experience_of(workspace: Workspace) -> Experience:
 
 
 def _read_back(restarts: pd.DataFrame) -> pd.DataFrame:
-    """Return the checkpoints that restarts read: workload, instance_type, bytes, seconds."""
+    """Return the checkpoints that restarts read, as expected by `fit_reads`.
+
+    The columns include workload, instance_type, bytes and seconds.
+    """
     if not len(restarts):
         return restarts
     read = restarts[restarts["restore_s"].notna()].drop(columns="seconds")
@@ -94,7 +100,10 @@ def _read_back(restarts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
-    """Fit start-up seconds. A local launch counts for both markets, since hosts start alike."""
+    """Fit start-up seconds for each market and instance type.
+
+    Local hosts start the same way in both markets, so each local launch is used for both.
+    """
     if not local:
         return fit_startup(launches, EC2_STARTUP_S)
     first, *_ = LOCAL_STARTUP_S
@@ -109,14 +118,20 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
 
 
 def _advised(workspace: Workspace) -> dict[str, float]:
-    """Return the advised interruptions per hour by instance type in the newest snapshot."""
+    """Return the advised interruptions per hour of each instance type in the newest snapshot.
+
+    The rate is the mean of the zones' rates.
+    """
     offers = reads.mart(workspace.warehouse, "offers", provider=workspace.provider.name)
     advised = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
     return dict(advised.groupby("instance_type")["interruptions_per_hour"].mean())
 
 
 def _in_words(held: pd.DataFrame) -> str:
-    """Return a sentence about the interruptions of one type's spot machines."""
+    """Return a phrase about the interruptions of one instance type's spot machines.
+
+    `held` has a row per spot machine of the type (see `spot_held`).
+    """
     count, hours = int(held["interrupted"].sum()), held["hours"].sum()
     noun = "interruption" if count == 1 else "interruptions"
     last = pd.Timestamp(held["asked_at"].max())

@@ -36,11 +36,11 @@ _FACTS = {
 
 
 def note_definitions(workspace: Workspace, now: datetime) -> None:
-    """Store today's definitions of workloads and instance types.
+    """Store the current definitions of workloads and instance types.
 
-    If the provider does not answer, stored definitions stay and packaged definitions fill the gaps.
-    A packaged definition must not replace a stored one: measurements count only while the
-    definition stays the same.
+    If the provider does not answer, packaged definitions are stored for instance types that have no
+    stored definition. A stored definition is not replaced with a packaged definition, because
+    measurements count only as long as the definition of their type stays the same.
     """
     name = workspace.provider.name
     try:
@@ -63,9 +63,9 @@ def snapshot_offers(
 ) -> str:
     """Store the current offers and return a sentence about them.
 
-    If the provider does not answer, packaged offers are stored if they are no older than the last
-    snapshot; otherwise the last snapshot stays in use. With `buying`, the sentence also says why a
-    campaign can buy nothing.
+    If the provider does not answer, the offers that come with the package are stored, unless they
+    are older than the last snapshot or equal to it. In these cases the last snapshot stays in use.
+    If `buying` is True and a campaign could buy nothing, the sentence also says why.
     """
     source = ""
     try:
@@ -74,7 +74,7 @@ def snapshot_offers(
         offers = _packaged(workspace)
         if not offers:
             last = current_offers(workspace)
-            kept = f"the last snapshot{_as_of(last)} stays in use" if last else "none are known"
+            kept = f"the last snapshot{_as_of(last)} stays in use" if last else "no price is known"
             return f"prices: {error}; {kept}"
         source = f"; {error}, so these are packaged offers{_as_of(offers)}"
     rows = [
@@ -102,7 +102,10 @@ def snapshot_offers(
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
-    """Return why a campaign can measure nothing; "" if an offer of its market has a price."""
+    """Return why a campaign that buys machines in `market` can measure nothing.
+
+    Return "" if an offer in this market has a price, so that the campaign can measure.
+    """
     if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
         return ""
     if not offers:
@@ -121,9 +124,10 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
 class OffersWanted:
     """Filters and order of listed offers.
 
-    `filters` are (column, text) pairs that match case-insensitive substrings; if a value equals the
-    text, only equal values match. `sort` is a column, with a leading - for descending order.
-    Unknown values come last. Columns are those of `listed`.
+    `filters` are (column, text) pairs. An offer passes if the column's value contains the text.
+    Upper and lower case are equal. If some offer's value equals the text, only equal values pass.
+    `sort` is a column, with a leading - for descending order. Unknown values come last. The columns
+    are COLUMNS.
     """
 
     filters: tuple[tuple[str, str], ...] = ()
@@ -155,11 +159,11 @@ class OffersWanted:
 
 
 def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
-    """Return the `wanted` offers as rows with COLUMNS.
+    """Return the `wanted` offers as rows with the keys COLUMNS.
 
-    The offers come from the newest snapshot, else from the package, else from the provider.
-    `usd_per_hour` is the whole bill of a machine, `interrupted_a_day` the chance of an interruption
-    within a day.
+    The offers come from the newest snapshot. If there is no snapshot, they come from the package,
+    and if the package has none, from the provider. `usd_per_hour` is the whole bill of a machine.
+    `interrupted_a_day` is the chance that a spot machine is interrupted within a day, else None.
 
     Raises:
         ProviderError: if no offers are known or no offer passes the filters.
@@ -179,7 +183,7 @@ def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
 
 
 def _row(offer: Offer) -> dict[str, Any]:
-    """Return an offer as a row with COLUMNS."""
+    """Return an offer as a row with the keys COLUMNS."""
     risk = -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None
     return {
         "instance_type": offer.instance_type.name,
@@ -192,12 +196,13 @@ def _row(offer: Offer) -> dict[str, Any]:
 
 
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
-    """Return the provider's current offers, else packaged offers, else the last snapshot.
+    """Return the provider's current offers without storing them.
 
-    Nothing is stored.
+    If the provider does not answer, return the packaged offers, or else the last snapshot.
 
     Raises:
-        ProviderError: if there are no offers from any of these sources.
+        ProviderError: if the provider does not answer, and there are neither packaged offers nor a
+            snapshot.
     """
     try:
         return workspace.provider.offers(now)
@@ -209,7 +214,10 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 
 
 def current_offers(workspace: Workspace) -> list[Offer]:
-    """Return the newest snapshot's offers of known types; none without a warehouse."""
+    """Return the offers of known instance types in the newest snapshot.
+
+    The list is empty if the warehouse does not exist.
+    """
     name = workspace.provider.name
     try:
         frame = reads.mart(workspace.warehouse, "offers", provider=name)
@@ -238,7 +246,10 @@ def current_offers(workspace: Workspace) -> list[Offer]:
 
 
 def _packaged(workspace: Workspace) -> list[Offer]:
-    """Return packaged offers; none if they are older than the last snapshot or equal to it."""
+    """Return the offers that come with the package.
+
+    The list is empty if they are older than the last snapshot or equal to it.
+    """
     offers, last = workspace.provider.packaged_offers(), current_offers(workspace)
     if not offers or not last:
         return offers
@@ -251,7 +262,7 @@ def _newest(offers: Sequence[Offer]) -> datetime:
 
 
 def _key(offer: Offer) -> tuple[object, ...]:
-    """Return what identifies an offer, with its price."""
+    """Return the values by which two offers are compared: identity and price."""
     return offer.instance_type.name, offer.market, offer.region, offer.zone, offer.usd_per_hour
 
 
@@ -265,13 +276,16 @@ def _known(value: Any) -> Any:
 
 
 def _moment(value: object) -> datetime:
-    """Return a time of the warehouse with its zone, UTC."""
+    """Convert a time from the warehouse to a datetime. A time without a zone is in UTC."""
     moment = pd.Timestamp(str(value)).to_pydatetime()
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
-    """Return workloads with the facts that `known` (mart `workloads`) has of equal digests."""
+    """Return the workloads after adding the facts in `known`, a frame of the mart `workloads`.
+
+    A fact is used only if it belongs to the same definition (digest) of the workload.
+    """
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known) if "digest" in row}
     found = []
     for workload in workloads:
@@ -283,7 +297,10 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
-    """Return the workload with the facts in the warehouse; unchanged without a warehouse."""
+    """Return the workload after adding the facts in the warehouse.
+
+    The workload is unchanged if the warehouse does not exist.
+    """
     name = workspace.provider.name
     try:
         known = reads.mart(workspace.warehouse, "workloads", provider=name, workload=workload.name)
