@@ -41,7 +41,7 @@ _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
 _LOG_TAIL, _READ = (
     4000,
     40_000,
-)  # characters of a log: sent to the controller, searched for exit codes
+)  # last characters of a log that are sent to the controller, and that are searched for exit codes
 # environment variables that a workload inherits; it sees no others of this process
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 

@@ -33,7 +33,7 @@ _STEPS = 2
 _NAMED = 3  # parameters that a message names
 _SLOW_INPUT = 0.1  # share of the step time above which input may limit training
 _CPU = torch.device("cpu")
-_HINTS = {  # advice by a pattern of the error's text
+_HINTS = {  # a pattern of the error's text, and the advice for such errors
     "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver": "remove"
     ' `.cuda()`, `.to("cuda")` and `device="cuda"`: Srift moves model, loss and batches to each'
     " machine's device",
@@ -100,7 +100,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     workers = 0
     if built.loader is not None:
         built.loader.as_in_later_epochs()
-        workers = built.loader.workers  # their first batches are prefetched and do not count
+        workers = built.loader.workers  # their first batches are prefetched, so they are not timed
     losses, seconds, waits = [], [], []
     for _ in range(max(_STEPS, workers) + workers):
         started, waited = now(_CPU), built.waited_s

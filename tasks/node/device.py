@@ -97,7 +97,7 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps the memory that an item has freed
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise glibc keeps memory that earlier items freed
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -133,7 +133,7 @@ def build(
             raise WorkloadError(f"{workload.function} must return {what}")
     if not any(weights.requires_grad for weights in model.parameters()):
         raise WorkloadError("the model has no parameter to train")
-    computing.hold()  # user code may have set another format of products
+    computing.hold()  # user code may have changed torch's format of products
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)

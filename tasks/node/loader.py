@@ -35,10 +35,10 @@ from .processes import die_with_parent
 # Maximum seconds to wait for a batch. It is shorter than Plan.timeout_s, so that the rank with the
 # hanging loader reports the problem before the collective of the other ranks times out.
 _MAX_WAIT_S = 45.0
-_EXIT_S = 2.0  # for a worker to exit after torch has shut it down
+_EXIT_S = 2.0  # seconds that a worker may take to exit after torch has shut it down
 _TRACEBACK = "Original Traceback"  # what torch writes before a worker's traceback
 _READ_S, _MAX_READ = 1.0, 256  # seconds and samples: limits of what is read to fill the caches
-_MAX_ITEMS, _MAX_OBJECTS = 1000, 100_000  # limits of the search for caches: per list, and in all
+_MAX_ITEMS, _MAX_OBJECTS = 1000, 100_000  # the search for caches looks at so many per list, in all
 _KEPT = ("collate_fn", "pin_memory", "generator", "in_order")
 _KEPT_WITH_WORKERS = (
     "num_workers",

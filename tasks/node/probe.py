@@ -98,7 +98,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
         slowness[i, j] = alone_s[i, j] / sizes[i][j]
     together: dict[
         Pair, float
-    ] = {}  # the slowest pair, then the slowest pair of the other machines, ...
+    ] = {}  # the slowest pair, then the slowest pair of the machines that are left, and so on
     for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
         if not any(set(pair) & set(other) for other in together):
             together[pair] = alone_s[pair]

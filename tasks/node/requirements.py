@@ -72,7 +72,7 @@ def unpack(archive: bytes, folder: Path) -> None:
 def environment_of(environments: Path, digest: str) -> Path:
     """Return the folder of the environment for the requirements with this digest.
 
-    The folder also depends on this Python, its torch and its packages.
+    The folder also depends on this Python, its torch and its package folders.
     """
     key = "\0".join([digest, sys.version, sys.prefix, torch_version(), *_packages()])
     return environments / hashlib.sha256(key.encode()).hexdigest()[:12]

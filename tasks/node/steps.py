@@ -272,7 +272,7 @@ def train(
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0
     measured = warmed + max(
         item.most_steps, len(seconds)
-    )  # repeats of disturbed blocks do not count
+    )  # repeats of disturbed blocks are not counted
     first, last = timed.losses[0], timed.losses[:measured][-1]
     gathered = gather([first * weight, last * weight, peak, build_s, warmup_s], group)
     first_losses, last_losses, peaks, builds_s, warmups_s = zip(*gathered, strict=True)

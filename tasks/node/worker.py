@@ -58,7 +58,7 @@ def main() -> None:
         launch.take_order(wait_for_go(mailbox, plan.attempt))
     except RuntimeError as error:
         leave(EXIT_LOST_PEER, f"ranks could not be put in order: {explain(error)}")
-    beside: list[int] = []  # items of single nodes that this rank has not waited for
+    beside: list[int] = []  # indices of items of single nodes that this rank has not waited for
     for index, item in enumerate(plan.items):
         together = len(item.nodes) > 1
         if together:

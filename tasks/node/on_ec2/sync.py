@@ -84,7 +84,7 @@ def _placing_order(name: str) -> tuple[int, str]:
 
 _OUTGOING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}")
 _RECORDS = "records"
-_MOST_FILES = 5000  # limit of records, and of other files, since each request costs money
+_MOST_FILES = 5000  # limit of records, and also of other files, since each request costs money
 _LARGEST_BYTES = 32 * 2**20
 _LOG_BYTES = 2**20  # of a longer log only the end is uploaded
 CHANGED_EVERY_S = 2.0  # minimum seconds between uploads of a file that changes

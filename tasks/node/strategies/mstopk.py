@@ -15,7 +15,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-PASSES = 20  # halvings; the bracket is then a millionth of its first width
+PASSES = 20  # halvings, after which the bracket has a millionth of its first width
 _NARROW = 0.2  # once candidates are at most this share of entries, passes look only at candidates
 
 
@@ -30,7 +30,7 @@ def largest(values: Tensor, count: int) -> Tensor:
     mean, high = magnitude.mean(dtype=torch.float64).item(), magnitude.max().item()
     if not isfinite(mean + high):
         return _filled(~torch.isfinite(values), torch.isfinite(values), count)
-    positions = torch.arange(0)  # of the candidates in `values`, once they were narrowed down
+    positions = torch.arange(0)  # positions of the candidates in `values`; empty means all values
     low, middle = -mean or -1.0, mean  # `low` starts below all magnitudes
     for _ in range(PASSES):
         above = int(torch.count_nonzero(magnitude > middle))

@@ -27,7 +27,7 @@ _NEEDED = {
     POWERSGD: "numpy in this machine's Python",
     TABLES: "2 or more devices",
 }
-# torch's optimizers that update each entry of a weight by itself
+# torch's optimizers that update each entry of a weight independently of the other entries
 _BY_ENTRY = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
     *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam),

@@ -51,7 +51,7 @@ _ENCODER = {
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _COUNTED = (nn.Linear, nn.TransformerEncoderLayer)
-_MIN_LINEAR = 2  # linear layers of a run: one layer would move activations as often as two do
+_MIN_LINEAR = 2  # linear layers in a run: for one layer, ranks would exchange as much as for two
 
 Run = list[nn.Module]
 
@@ -240,7 +240,7 @@ class _Attention(nn.Module):
         columns = len(blocks.grid.row)
         self.grid, self.heads, self.dropout = blocks.grid, whole.num_heads // columns, whole.dropout
         self.batch_first, self.dim = whole.batch_first, 0 if whole.batch_first else 1
-        # the outputs are q, k and v in turn; reorder them to each rank's q, k and v in turn
+        # the outputs are all of q, then k, then v; order them as the first rank's q, k and v, ...
         order = torch.arange(3 * whole.embed_dim).view(3, columns, -1).transpose(0, 1).flatten()
         joint: Any = whole.in_proj_weight
         self.into_heads = _Linear(
