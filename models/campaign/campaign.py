@@ -75,6 +75,7 @@ class CampaignLimits:
 
     @property
     def are_kept(self) -> bool:
+        """True if neither the dollars nor the seconds are negative."""
         return self.max_seconds >= 0 and self.max_usd >= 0
 
     def priced(self, offers: Iterable[Offer]) -> list[Offer]:
@@ -84,7 +85,11 @@ class CampaignLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLaunch:
-    """A cluster to acquire and its runs, in order. `est_s` includes the start of the machines."""
+    """A cluster to acquire, and the runs to measure on it in this order.
+
+    `est_s` are the estimated seconds of the launch, including the start of the machines. `est_usd`
+    are its estimated dollars.
+    """
 
     cluster: Cluster
     items: tuple[PlannedRun, ...]

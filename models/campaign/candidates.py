@@ -177,6 +177,7 @@ class Model:
     predict: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
     def knows(self, trained: Trained, members: Sequence[str]) -> bool:
+        """Return True if the champion can predict this workload and mode on these types."""
         return trained in self.workloads and self.types.issuperset(members)
 
 
@@ -415,5 +416,6 @@ class Schedule:
         return (node,)
 
     def _idlest(self, run: PlannedRun) -> int:
+        """Return the node of the run's instance type that has the fewest seconds of runs."""
         nodes = (node for node, name in enumerate(self.names) if name == run.members[0])
         return min(nodes, key=self.alone_s.__getitem__)

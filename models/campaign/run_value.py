@@ -196,6 +196,7 @@ class Knowledge:
             self.values[name] = _valued(choice_set, mine, model, devices, new)
 
     def is_modelled(self, run: PlannedRun) -> bool:
+        """Return True if the value of `run` is computed with the model."""
         known = self.model is not None and self.model.knows(run.trained, run.members)
         return known and run.workload in self.values
 
@@ -228,6 +229,7 @@ class Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
     def revalue(self) -> None:
+        """Compute all values again, with the planned runs taken into account."""
         self.values = {name: values.revalued() for name, values in self.values.items()}
 
     def reason(self, run: PlannedRun) -> str:

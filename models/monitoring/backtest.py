@@ -68,6 +68,7 @@ def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rows_by_type(frame: pd.DataFrame) -> Counter[str]:
+    """Return, for each instance type, the number of rows whose cluster contains it."""
     return Counter(name for cluster in frame["cluster"] for name in set(types_of(str(cluster))))
 
 
@@ -108,9 +109,11 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
 
 
 def _without(rows: Counter[str], names: set[str]) -> Counter[str]:
+    """Return the counts in `rows` except those of `names`."""
     return Counter({name: count for name, count in rows.items() if name not in names})
 
 
 def _listed(rows: Counter[str]) -> str:
+    """Return the names with their numbers of rows as text; at most _MOST_NAMED are listed."""
     named = [f"{name} ({count} rows)" for name, count in rows.most_common(_MOST_NAMED)]
     return ", ".join(named) + (f" and {len(rows) - len(named)} more" * (len(rows) > len(named)))

@@ -44,7 +44,7 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
-    """Yield, for each group, its split and name, the data without the group, and the group's runs."""
+    """Yield, for each group: split, name, training data without the group, runs of the group."""
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)
     setup, names = pd.factorize(np.array(_setups(runs), dtype=object), sort=True)
@@ -62,6 +62,7 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
 
 
 def _machines(rows: pd.DataFrame) -> IntArray:
+    """Return the number of machines of each row's cluster."""
     return np.array([len(types_of(str(name))) for name in rows["cluster"]], dtype=int)
 
 
@@ -96,6 +97,10 @@ def fitted(
 
 
 def _held_out_scores(work: HeldOut, *, seed: int, calibrated: StepTimeModel) -> pd.DataFrame | None:
+    """Fit a model without the group of `work` and return its predictions of the group's runs.
+
+    Returns None if the model cannot be fitted or cannot predict the runs.
+    """
     split, group, training, rows = work
     try:
         model = fit(training, seed=seed, calibrated=calibrated)
@@ -105,6 +110,7 @@ def _held_out_scores(work: HeldOut, *, seed: int, calibrated: StepTimeModel) -> 
 
 
 def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
+    """Return the model's predictions of the runs in `rows`, next to their measured step times."""
     predicted = model.predict(rows.drop(columns=["step_s", "sync_s"], errors="ignore"))[STEP]
     return predicted.assign(
         row=rows.index,

@@ -124,6 +124,7 @@ def _whole(machines: pd.DataFrame) -> Row:
 
 
 def _is_shift(row: Row) -> bool:
+    """Return True if too many runs are outside their intervals, most of them on the same side."""
     return bool(row["chance"] <= _CHANCE) and row["direction"] in ("slower", "faster")
 
 

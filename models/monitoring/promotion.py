@@ -113,6 +113,7 @@ def caution(scoreboard: pd.DataFrame) -> str:
 
 
 def _mean_error(scoreboard: pd.DataFrame) -> float:
+    """Return the mean error of all held-out rows of all splits."""
     pooled = scoreboard[scoreboard["group"] == "all"]
     return float(np.average(pooled["mean_error"].to_numpy(float), weights=pooled["rows"]))
 

@@ -97,6 +97,7 @@ def judge(
 
 
 def _keys(rows: pd.DataFrame, devices: Mapping[str, int]) -> list[str]:
+    """Return, for each row, a text that is equal for rows with the same setup."""
     return [str(row_key(row, devices)) for row in rows_of(rows)]
 
 

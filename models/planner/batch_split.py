@@ -1,4 +1,4 @@
-"""Divide a global batch over machines and micro-steps so that unequal machines finish together.
+"""Divide a global batch among machines and micro-steps so that unequal machines finish together.
 
     T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
 
@@ -99,7 +99,7 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
     """
     if not 1 <= least <= most:
         raise ValueError(
-            f"global batch {least} to {most} is no valid range: it needs 1 <= least <= most"
+            f"the range of global batches {least} to {most} is invalid: use 1 <= least <= most"
         )
     doublings = [least * 2**power for power in range((most // least).bit_length())]
     return tuple(sorted({batch for batch in doublings if batch <= most} | {most}))
@@ -222,7 +222,7 @@ def splits_of(
         # Sharded state is divided by the number of ranks. Rounding ranks down to a power of two
         # overestimates memory slightly and keeps the number of memory queries small.
         powers, power = np.unique(shards[rows] if mode.sharded else able[rows], return_inverse=True)
-        whole: dict[int, Wholes] = {}  # splits of all rows, by the samples of a micro-step
+        whole: dict[int, Wholes] = {}  # micro-step samples -> splits of all rows
         for total in totals:
             largest_batch = np.array(
                 [

@@ -162,6 +162,7 @@ def _cluster(cluster: Cluster) -> str:
 
 
 def _named(row: Row) -> str:
+    """Return the row's cluster and market as text, with the mode unless it is the default mode."""
     mode = Mode(row["precision"], row["strategy"], row["switches"])
     named = f"{row['cluster']} ({row['market']})"
     return named if mode == Mode() else f"{named} in {mode}"

@@ -26,7 +26,7 @@ LEARNING_SEEDS = (1, 2)
 AVERAGED = 4  # windows averaged at each end of a run
 LEAST_WINDOWS = 8  # windows that every compared run must have
 MOST_TRIES = 3  # largest number of runs of a strategy for each seed, failed runs included
-TOLERANCE = 0.1  # share of DDP's fall in loss by which a strategy may end above DDP
+TOLERANCE = 0.1  # a strategy's last loss may exceed DDP's by this share of the fall of DDP's loss
 _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 
@@ -143,6 +143,7 @@ def unknown_learning(
 
 
 def _doubted(workload: Workload) -> list[Mode]:
+    """Return the compressed modes of the workload whose dense mode it allows too."""
     return [mode for mode in workload.modes if mode.compressed and mode.dense in workload.modes]
 
 

@@ -89,7 +89,7 @@ def halvings(machines: int, size: float) -> tuple[Round, ...]:
         ValueError: if the number of machines is not a power of two, or is 1.
     """
     if machines < 2 or machines & (machines - 1):
-        raise ValueError(f"{machines} machines cannot run Adasum: it needs 2, 4, 8, ... machines")
+        raise ValueError(f"{machines} machines cannot run Adasum. Use 2, 4, 8, ... machines")
     rounds = []
     for distance in (1 << level for level in range(machines.bit_length() - 1)):
         peers = tuple((at, at ^ distance) for at in range(machines) if not at & distance)
@@ -154,7 +154,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
         ValueError: if there are fewer than two sweeps.
     """
     if len(sweeps) < 2:
-        raise ValueError(f"{len(sweeps)} sweeps are too few: two or more are needed")
+        raise ValueError(f"{len(sweeps)} sweeps are too few: measure two or more sweeps")
     unchanged = tuple(range(sweeps[0].machines))
     gains = []
     for left_out, sweep in enumerate(sweeps):
@@ -169,6 +169,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
 
 
 def _median(sweeps: Sequence[Links]) -> Links:
+    """Return links whose latencies, seconds per byte and sharing are medians of all sweeps."""
     return Links(
         latency_s=np.median([one.latency_s for one in sweeps], axis=0),
         byte_s=np.median([one.byte_s for one in sweeps], axis=0),

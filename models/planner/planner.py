@@ -159,7 +159,10 @@ def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candida
 
 
 def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list[Setup]:
-    """Return the candidates of `allowed` as setups, without clusters that the supply refuses."""
+    """Return the candidates of `allowed` as setups.
+
+    Candidates on clusters that the supply refuses are left out.
+    """
     found = allowed(workload, supply, model)
     return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
 

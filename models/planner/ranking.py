@@ -159,6 +159,7 @@ def _infeasible(
 
 
 def _question(workload: Workload, goal: Goal) -> Row:
+    """Return a published row with only the columns of the workload and goal filled."""
     return {
         **dict.fromkeys(COLUMNS),
         "workload": workload.name,

@@ -78,6 +78,7 @@ def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supp
 
 
 def _no_runs(why: str) -> Found:
+    """Return the result of `pilots_for` if no run can be named. `why` is the reason."""
     reason = f"no pilots can be named: {why}"
     return {"settled": None, "regret": None, "runs": [], "reason": reason}
 

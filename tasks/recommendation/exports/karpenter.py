@@ -97,4 +97,5 @@ def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
 
 
 def _in(key: str, *values: str | None) -> dict[str, Any]:
+    """Return a Karpenter requirement that the label `key` has one of `values`."""
     return {"key": key, "operator": "In", "values": list(dict.fromkeys(values))}

@@ -1,4 +1,4 @@
-"""Export the resources of SageMaker training jobs."""
+"""Export parts of requests for SageMaker training jobs: machines, environment and time limits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 from ...providers.ec2.api import shape_of
 from .selection import ExportRefused, RankedCluster, Selection
 
-MAX_GROUPS = 5  # instance groups of a training job
-MAX_RUNTIME_S = 28 * 86400
-# A job that the limit stops costs as much and produces nothing, so the limit only catches hangs.
+MAX_GROUPS = 5  # SageMaker's limit on the instance groups of a training job
+MAX_RUNTIME_S = 28 * 86400  # SageMaker's limit on the duration of a training job
+# The runtime limit is this factor times the 90th percentile of the hours. It is generous, because a
+# stopped job costs money and produces nothing. It only stops jobs that hang.
 RUNTIME_LIMIT_FACTOR = 2.0
 
 
 def sagemaker(selection: Selection) -> tuple[Any, str]:
-    """Return parts of CreateTrainingJob requests in order of rank, and their JSON.
+    """Return a pair: parts of CreateTrainingJob requests, sorted by rank, and their JSON text.
 
     Raises:
         ExportRefused: if SageMaker cannot train any rank.
@@ -33,7 +34,7 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
         else:
             jobs.append([one])
     if not jobs:
-        raise ExportRefused(f"sagemaker can train no rank: {'; '.join(left_out)}")
+        raise ExportRefused(f"SageMaker cannot train on any rank: {'; '.join(left_out)}")
     document = {
         "about": [
             *selection.about,
@@ -47,7 +48,10 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
 
 
 def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
-    """Return why SageMaker cannot train the cluster, or ""; `offered` are its instance types."""
+    """Return the reason why SageMaker cannot train on the cluster, or "" if it can.
+
+    `offered` are SageMaker's instance types.
+    """
     missing = [f"ml.{kind}" for kind in cluster.types if f"ml.{kind}" not in offered]
     if missing:
         return f"SageMaker does not offer {' and '.join(missing)}"
@@ -59,9 +63,9 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 
 
 def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
-    """Return True if one request can let SageMaker choose between the clusters.
+    """Return True if a single request can offer SageMaker the choice between both clusters.
 
-    SageMaker chooses between single-type on-demand clusters only.
+    SageMaker supports this choice only for on-demand clusters of one instance type.
     """
     if first.market != "on-demand" or len(first.types) > 1 or first.types == other.types:
         return False
@@ -72,7 +76,10 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
 
 
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
-    """Return the request parts of one job; several `ranks` become instance preferences."""
+    """Return the request parts of one job.
+
+    If there are several `ranks`, they become instance preferences, among which SageMaker chooses.
+    """
     first = ranks[0]
     offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]
     groups = [{"InstanceType": f"ml.{kind}", "InstanceCount": int(n)} for kind, n in offers]

@@ -136,6 +136,7 @@ class Selection:
         return warnings
 
     def _age_h(self, column: str) -> float:
+        """Return the hours since the time in `column` of the requested row."""
         moment: datetime = self.first.row[column]
         return max(0.0, (self.now - moment).total_seconds() / 3600)
 
@@ -160,7 +161,9 @@ def select(
     for column, wanted in (("workload", workload), ("provider", provider)):
         known = sorted({str(row[column]) for row in rows})
         if wanted is None and len(known) > 1:
-            raise SettingsError(f"rows exist for {' and '.join(known)}: add --{column}")
+            raise SettingsError(
+                f"rows are published for {' and '.join(known)}: choose with --{column}"
+            )
         if wanted not in (None, *known):
             near = nearest_names(str(wanted), known)
             raise SettingsError(f"no published {column} {wanted!r}; {near}")
