@@ -50,7 +50,10 @@ class Cap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """The permitted deadline of a launch and its worst-case cost, or the reason for a refusal."""
+    """The permitted deadline of a launch and its worst-case cost, or a refusal.
+
+    `refusal` is the reason for a refusal. It is empty if the launch is permitted.
+    """
 
     deadline_s: float = 0.0
     worst_usd: float = 0.0
@@ -75,7 +78,10 @@ def worst_usd(usd_per_hour: float, deadline_s: float, late: float = LATE_S) -> f
 
 
 def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> float:
-    """Return the longest deadline, in whole minutes, with a worst case of at most `left_usd`."""
+    """Return the longest deadline whose worst-case cost is at most `left_usd`.
+
+    The deadline is in seconds and a whole number of minutes.
+    """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - late) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S, late) > left_usd:
         minutes -= 1  # a rounding error
@@ -152,5 +158,5 @@ def allow(
 
 
 def month_start(now: datetime) -> datetime:
-    """Return the first moment of `now`'s calendar month, in its time zone."""
+    """Return the start of the month that contains `now`, in the time zone of `now`."""
     return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -42,7 +42,7 @@ from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 MOST_CLUSTERS = 600
 _ELASTIC_WORK_S = 30.0
 _LEARNING_SHARE = 2 / 3  # largest share of the caps for learning runs
-_PROBE_VALUE = 1.5  # a sweep informs every workload on its cluster
+_PROBE_VALUE = 1.5  # value of a sweep; it is high because every workload on the cluster benefits
 STOPS = (
     "the campaign stops: no launch within the caps is expected to improve a recommendation"
     f" (at least {LEAST_CHANCE:.0%} chance to change it, saving {LEAST_REGRET:.1%})"
@@ -259,7 +259,7 @@ def elastic_launch(
         steps=10 * every,
         checkpoint_every=every,
         lose_after_s=4 * every * step_s,  # after the third checkpoint
-        # with n - 1 of n machines a step takes up to n / (n - 1) times as long
+        # n - 1 machines then do the work of n, so a step takes n / (n - 1) times as long.
         est_s=10 * every * step_s * len(types) / (len(types) - 1) + max(PRIOR_S.values()),
         reason="the cost of losing a machine",
     )
@@ -337,7 +337,8 @@ def _fill(
             schedule.add(run)
             trial.add(run)
     total = _PROBE_VALUE * sum(run.kind == "probe" for run in chosen)
-    free_s = max(schedule.alone_s)  # profiles are bought in any case: their seconds do not count
+    # The seconds of profiles do not count, because profiles are bought in any case.
+    free_s = max(schedule.alone_s)
     parts = sub_clusters(type_names(cluster))
     runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
     heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]

@@ -106,7 +106,7 @@ class PlannedRun:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What identifies a profile (kind, workload, mode, type) or a sweep (kind, machines)."""
+        """The identity of a profile (kind, workload, mode, type) or of a sweep (kind, machines)."""
         return self.kind, (self.trained, *self.members) if self.workload else self.members
 
     @property
@@ -190,7 +190,7 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
     step_s = costs.core_step_s * sizes / workload.global_batch_least / instance_type.cores
-    # the durations of node/profiler.py
+    # node/profiler.py uses the same durations.
     steps_s = np.maximum(1.0, 4 * step_s).sum() + max(1.0, 5 * step_s[len(sizes) // 2])
     mode = workload.modes[0]
     return PlannedRun(

@@ -37,16 +37,16 @@ _PROBED_SIZES = 4  # a sweep with at least this many message sizes is complete
 # A run that saves 1 % of regret counts as much as one new feature. Ten pilots lower the regret of a
 # new workload by tens of per cent, so they compete with runs of well-known workloads.
 _REGRET_VALUE = 100.0
-_MOST_RUNS = 250  # runs of one workload whose value is computed
-_MOST_FRESH = 300  # runs measured since the model was fitted that update the belief
+_MOST_RUNS = 250  # values are computed for at most this many runs of a workload
+_MOST_FRESH = 300  # at most this many runs, measured after the model was fitted, update the belief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
     """The measurements of one provider so far. The frames are rows of its marts and may be empty.
 
-    Runs before `stale_before` do not count. `drifting` maps instance types to times; runs on such a
-    type up to its time do not count either.
+    Runs before `stale_before` do not count. `drifting` maps instance types to times. Runs on one of
+    these types up to the type's time do not count either.
     """
 
     runs: pd.DataFrame
@@ -243,7 +243,11 @@ class Knowledge:
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
-    """Return what identifies the run of `row`: its kind, and the setup, profile or machines."""
+    """Return the identity of the run in `row`.
+
+    It consists of the kind and the setup of a training run, the workload, mode and instance type of
+    a profile, or the machines of a sweep.
+    """
     kind, members = str(row["kind"]), types_of(str(row["cluster"]))
     if kind == "train":
         return kind, row_key(row, devices)
@@ -257,7 +261,8 @@ def _features_of(run: PlannedRun) -> list[Feature]:
 
 def _features(trained: Trained, members: Sequence[str], batch: int, steps: int) -> list[Feature]:
     cluster = tuple(sorted(members))
-    mixture = len(members), len(set(members))  # gives the few uniform clusters a value
+    # Clusters of equal machines are few. This feature counts them separately from mixed clusters.
+    mixture = len(members), len(set(members))
     return [
         ("cluster", cluster),
         ("workload and cluster", trained, cluster),

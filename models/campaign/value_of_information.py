@@ -30,13 +30,13 @@ Places = NDArray[np.intp]
 # Maps n setups to mean (n,), covariance (n, n) and noise (n,) of log step seconds.
 Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]
 
-_NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations
+_NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations from its mean
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 _LEAST_SHIFT = 1e-5  # in logs: a run that changes no prediction by more than this has no value
 # A run is ignored for a goal if it saves less than LEAST_REGRET, or if it changes the choice with
 # less than LEAST_CHANCE. Otherwise runs would be bought for ever to compare nearly equal setups.
 LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02
-_OUTCOMES = 41  # step times of a setup, as quantiles, for which its hours are simulated
+_OUTCOMES = 41  # number of quantiles of a setup's step time for which its hours are computed
 _MOST, _MOST_SAFE = 30, 10  # setups kept for a goal: the best by objective, and the best by loss
 
 

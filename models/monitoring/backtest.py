@@ -23,13 +23,13 @@ COLUMNS = (
     *("coverage_50", "coverage_80", "coverage_90", "median_width"),
 )
 _KIND = ["workload", "cluster", "strategy", "precision", "switches"]
-# Columns that a prediction may use: neither measurements nor their origin.
+# Columns that a prediction may use. Measurements and their origin are left out.
 _SETUP = [*_KIND, "layout", "batch_per_device", "accumulation_steps", "provider"]
 _MOST_NAMED = 8  # names listed in a sentence
 
 
 def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFrame:
-    """Fit a model to `data` and predict the rows of `test`, a frame with measurement columns.
+    """Fit a model to `data` and predict the step times of `test`, a frame of measured runs.
 
     Returns:
         A frame with the index of `test`. The columns are `predicted_step_s` and its 90 % interval

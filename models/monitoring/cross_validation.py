@@ -38,6 +38,7 @@ COLUMNS = (
 _SCORED = [*STEP, "split", "group", "row", "run_id", "setup", "measured_s"]
 _FOLDS = 5  # groups of the split "setup"
 
+# Split, group, training data without the group, and the runs of the group.
 HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
 # A function like `map` that returns results in order; it may call the function in other processes.
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
@@ -67,7 +68,7 @@ def _machines(rows: pd.DataFrame) -> IntArray:
 
 
 def _setups(rows: pd.DataFrame) -> list[str]:
-    """Return a label for each row: its workload and mode on its sorted cluster."""
+    """Return a label for each row: workload, mode, and the cluster with sorted instance types."""
     clusters = [cluster_name(sorted(types_of(str(name)))) for name in rows["cluster"]]
     return [f"{label} on {name}" for label, name in zip(variants_of(rows), clusters, strict=True)]
 

@@ -38,10 +38,10 @@ def verdict(
     """Decide if `challenger` replaces `champion`.
 
     The two models are compared on runs that the champion was not trained on, if there are at least
-    8 such runs. If there are fewer, the models are compared on all runs, which favours the
-    champion. If there are fewer and the challenger knows additional workloads or instance types,
-    no runs are compared. If the definitions of all the champion's workloads have changed, the
-    challenger is judged as if there were no champion.
+    8 such runs. If there are fewer, all runs are compared, which favours the champion. However, if
+    the challenger knows additional workloads or instance types, no runs are compared in this case.
+    If the definitions of all the champion's workloads have changed, the challenger is judged as if
+    there were no champion.
 
     Args:
         data: one provider's measurements.
@@ -104,7 +104,7 @@ def _promotion(promote: bool, *because: str) -> Promotion:
 
 
 def caution(scoreboard: pd.DataFrame) -> str:
-    """Return the warning that the model's answers must carry; empty if none is needed."""
+    """Return the warning to add to the model's answers. It is empty if no warning is needed."""
     if not len(scoreboard):
         return "nothing could be held out to judge the model"
     error = _mean_error(scoreboard)

@@ -73,7 +73,8 @@ def split_groups(
     left = total - (samples * devices).sum(axis=1)
     possible &= left >= 0
     active = np.flatnonzero(possible & (left > 0))
-    while len(active):  # rounding left samples: give each to the type that then finishes first
+    # Rounding down left some samples. Each goes to the type that finishes first with it.
+    while len(active):
         n, d = count[active], devices[active]
         able = (n > 0) & (d <= left[active, None])
         stuck = ~able.any(axis=1)

@@ -24,7 +24,8 @@ from ..step_time.model import StepTimeModel
 from .batch_split import BatchSplits, global_batches, splits_of
 from .enumeration import MOST_CLUSTERS, Refusal, compositions, price_or_inf, sold_together
 
-# Zones of a market in which all types are compared. Planning time grows with each zone.
+# All instance types are compared in at most this many zones of each market, because planning time
+# grows with each zone.
 MOST_ZONES = 4
 
 

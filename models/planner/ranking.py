@@ -172,7 +172,7 @@ def _question(workload: Workload, goal: Goal) -> Row:
 
 
 def summary(costs: JobCosts, at: int) -> Row:
-    """Return the setup at position `at` with its expected hours and dollars."""
+    """Return a row with the setup at position `at`, its offers, expected hours and dollars."""
     setup = costs.setups[at]
     columns = setup.row()
     del columns["workload"], columns["provider"]

@@ -330,7 +330,7 @@ def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row
     speeds = {
         batch: batch / step_s
         for (batch, steps), step_s in scale.steps.get(1, {}).items()
-        # A batch whose peak is unknown ran on this device.
+        # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
         if steps == 1 and (peaks.get(batch) or 0.0) <= (memory or math.inf)
     }
     if not speeds:

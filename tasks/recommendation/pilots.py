@@ -47,7 +47,8 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
             `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
             regret after the run. `assured_after` is the chance that some cluster meets the required
-            probability after the run; it is None unless no cluster does so now.
+            probability after the run. It is None if some cluster already does, or if the goal
+            requires no probability.
         reason: why no run can be named, or "".
 
     Runs use the offers in `buyable` of the campaign's market. If none of them has a price, offers
@@ -121,7 +122,7 @@ def _pilots(
 def _candidates(
     case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet
 ) -> list[Setup]:
-    """Return setups that pilots may measure: unmeasured, and on at most _MOST_HOSTS machines.
+    """Return unmeasured setups on at most _MOST_HOSTS machines, which pilots may measure.
 
     Setups of the choice set come first, then other setups, sorted by dollars per hour. If the
     workload was never measured, setups of one device come before all others, because its compute

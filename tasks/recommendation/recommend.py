@@ -347,10 +347,10 @@ def _unpredictable(case: Case) -> str:
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
-    """Return the planner's reason, with added texts.
+    """Return the planner's reason, with further texts added.
 
-    These name devices that were predicted from data sheets, and prices that differ from the public
-    price. The first row also has the case's notes.
+    The added texts name devices that were predicted from data sheets, and explain prices that
+    differ from the public price. In the first row, the case's notes are added too.
     """
     devices = dict.fromkeys(offer.instance_type.device for offer in offers)
     sheets = [f"{one} by its data sheet alone" for one in devices if one in case.by_data_sheet]

@@ -72,7 +72,7 @@ class Selection:
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """The candidates with a single instance type on which the same training command works."""
+        """The candidates that have one instance type and the requested row's training command."""
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
 

@@ -107,7 +107,7 @@ def torchrun(selection: Selection) -> tuple[Any, str]:
 
 
 def _training_notes(row: Row) -> list[str]:
-    """Return notes about what the exported file does not do, so that the user's script must."""
+    """Return notes that tell the user what the training script must do itself."""
     precision, notes = row["precision"], []
     if precision == "fp32":
         notes.append("fp32 was measured with TF32 disabled")
