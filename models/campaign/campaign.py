@@ -259,7 +259,7 @@ def elastic_launch(
         steps=10 * every,
         checkpoint_every=every,
         lose_after_s=4 * every * step_s,  # after the third checkpoint
-        # n - 1 machines then do the work of n, so a step takes n / (n - 1) times as long.
+        # n - 1 machines then do the work of n: a step takes up to n / (n - 1) times as long.
         est_s=10 * every * step_s * len(types) / (len(types) - 1) + max(PRIOR_S.values()),
         reason="the cost of losing a machine",
     )
@@ -321,13 +321,13 @@ def _fill(
     costs: Costs,
     most_s: float,
 ) -> tuple[list[PlannedRun], float]:
-    """Return the best runs for one launch of at most `most_s` seconds, and their value per billed
-    second.
+    """Return a pair: the best runs for one launch, and their value per billed second.
 
-    The launch starts with the runs in `first`. Training runs are added by value per second, the
-    highest first, until the next run would lower the value per second of the launch. Adding a run
-    can only lower the values of other runs, so a heap recomputes values lazily. A run that fits
-    within the minimum billed time is added without this comparison, because it costs nothing.
+    The runs take at most `most_s` seconds. The launch starts with the runs in `first`. Training
+    runs are added by value per second, the highest first, until the next run would lower the value
+    per second of the launch. Adding a run can only lower the values of other runs, so a heap
+    recomputes values lazily. A run that fits within the minimum billed time is added without this
+    comparison, because it costs nothing.
     """
     schedule, trial = Schedule(cluster), known.copy()
     chosen: list[PlannedRun] = []

@@ -117,8 +117,7 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 
 
 def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Floats, Floats]:
-    """Return two (runs,) arrays: the regret that each run saves, and the chance that it changes the
-    choice.
+    """Return two (runs,) arrays: the regret a run saves, and the chance that it changes the choice.
 
     `runs` are the positions in `belief` of the setups to run.
     """
@@ -142,11 +141,10 @@ def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Flo
 def aim_and_meeting(
     question: OpenChoice, mean: Floats, variance: Floats
 ) -> tuple[Floats, Meeting | None]:
-    """Return a pair: the log objective of the setups, and their probability to meet the constraint
-    with the expected overshoot.
+    """Return a pair: the log objective of each setup, and how likely it meets the constraint.
 
-    The second item is None if the goal has no constraint. `mean` and `variance` describe log step
-    seconds. They have the shape (setups, runs, outcomes) or broadcast to it.
+    The second item is a `Meeting`, or None if the goal has no constraint. `mean` and `variance`
+    describe log step seconds. They have the shape (setups, runs, outcomes) or broadcast to it.
     """
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)

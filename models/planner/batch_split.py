@@ -57,9 +57,10 @@ def split_groups(
     0 in padding. `devices` is the number of devices of one machine of the type. `a` and `k` define
     the line of one device.
 
-    Returns a (clusters, types) array: samples per device, summed over the machines of the type. The
-    first (samples mod count) machines of a type get one sample more than its other machines. The
-    row of a cluster that cannot be split contains only zeros.
+    Returns a (clusters, types) array. An entry counts the samples of one device on each machine of
+    the type, added up for all these machines. The first (samples mod count) machines of a type get
+    one sample per device more than its other machines. The row of a cluster that cannot be split
+    contains only zeros.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -117,8 +118,8 @@ class BatchSplits:
         cluster: (splits,) positions among the enumerated clusters.
         kind: (splits, types) positions in `types`, or -1 for padding.
         count: (splits, types) numbers of machines of each type.
-        samples: (splits, types) samples of one device in a micro-step, summed over the machines of
-            the type.
+        samples: (splits, types) samples in a micro-step of one device on each machine of the type,
+            added up for all these machines.
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
     """

@@ -88,8 +88,9 @@ class Candidates:
                 yield self.setup(row)
 
     def by_price(self) -> IntArray:
-        """Return the positions of all candidates, sorted by dollars per hour. Candidates with an
-        unknown price come last.
+        """Return the positions of all candidates, sorted by dollars per hour.
+
+        Candidates with an unknown price come last.
         """
         return np.argsort(self.column("usd_per_hour").round(9), kind="stable")
 
@@ -109,7 +110,7 @@ class Candidates:
 
 
 def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates:
-    """Return every batch split in every market and zone that sells all of its types.
+    """Return every batch split in every market and zone that sells the split's instance types.
 
     Raises:
         ValueError: if the workload's range of global batches is empty.
@@ -158,7 +159,7 @@ Terms = dict[str, tuple[float, float]]
 
 
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
-    """Return the offers without those of zones that cannot win. The order of offers is kept.
+    """Remove the offers of zones that cannot win, and return all other offers in order.
 
     A zone cannot win if another zone in the same market sells all of its instance types at no
     higher price and no higher interruption rate. If several zones are equal, the first by name is
@@ -195,9 +196,7 @@ def _zone(offer: Offer) -> Zone:
 
 
 def _beats(ours: Terms, theirs: Terms) -> bool:
-    """Return True if `ours` has all types of `theirs`, none with a higher price or interruption
-    rate.
-    """
+    """Return True if `ours` has all types of `theirs`, at no higher price or interruption rate."""
     return all(
         name in ours and ours[name][0] <= usd and ours[name][1] <= hazard
         for name, (usd, hazard) in theirs.items()

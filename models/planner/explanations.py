@@ -31,8 +31,8 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     """Format hours or dollars: `1.93 h`, `2.5 min`, `$12.50`, `$0.0123`.
 
     `what` is the unit of `value`: "hours" or "usd". Small amounts have at least two significant
-    digits. If `up` is True, the amount is rounded up, so that a limit of the printed amount is met
-    by `value`.
+    digits. If `up` is True, the amount is rounded up, so that `value` meets a limit of the printed
+    amount.
     """
     if what == "usd":
         scale, shown, usual = 1.0, "${}", 4 if 0 < value < 1 else 2
