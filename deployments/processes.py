@@ -47,7 +47,7 @@ class Child:
         """Raise UpError with the end of the log if the process has ended."""
         if self.process.poll() is not None:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-            raise UpError(f"{self.name} ended; the end of {self.log}:\n{tail}")
+            raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
 
     def end(self, *, grace_s: float) -> int:
         """Terminate the process and its flow runs.

@@ -222,7 +222,8 @@ class Warehouse:
         """Lock the file against other threads, and turn DuckDB errors into WarehouseError."""
         if not _IN_THIS_PROCESS.acquire(timeout=self._wait_s):
             raise WarehouseBusy(
-                f"{self.path}: another thread of this process held it for {self._wait_s:g} s"
+                f"{self.path}: another thread of this process held it for {self._wait_s:g} s:"
+                " try again"
             )
         try:
             yield

@@ -76,7 +76,9 @@ def append_publication(
     for row in rows:
         missing = [name for name in columns if name not in row and name not in _STAMPED]
         if missing:
-            raise ValueError(f"a recommendation of {row.get('workload')!r} lacks {missing}")
+            raise ValueError(
+                f"a recommendation of {row.get('workload')!r} lacks the columns {missing}"
+            )
     if not append(connection, "raw_publications", [header]):
         return 0
     return append(connection, "raw_recommendations", [stamp | dict(row) for row in rows])

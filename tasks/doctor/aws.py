@@ -166,7 +166,9 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
     pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
     pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]
     if not pairs:
-        yield Finding(check, "note", "not tried: this region sells no instance type that is known")
+        yield Finding(
+            check, "note", "not tried: no chosen instance type is known to be sold in this region"
+        )
         return
     cluster = min(pairs, key=lambda pair: pair.members[0].instance_type.cores)
     names = {"lease_id": "doctor", "controller": "doctor"}

@@ -221,7 +221,7 @@ class Shared(_Section):
     @model_validator(mode="after")
     def _complete(self) -> Shared:
         if bool(self.host) != bool(self.data):
-            raise ValueError("set host and data together")
+            raise ValueError("set both host and data, or neither")
         if self.dask and find_spec("prefect_dask") is None:
             raise ValueError("Dask is not installed: run `pip install 'srift[dask]'`")
         return self

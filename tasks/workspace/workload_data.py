@@ -77,7 +77,9 @@ def read_data(text: str, root: Path, home: Path) -> WorkloadData:
     source, files = source_of(text, root), None
     if isinstance(source, Path):
         if home.is_relative_to(source):
-            raise BadData(f"{source} holds SRIFT_HOME, which changes with every command")
+            raise BadData(
+                f"{source} holds SRIFT_HOME, which changes with every command: move one of them"
+            )
         files = files_below(source)
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 

@@ -145,7 +145,7 @@ def refuse_to_spend(provider: str, max_usd: float | None) -> None:
     bucket. A cap that is negative or infinite is refused for every provider.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
-        raise SettingsError(f"--max-usd {max_usd} is not a number of dollars")
+        raise SettingsError(f"--max-usd {max_usd} is not a finite number of dollars of at least 0")
     if not spends_money(provider):
         return
     if max_usd is None:
