@@ -152,7 +152,7 @@ MUTANTS = (
         "models/planner/test_ranking.py models/campaign/test_value_of_information.py"),
     _of("shares-odd", "models/planner/batch_split.py", r"\[batch \+ 1\] \* odd", "[batch] * odd",
         "models/planner/test_batch_split.py"),
-    _of("shares-left", "models/planner/batch_split.py", r"while len\(active\):  #", "while False:  #",
+    _of("shares-left", "models/planner/batch_split.py", r"while len\(active\):", "while False:",
         "models/planner/test_batch_split.py"),
     # Watching.
     _of("backtest-leak", "models/monitoring/backtest.py", r"asked = test\[\[name.*\]\]", "asked = test",
