@@ -118,7 +118,7 @@ class Cluster:
 
     @classmethod
     def of(cls, *counted: tuple[int, Offer]) -> Cluster:
-        """Return the cluster of (count, offer) pairs, in the order of the pairs."""
+        """Build a cluster from (count, offer) pairs. Machines are in the order of the pairs."""
         return cls(members=tuple(offer for count, offer in counted for _ in range(count)))
 
     @property
@@ -128,9 +128,9 @@ class Cluster:
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
-        """Return dollars per hour of the machines, of storage, and of addresses and requests.
+        """Return three prices in dollars per hour: machines, storage, and addresses with requests.
 
-        The first value is None if a machine's price is unknown.
+        The price of the machines is None if the price of any machine is unknown.
         """
         prices = [offer.usd_per_hour for offer in self.members]
         known = [usd for usd in prices if usd is not None]
@@ -189,7 +189,8 @@ def parse_cluster(text: str) -> tuple[str, ...]:
 def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, ...]:
     """Parse whole numbers joined by `+`, one per instance.
 
-    A single number applies to all `count` instances. `what` names the value in error messages.
+    A single number applies to all `count` instances. `what` is the word for the value in error
+    messages, for example "layout".
 
     Raises:
         ValueError: if a number is not whole and positive, or if there are neither 1 nor `count`

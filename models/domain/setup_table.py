@@ -88,7 +88,10 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
 
 
 def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:
-    """Raise ValueError if a name is not in `known`. `what` says in the message what is named."""
+    """Raise ValueError if a name is not in `known`.
+
+    `what` is the word for such a name in the message, for example "workload".
+    """
     for name in sorted(set(names) - set(known)):
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)[:5]
         raise ValueError(f"unknown {what} {name!r}; the nearest known: {', '.join(near) or 'none'}")

@@ -84,7 +84,10 @@ class Mode(NamedTuple):
 
     @property
     def servers(self) -> int:
-        """Return the number of parameter servers, at most one per machine; 0 without servers."""
+        """Return the number of parameter servers; 0 if the strategy uses none.
+
+        A machine has at most one parameter server.
+        """
         return int(self.strategy.removeprefix("ps-")) if self.strategy in SERVED else 0
 
     @property
@@ -155,7 +158,7 @@ class Mode(NamedTuple):
 
     @property
     def alone(self) -> Mode:
-        """Return the corresponding single-device mode, which shards and exchanges nothing."""
+        """Return this mode for a single device: DDP without offload, same precision."""
         kept = [switch for switch in self.switches.split("+") if switch != _SWITCHES[2]]
         return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
 
@@ -245,7 +248,7 @@ def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Everything that determines a step time.
+    """A workload on a cluster, with everything else that determines the step time.
 
     `layout` (devices used) and `batch_per_device` (samples) have one number per instance.
     """

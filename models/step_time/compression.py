@@ -1,15 +1,22 @@
-"""Compute prior bytes and seconds of strategies whose communication differs from DDP.
+"""Estimate bytes and seconds of strategies whose communication differs from DDP.
 
-    mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021], with M
-               machines of n devices, d values of 4 bytes and density p; it selects p d / n of d / n
+The symbols: M machines have n devices each, P ranks in total. The gradients have d values of 4
+bytes.
+
+    mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021]; p is the
+               density: it selects p d / n of d / n values
     dense      2 (M - 1) / M 4 d / n: a device's share of a hierarchical all-reduce
-    powersgd   r (rows + columns) of each rows x columns matrix [Vogels et al. 2019]
-    adasum     2 (P - 1) / P 4 d of P = 2^m ranks, of which a machine sends 2 (M - 1) / M 4 d to
-               others: ranks of one machine are halved first. Dot products are left out [D]
-    servers    each of S, at most one a machine, receives (P - n) / S of 4 d from other machines,
-               then sends as much back; no machine sends or receives more in either phase [D]
+    powersgd   r (rows + columns) values of each rows x columns matrix [Vogels et al. 2019]; r is
+               the rank of the factors
+    adasum     each of P = 2^m ranks sends 2 (P - 1) / P 4 d; a machine sends 2 (M - 1) / M 4 d of
+               this to other machines, because vectors are halved between the ranks of one machine
+               first. Dot products are neglected [D]
+    servers    each of S servers, at most one per machine, receives (P - n) / S times 4 d from other
+               machines, then sends as much back; no machine sends or receives more in either
+               phase [D]
 
-fp16 sends half as much as dense. Runs of a strategy correct these priors.
+fp16 sends half as much as dense. All these numbers are priors; measured runs of a strategy correct
+them.
 """
 
 from __future__ import annotations

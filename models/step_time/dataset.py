@@ -98,9 +98,10 @@ def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
 
 
 def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
-    """Return the frame after replacing the rows of each workload that is a key of `of`.
+    """Return the frame after copying rows of workloads under new names.
 
-    `of` maps the workload to the workload whose rows are copied under its name.
+    `of` maps a new name to the workload whose rows are copied. Rows that already have the new name
+    are dropped.
     """
     if not of or "workload" not in frame:
         return frame

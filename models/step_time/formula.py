@@ -216,7 +216,7 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Return two (rows,) arrays: C, the seconds to exchange all gradients, and L, the last bucket.
+    """Return two (rows,) arrays: the seconds to exchange all gradients, C, and the last bucket, L.
 
     Both are 0 on one device.
     """

@@ -145,7 +145,7 @@ class Wait:
     def joint(
         self, mean: FloatArray, covariance: FloatArray, noise: FloatArray, part: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the mean, covariance and noise variance of log step seconds including loading.
+        """Return the mean, covariance and noise variance of log step seconds with loading.
 
         Args:
             mean: (rows,) mean of log step seconds without loading.

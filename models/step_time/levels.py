@@ -64,7 +64,7 @@ _SETTLED = 3e-4  # relative fall of the loss below which the search stops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The input rows of the regression, one per setup."""
+    """The inputs of the regression, with a row per setup. `kind` is the kind of device."""
 
     line: Line
     workload: Keys
@@ -109,7 +109,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Block:
-    """The rows of one cell in the regression."""
+    """The rows of one cell (a workload in one mode on one kind of device) in the regression."""
 
     name: tuple[str, str]
     at: IntArray  # positions of the rows
@@ -177,9 +177,10 @@ class Columns:
         self.count = ends[-1]
 
     def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
-        """Return the (level, name) keys of a cell's deviations, also if they have no column in z.
+        """Return the (level, name) keys of all deviations that affect a cell.
 
-        DDP has no deviation at the level of strategies.
+        A deviation without measurements has a key but no column in z. DDP has no deviation at the
+        level of strategies.
         """
         mode = workload_and_mode(workload)[1]
         strategy: list[tuple[str, object]] = (
@@ -208,7 +209,7 @@ def kernel(one: FloatArray, other: FloatArray, spread: FloatArray) -> FloatArray
 
 
 class Regression:
-    """The multi-level regression; see the module's docstring."""
+    """The multi-level regression that the module's docstring describes."""
 
     def __init__(
         self,
@@ -330,9 +331,9 @@ class Regression:
     ) -> tuple[Rows, FloatArray, FloatArray, FloatArray]:
         """Return the rows of all blocks and three arrays: parameters, drift and point positions.
 
-        The parameters (rows, parameters) and the drift (rows, members) of one device's log seconds
-        are given `z`. The last array (rows, members) has positions in the list of the workload's
-        points, and -1 for padding.
+        The parameters are (rows, parameters). The drift (rows, members) is the change of one
+        device's log seconds from their prior mean. `z` determines both. The last array (rows,
+        members) has positions in the list of the workload's points, and -1 for padding.
         """
         rows = self.rows.take(
             np.concatenate([block.at for block in blocks] or [np.zeros(0, dtype=np.intp)])
@@ -351,9 +352,11 @@ class Regression:
     def _sides(
         self, blocks: Sequence[Block], z: FloatArray
     ) -> Iterator[tuple[Block, FloatArray, FloatArray]]:
-        """Yield (block, residuals, slopes at z) for each block.
+        """Yield (block, residuals, slopes) for each block.
 
-        The formula is evaluated once for all blocks together, to save time.
+        Residuals are log measured minus log computed seconds, and slopes are the derivatives of log
+        computed seconds with respect to z. The formula is evaluated once for all blocks together,
+        to save time.
         """
         rows, values, drift, place = self._state(blocks, z)
         base, by, by_alone, times = self.slopes(rows, values, drift)
@@ -482,7 +485,10 @@ class Regression:
             block.factor = np.asarray(np.linalg.cholesky(covariance), dtype=float)
 
     def _linearise(self, z: FloatArray) -> tuple[float, FloatArray]:
-        """Store the slopes, residuals and precision at z. Return the loss and its gradient."""
+        """Compute and store each block's slopes and residuals at `z`, and the precision of z.
+
+        Return the loss and its gradient with respect to z.
+        """
         self.precision = np.diag(self.prior)
         gradient, loss = self.prior * z, 0.5 * float(z @ (self.prior * z))
         for block, off, slopes in self._sides(self.blocks, z):

@@ -123,7 +123,7 @@ class MemoryModel:
         """Return the peak bytes of one rank of a setup; NaN if the workload is unknown.
 
         `batch` is the samples of a device in a micro-step, `ranks` the number of ranks.
-        `accumulates` is True for several micro-steps.
+        `accumulates` is True if an optimizer step has several micro-steps.
         """
         mode = workload_and_mode(workload)[1]
         line, measured = self._line(workload, instance_type)

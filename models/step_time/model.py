@@ -500,7 +500,7 @@ class StepTimeModel:
         """Return the peak bytes of one rank; NaN if the workload is unknown.
 
         `batch` is the samples of a device in a micro-step, `ranks` the number of ranks.
-        `accumulates` is True for several micro-steps.
+        `accumulates` is True if an optimizer step has several micro-steps.
         """
         return self.memory.peak_bytes(
             variant(workload, mode), instance_type, batch, ranks, accumulates=accumulates
@@ -870,7 +870,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Prior draws of a Gaussian process by random Fourier features.
+    """Draws from a Gaussian-process prior, represented by random Fourier features.
 
     A draw at a setup does not depend on which other setups are drawn.
     """
@@ -881,7 +881,7 @@ class _Field:
 
     @classmethod
     def of(cls, part: _Part, *, seed: int, count: int) -> _Field:
-        """Return `count` draws of the residual of a cell."""
+        """Return `count` draws from the prior of a cell's residual."""
         return cls.draw(
             LENGTHS, part.spread[:2], random=_random(seed, ("field", part.cell)), count=count
         )
@@ -922,7 +922,7 @@ def _heavier(fit: Regression, level: str) -> float:
 
 
 def _cells(rows: Rows) -> list[tuple[tuple[str, str], IntArray]]:
-    """Return each cell (workload, kind) with the positions of its rows."""
+    """Return, for each cell, its (workload, kind of device) and the positions of its rows."""
     many = len(rows.kind.names)
     pair = rows.workload.codes * many + rows.kind.codes
     order = np.argsort(pair, kind="stable")
@@ -935,6 +935,9 @@ def _cells(rows: Rows) -> list[tuple[tuple[str, str], IntArray]]:
 
 
 def _chunks(arrays: SetupArrays, size: int) -> list[IntArray]:
-    """Return the row positions in chunks of `size`; one empty chunk if there are no rows."""
+    """Split the row positions into chunks of at most `size`.
+
+    If there are no rows, return one empty chunk.
+    """
     many = len(arrays.workloads)
     return [np.arange(first, min(first + size, many)) for first in range(0, max(many, 1), size)]

@@ -1,4 +1,6 @@
-"""Predict the seconds of one device by a Gaussian process over workloads, GPU kinds and batches.
+"""Predict the seconds of one device from workload, kind of device and batch.
+
+The model is a Gaussian process:
 
     log T1(w, k, b) = a_w + g_w x - u_w log(bandwidth_k) - v_w log(rate_k)
                       + s_w(x) + e_k + d_wk + h_wk x + r_wk(x)
@@ -250,7 +252,7 @@ class OneDevice:
         return found
 
     def at(self, workload: Sequence[str], kind: Sequence[str], batch: FloatArray) -> Points:
-        """Return the points for workloads, kinds of device and batches, given in parallel.
+        """Return one point for each position of `workload`, `kind` (of device) and `batch`.
 
         A workload or kind that was not measured is predicted from its prior.
         """

@@ -78,9 +78,10 @@ class SetupFacts:
         )
 
     def lay_out(self, setups: SetupArrays) -> tuple[Rows, list[Point], FloatArray]:
-        """Return the regression's rows, the points that they need, and the points' log seconds.
+        """Return three values: the regression's rows, the points that they need, and log seconds.
 
         A point is a distinct (group, kind of device, batch) whose one-device seconds are needed.
+        The log seconds (points,) are the predictions of these seconds.
         """
         kind, batch, layout, count = setups.kind, setups.batch, setups.layout, setups.count
         present = kind >= 0

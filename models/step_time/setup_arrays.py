@@ -177,7 +177,7 @@ class SetupArrays:
         return np.asarray(known[self.kind], dtype=float)
 
     def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> SetupArrays:
-        """Return the rows at these positions."""
+        """Return the setups at the positions `picked`."""
         used = np.flatnonzero((self.kind[picked] >= 0).any(axis=0))
         width = int(used[-1]) + 1 if len(used) else 1
         return SetupArrays(
