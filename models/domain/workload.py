@@ -158,7 +158,7 @@ class Mode(NamedTuple):
 
     @property
     def alone(self) -> Mode:
-        """Return this mode for a single device: DDP without offload, same precision."""
+        """Return this mode for a single device: with DDP and without offload."""
         kept = [switch for switch in self.switches.split("+") if switch != _SWITCHES[2]]
         return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
 

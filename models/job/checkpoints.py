@@ -3,9 +3,9 @@
     seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise),  x = log of the line
 
 The line in parentheses is CM-DARE's [P] and holds for the storage of its cloud. mu, u and b have
-normal priors around 0. Measurements of a few workloads cannot show both terms of another line. They
-do show how far seconds lie above this line (mu), and whether large checkpoints lie further above it
-(b).
+normal priors around 0. The two numbers of the line are not fitted, because measurements of a few
+workloads do not determine both. The measurements do show how far seconds lie above the line (mu),
+and whether large checkpoints lie further above it (b).
 """
 
 from __future__ import annotations

@@ -35,7 +35,10 @@ class CompileModel:
     learned: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
 
     def seconds(self, workload: str, mode: Mode) -> float:
-        """Return the expected compilation seconds, spent at start and after each replacement."""
+        """Return the expected compilation seconds, at start and after each replacement.
+
+        They are 0 if `mode` does not use torch.compile.
+        """
         return self.learned.get((workload, mode), prior_s(mode)) if mode.compiled else 0.0
 
 

@@ -35,7 +35,7 @@ class JobCosts:
     - `usd_per_hour` is the whole bill of the cluster, or NaN if a price is unknown.
     - `hours` are expected hours.
     - `hours_by_draw` are the hours that are expected if the step time has the drawn value.
-    - `sampled_hours` are hours for which start-up and interruptions are drawn too.
+    - `sampled_hours` are hours with drawn step time, start-up and interruptions.
     - `interruptions` is the expected number of interruptions.
     - `interruption_risk` is the chance of at least one interruption.
     - `cluster` is a number for each combination of instance types, markets and zones. Setups with

@@ -1,9 +1,9 @@
 """Compute the expected and drawn hours of a job with start-up, interruptions and checkpoints.
 
-    checkpoint    c, by checkpoints.py
+    checkpoint    c, from checkpoints.py
     interval      I = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c,  M where c >= 2M
                   Daly [P], the next order after Young
-    running       r = work + (n - 1) c    n equal pieces, each at most I, checkpoints of c between
+    running       r = work + (n - 1) c    n equal pieces of at most I, with a checkpoint between two
     interruptions N = n (exp(h s) - 1), s = r / n, each taking 1/h - s / (exp(h s) - 1) of its piece
     hours           = start-up + r + N (lost + replacement)
 

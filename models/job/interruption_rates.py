@@ -93,7 +93,7 @@ class HazardModel:
         return np.array([self._rate(*pool) for pool in pools], dtype=float).reshape(-1, 2)
 
     def _rate(self, instance_type: str, zone: str, advised: float) -> tuple[float, float]:
-        """Return a pair: interruptions per hour of one machine of a pool, and relative variance."""
+        """Return one machine's interruptions per hour, and the estimate's relative variance."""
         if instance_type not in self.types and advised <= 0:
             return 0.0, 0.0
         unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)

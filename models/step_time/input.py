@@ -271,7 +271,7 @@ class Loaders:
 
 
 def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
-    """Return a pair: the data after removing the seconds of loading, and the loaders.
+    """Return a pair: the data after subtracting the seconds of loading, and the loaders.
 
     The caller has already applied `at_nominal_speed` and `by_variant` to `data`. Measurements of
     workloads whose loading was not profiled stay unchanged.
@@ -328,7 +328,7 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return a pair: the runs after removing loading from step_s and sync_s, and `Loaders.off`."""
+    """Return a pair: the runs with step_s and sync_s freed of loading, and `Loaders.off`."""
     base = np.array(
         [workload_and_mode(str(one))[0] for one in column(runs, "workload", "")], dtype=object
     )

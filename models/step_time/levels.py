@@ -620,7 +620,7 @@ class Regression:
         return np.exp(np.median(np.log(own), axis=0))
 
     def _judge_noise(self) -> None:
-        """Learn, for each cell, a factor on its noise from cross-validation errors.
+        """Learn a factor on the noise of each cell, by cross-validation across clusters.
 
         Rows of one cluster have errors in common, so they are left out together. The errors are
         computed as if the cell's parameters still had their prior.
