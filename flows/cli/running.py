@@ -62,7 +62,7 @@ def measure(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Measure a workload on named machines, or its pilots, under the caps of a refresh."""
+    """Measure a workload on the machines of --on, or else its pilots. A refresh's caps apply."""
     from tasks.campaign.named import Wish
     from tasks.providers.base import ProviderError
     from tasks.reporting.tables import print_measured

@@ -154,7 +154,8 @@ def drawn_hours(
     `work_hours` (clusters, draws) are drawn hours of training steps. Start-up, checkpoints and
     interruptions are drawn here. The number of interruptions is Poisson, and its mean is multiplied
     by two Gamma variables of mean 1. The first has the variance `doubt`. The second has the
-    variance `bunching`, reduced for long jobs: `expected_work_hours` (clusters,) is their length.
+    variance `bunching`, which is reduced for long jobs. `expected_work_hours` (clusters,) is the
+    length of each job.
     All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """
     job = _job(work_hours, conditions)

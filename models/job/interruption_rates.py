@@ -166,7 +166,7 @@ def fit_hazard(
 
 
 def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
-    """Estimate bunching: how much more interruptions vary between windows than Poisson counts do.
+    """Estimate the variation of interruption counts between windows beyond that of Poisson counts.
 
     `zone_rate` has the interruptions per hour of each (instance type, zone). The prior counts as
     additional observations.

@@ -48,7 +48,7 @@ class Verdict:
 
 
 def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | None:
-    """Compare the training losses of `mode` with those of its dense mode.
+    """Compare the training losses of `mode` with those of the dense mode it would replace.
 
     `runs` are rows of the mart `learning`. Returns None if the runs are too few, too short or too
     noisy for a verdict.

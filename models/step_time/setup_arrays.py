@@ -172,7 +172,10 @@ class SetupArrays:
         return tuple(own[code] for own in table)
 
     def by_type(self, value: Mapping[str, float], padded: float) -> FloatArray:
-        """Return a (rows, members) array: each member's value by type, or `padded` for padding."""
+        """Return a (rows, members) array of the `value` of each member's instance type.
+
+        Padding members get `padded`.
+        """
         known = np.array([value[name] for name in self.names] + [padded], dtype=float)
         return np.asarray(known[self.kind], dtype=float)
 

@@ -89,7 +89,7 @@ class Fetcher:
         if needed + KEPT_FREE_BYTES > free:
             lacking_gib = -(-(needed + KEPT_FREE_BYTES - free) // 2**30)
             raise ValueError(
-                f"they take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free:"
+                f"the data take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free:"
                 f" raise [ec2] volume_gib by at least {lacking_gib}"
             )
         folder = folder_of(self.mailbox, digest)

@@ -55,7 +55,9 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
     if switches != NONE and name in (*TENSOR, TABLES):
         raise ValueError(f"{name} with {switches}: it supports no switches; use {DDP}")
     if OFFLOAD in on(switches) and not shares_out(name):
-        raise ValueError(f"{OFFLOAD} with {name}: use {FSDP} or {ZERO2}, which shard states")
+        raise ValueError(
+            f"{OFFLOAD} does not work with {name}: use {FSDP} or {ZERO2}, which shard states"
+        )
     if OFFLOAD in on(switches) and device.type == "cpu":
         raise ValueError(f"{OFFLOAD} on a CPU: the states are in host memory already")
 

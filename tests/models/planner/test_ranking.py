@@ -71,7 +71,7 @@ def test_an_impossible_deadline_says_which_would_do_and_it_does():
 def test_without_a_required_probability_the_least_loss_wins(goal, tight):
     limits = {"hours": goal.hours and tight * goal.hours, "usd": goal.usd and tight * goal.usd}
     what = str(goal.constraint)
-    job = workload("mlp", 64, None, replace(goal, p_required=None, **limits))
+    job = workload("mlp", 64, None, Goal(goal=goal.goal, **limits))
     costs = costs_of(job)
     used = costs.drawn(what) / (limits[what] or np.nan)
     overshoot = np.maximum(np.log(used), 0.0).mean(axis=1)
@@ -85,7 +85,7 @@ def test_without_a_required_probability_the_least_loss_wins(goal, tight):
 
 
 def test_the_best_is_what_the_rule_would_choose_if_times_were_known():
-    goal = replace(DEADLINE, hours=3.0, p_required=None)
+    goal = Goal(goal="cheapest_within_deadline", hours=3.0)
     job = workload("mlp", 64, None, goal, samples=64 * 3600)
     plain = Setup(
         workload="mlp",
