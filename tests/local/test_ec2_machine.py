@@ -208,7 +208,7 @@ def test_where_no_rule_holds_no_code_of_the_users_runs(rented):
         rented.program(tool, "exit 0")  # succeeds and does nothing
     rented.brings(node={"node": 0, "nodes": 1})
     rented.boot().wait(30)
-    assert "does not hold" in rented.out("failed.json")["reason"]
+    assert "metadata service" in rented.out("failed.json")["reason"]
     assert rented.out("ready.json") is None and rented.out("booted.json") is None
     assert "-h now" in rented.shutdowns()
 
