@@ -114,15 +114,7 @@ class Account:
             products.append(json.dumps(product))
         return self._paged("PriceList", products, NextToken)
 
-    def describe_spot_price_history(
-        self,
-        *,
-        region,
-        now,
-        InstanceTypes=None,
-        NextToken="0",
-        **_,
-    ):
+    def describe_spot_price_history(self, *, region, now, InstanceTypes=None, NextToken="0", **_):
         zones = [zone for zone in self.spot if zone.startswith(region)]
         known = {
             (name, zone): self.spot[zone] for name in self.usd.get(region, ()) for zone in zones

@@ -153,13 +153,7 @@ class FakeProvider(Provider):
 
     name = "local"
 
-    def __init__(
-        self,
-        home,
-        *scripts,
-        refusal="",
-        acquired=lambda _: None,
-    ):
+    def __init__(self, home, *scripts, refusal="", acquired=lambda _: None):
         self.home, self.scripts, self.refusal = home, iter(scripts), refusal
         self.acquired = acquired
         self.over = []

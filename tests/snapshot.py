@@ -26,11 +26,7 @@ _SOURCES = {
 }
 
 
-def combined(
-    answers,
-    offered,
-    list_prices,
-):
+def combined(answers, offered, list_prices):
     """`instance_types` of the file. `offered`: region -> types; `list_prices`: type -> region."""
     rows = {}
     for kind in described(answers):

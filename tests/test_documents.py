@@ -1,7 +1,5 @@
 """The documents: links resolve, the commands in them parse, and the programs in them run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -51,7 +49,7 @@ def typed(path):
 
 
 @each_document
-def test_links_lead_to_a_file_and_its_heading(path: Path) -> None:
+def test_links_lead_to_a_file_and_its_heading(path):
     for link in _LINK.findall(_BLOCK.sub("", path.read_text())):
         if "://" in link or link.startswith("mailto:"):
             continue
@@ -62,7 +60,7 @@ def test_links_lead_to_a_file_and_its_heading(path: Path) -> None:
 
 
 @each_document
-def test_the_commands_that_are_shown_can_be_typed(path: Path) -> None:
+def test_the_commands_that_are_shown_can_be_typed(path):
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for line in typed(path):
         words = shlex.split(line.partition("  #")[0].partition(" | ")[0].replace("...", ""))[1:]
@@ -74,7 +72,7 @@ def test_the_commands_that_are_shown_can_be_typed(path: Path) -> None:
 
 
 @each_document
-def test_the_programs_that_are_shown_run_on_a_published_table(path: Path) -> None:
+def test_the_programs_that_are_shown_run_on_a_published_table(path):
     """SQL on the published file; Python that opens `.srift`, as it stands."""
     blocks = _BLOCK.findall(path.read_text())
     queries = [body for language, body in blocks if language == "sql"]

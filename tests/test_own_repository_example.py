@@ -16,9 +16,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "own-repository"
 
 
 @pytest.mark.local
-def test_the_repository_with_its_requirements_and_a_folder_of_photos_is_checked(
-    tmp_path,
-):
+def test_the_repository_with_its_requirements_and_a_folder_of_photos_is_checked(tmp_path):
     folder = tmp_path / "own-repository"
     shutil.copytree(EXAMPLE, folder)
     make = [sys.executable, "make_photos.py", "photos", "--count", "30", "--pixels", "80"]

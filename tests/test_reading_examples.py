@@ -26,9 +26,7 @@ def published():
     return furnished() / HOME / "published"
 
 
-def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(
-    published,
-):
+def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(published):
     shell = shutil.which("duckdb", path=str(Path(sys.executable).parent))
     assert shell is not None
     asked = (EXAMPLES / "question.sql").read_text().replace("transformer-lm", "conv")

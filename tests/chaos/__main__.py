@@ -1,7 +1,5 @@
 """`python -m tests.chaos --scenarios 200 --seed 2026`: a table by kind; exits 1 on a failure."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -9,11 +7,11 @@ import time
 import joblib
 
 import tests.conftest  # noqa: F401  a state of its own, as tests have
-from tests.chaos.runner import Result, run
+from tests.chaos.runner import run
 from tests.chaos.scenario import KINDS
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--scenarios", type=int, default=200)
     parser.add_argument("--seed", type=int, default=2026)
@@ -22,7 +20,7 @@ def main() -> int:
     began = time.monotonic()
     numbers = range(words.scenarios) if words.only is None else [words.only]
     parallel = joblib.Parallel(n_jobs=-1 if len(numbers) > 20 else 1)
-    results: list[Result] = parallel(joblib.delayed(run)(words.seed, number) for number in numbers)
+    results = parallel(joblib.delayed(run)(words.seed, number) for number in numbers)
     if words.only is not None:
         print(*results[0].log, sep="\n")
     print(f"{'kind':44} {'tried':>6} {'passed':>7}")

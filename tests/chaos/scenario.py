@@ -42,15 +42,7 @@ def choose(world, rng, **values):
         setattr(world if hasattr(world, name) else world.s3, name, rng.choice(some))
 
 
-def befall(
-    world,
-    rng,
-    *,
-    kinds,
-    most=1,
-    stages=STAGES,
-    machines=(0, 0, 1, 1, 2, 3),
-):
+def befall(world, rng, *, kinds, most=1, stages=STAGES, machines=(0, 0, 1, 1, 2, 3)):
     """Up to `most` machines suffer one of `kinds`, also machines of a later launch."""
     for _ in range(rng.randint(1, most)):
         stage = rng.choice(stages)
@@ -67,17 +59,7 @@ def every(world, rng, *, kinds, share=1.0):
                 world.troubles.append(Trouble(machine=machine, kind=kind))
 
 
-def refuse(
-    world,
-    rng,
-    *,
-    actions,
-    codes,
-    most=1,
-    times=(1,),
-    skips=(0,),
-    **options,
-):
+def refuse(world, rng, *, actions, codes, most=1, times=(1,), skips=(0,), **options):
     """AWS refuses up to `most` actions; with `afters`, some of them after it has served them."""
     afters = options.pop("afters", (False,))
     for _ in range(rng.randint(1, most)):
@@ -92,14 +74,7 @@ def refuse(
         world.faults.append(fault)
 
 
-def kill(
-    world,
-    rng,
-    *,
-    names=STEPS,
-    away_s=(2.0, 60.0, 400.0),
-    by_hand=False,
-):
+def kill(world, rng, *, names=STEPS, away_s=(2.0, 60.0, 400.0), by_hand=False):
     """Kill the controller up to three times."""
     for _ in range(rng.choice([1, 1, 2, 3])):
         name = rng.choice(names)

@@ -1,7 +1,5 @@
 """`make up`: deployments that exist, a schedule that fires, servers that obey the operator."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -86,9 +84,7 @@ NIGHTLY = next(one for one in DEPLOYMENTS if one["name"] == "refresh-nightly")
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda one: str(one["name"]))
-def test_a_deployment_takes_its_parameters_and_runs_once_at_a_time(
-    deployment,
-):
+def test_a_deployment_takes_its_parameters_and_runs_once_at_a_time(deployment):
     module, _, function = deployment["entrypoint"].rpartition(".")
     flow = getattr(importlib.import_module(module), function)
     parameters = deployment.get("parameters", {})
@@ -221,7 +217,7 @@ def slow(test):
 
 @slow
 @pytest.mark.parametrize("credential", ["", "srift:wrong"])
-def test_nobody_reads_or_creates_without_the_credential(session: Session, credential: str) -> None:
+def test_nobody_reads_or_creates_without_the_credential(session, credential):
     for server in session.servers.values():
         for request in (server.read, server.create):
             answer = server.ask(request, {}, credential)
@@ -230,7 +226,7 @@ def test_nobody_reads_or_creates_without_the_credential(session: Session, creden
 
 
 @slow
-def test_foreign_pages_and_hosts_get_nothing(session: Session) -> None:
+def test_foreign_pages_and_hosts_get_nothing(session):
     prefect, mlflow = session.servers.values()
     evil = {"Origin": "https://evil.example"}
     for headers in (evil, {"Origin": "http://127.0.0.1:9"}, {"Host": "evil.example"}):
@@ -247,7 +243,7 @@ def test_foreign_pages_and_hosts_get_nothing(session: Session) -> None:
 
 @slow
 @pytest.mark.skipif(os.geteuid() != 0 or not DEBIANS_PYTHON.exists(), reason="needs root, python3")
-def test_another_user_of_the_machine_gets_nothing(session: Session) -> None:
+def test_another_user_of_the_machine_gets_nothing(session):
     pids = [process.pid for process in session.processes()]
     urls = [f"{server.url}{server.read[1]}" for server in session.servers.values()]
     found = as_another_user(session.home, pids, urls)
@@ -257,7 +253,7 @@ def test_another_user_of_the_machine_gets_nothing(session: Session) -> None:
 
 
 @slow
-def test_the_credential_is_on_no_command_line_and_its_file_is_private(session: Session) -> None:
+def test_the_credential_is_on_no_command_line_and_its_file_is_private(session):
     secret = session.credential.partition(":")[2]
     assert stat.S_IMODE((session.home / FILE).stat().st_mode) == 0o600
     lines = [str(one.info["cmdline"]) for one in psutil.process_iter(["cmdline"])]
@@ -265,7 +261,7 @@ def test_the_credential_is_on_no_command_line_and_its_file_is_private(session: S
 
 
 @slow
-def test_a_killed_run_is_crashed_by_its_missing_heartbeat(session: Session) -> None:
+def test_a_killed_run_is_crashed_by_its_missing_heartbeat(session):
     mark = session.home / "hanging"
     wait_for(mark.exists)
     os.kill(int(mark.read_text()), signal.SIGKILL)
@@ -298,7 +294,7 @@ announce_changes("local", [row])
 
 
 @slow
-def test_automations_are_installed_once_and_notify(session: Session) -> None:
+def test_automations_are_installed_once_and_notify(session):
     got = queue.Queue()
 
     class Hook(BaseHTTPRequestHandler):
@@ -319,7 +315,7 @@ def test_automations_are_installed_once_and_notify(session: Session) -> None:
 
 
 @slow
-def test_a_program_follows_changes(session: Session) -> None:
+def test_a_program_follows_changes(session):
     line = [sys.executable, str(ROOT / "examples" / "reading" / "on_change.py")]
     with subprocess.Popen(line, env=session.operator, stdout=subprocess.PIPE, text=True) as program:
         watchdog = threading.Timer(180.0, program.kill)
@@ -333,9 +329,7 @@ def test_a_program_follows_changes(session: Session) -> None:
 
 
 @slow
-def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_stay(
-    session: Session,
-) -> None:
+def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_stay(session):
     """With some versions of SQLAlchemy the scheduler is silent, without an error."""
     ticks = session.home / "ticks"
     table = session.home / "published" / "recommendations.duckdb"

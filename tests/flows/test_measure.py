@@ -64,9 +64,7 @@ def machines(described, monkeypatch, tmp_path):
     return made
 
 
-def test_named_machines_are_measured_beside_predictions_and_nothing_is_published(
-    machines,
-):
+def test_named_machines_are_measured_beside_predictions_and_nothing_is_published(machines):
     before = printed("table")
     found = printed("measure", "conv", "--on", "2xs.small", "--on", "1xs.large")
     assert machines.requested == ["2xs.small", "1xs.large"]

@@ -2,14 +2,11 @@
 newest checkpoint.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -90,8 +87,8 @@ def served(installation, loss, monkeypatch):
 
 @needs_two_hosts
 def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
-    project: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
-) -> None:
+    project, monkeypatch, outcome
+):
     installation = here(project)
     with installation.warehouse.transact() as connection:
         note_instance_types(connection, TYPES, noted_at=NOON)

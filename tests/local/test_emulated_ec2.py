@@ -22,9 +22,7 @@ needs_machines = pytest.mark.skipif(bool(World.why_not()), reason=World.why_not(
 pytestmark = [pytest.mark.local, pytest.mark.slow, needs_machines]
 
 
-def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_given_back(
-    tmp_path,
-):
+def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_given_back(tmp_path):
     campaigns = [
         Campaign(market="spot", machines=2, code="repository"),
         Campaign(market="on-demand", machines=2, types=UNEQUAL),

@@ -1,7 +1,5 @@
 """Accidents on real hosts: what was reported is in the warehouse, and nothing is left running."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -124,9 +122,7 @@ def kill_a_rank(cluster):
 
 
 @needs_two_hosts
-def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(project, monkeypatch):
     installation = here(project)
     accidents = {"killed": kill_a_rank, "revoked": lambda cluster: cluster.revoke(1)}
     clusters = []

@@ -1,7 +1,5 @@
 """However a lease ends, nothing of it is left but its mailbox."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -12,7 +10,6 @@ import pytest
 from tasks.providers.base import NoCapacity, ProviderError
 from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local.processes import hosts
-from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import (
     HERE,
     SHARE,
@@ -45,7 +42,7 @@ def test_an_error_in_a_lease_leaves_nothing_but_the_mailbox(local, failure):
 
 
 @needs_network
-def test_a_revoked_host_is_interrupted_and_an_agent_that_ends_is_not(local: LocalProvider) -> None:
+def test_a_revoked_host_is_interrupted_and_an_agent_that_ends_is_not(local):
     with acquired(local, "narrow", "wide") as running:
         running.revoke(1)
         first, second = running.nodes()
@@ -60,9 +57,7 @@ def test_a_revoked_host_is_interrupted_and_an_agent_that_ends_is_not(local: Loca
 
 
 @needs_network
-def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(
-    local: LocalProvider,
-) -> None:
+def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(local):
     with acquired(local, "wide", "narrow", lease_id="none") as running:
         running.revoke(1)
         assert not running.replace(1)

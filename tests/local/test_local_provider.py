@@ -2,12 +2,9 @@
 nothing behind.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tasks.providers.local.network import Isolation
-from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import (
     ISOLATION,
     best,
@@ -26,9 +23,7 @@ pytestmark = pytest.mark.local
 
 @needs_network
 @pytest.mark.parametrize("kind", ["root", "user"])
-def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(
-    local: LocalProvider, kind: str
-) -> None:
+def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(local, kind):
     if kind == "root" and ISOLATION.kind != "root":
         pytest.skip("not root")
     local.isolation = Isolation(kind=kind)
@@ -48,7 +43,7 @@ def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(
 
 
 @needs_quota
-def test_a_share_is_in_force_between_settle_and_unsettle_only(local: LocalProvider) -> None:
+def test_a_share_is_in_force_between_settle_and_unsettle_only(local):
     with local.acquire(cluster(local, "tenth"), lease_id="share", deadline_s=60, seed=1) as running:
         ready(running)
         free = best(lambda: share(running), enough=0.2)

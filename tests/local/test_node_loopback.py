@@ -95,13 +95,7 @@ class Agents:
             subprocess.Popen([*agent, str(node)], env=environment, cwd=mailbox) for node in (0, 1)
         ]
 
-    def plan(
-        self,
-        attempt,
-        workloads,
-        items,
-        ranks=(0, 1),
-    ):
+    def plan(self, attempt, workloads, items, ranks=(0, 1)):
         """Ask for `items`, and give the go once the workers of `ranks` are armed."""
         plan = Plan(
             lease_id="lease",

@@ -72,9 +72,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_repository_is_measured_and_clashing_requirements_cost_their_own_runs_alone(
-    project,
-):
+def test_a_repository_is_measured_and_clashing_requirements_cost_their_own_runs_alone(project):
     installation = here(project)
     settings = installation.settings
     [(name, why)] = not_installable(settings).items()

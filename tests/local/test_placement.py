@@ -1,10 +1,7 @@
 """Four real hosts in two racks measure their links, and rings keep racks together."""
 
-from __future__ import annotations
-
 import json
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +18,7 @@ RACK = (0, 1, 0, 1)
 
 @needs_network
 @needs_quota
-def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(tmp_path, monkeypatch):
     hosts = Hosts(name="", gbps=(), rack=RACK, uplink_gbps=0.02)
     plain = LocalCluster.go
 

@@ -59,13 +59,7 @@ def cores_fit(cluster):
     return "" if cores <= 1.75 + 1e-9 else f"{cores} cores of 1.75"
 
 
-def workload(
-    name="mlp",
-    least=64,
-    most=None,
-    *goals,
-    samples=600_000,
-):
+def workload(name="mlp", least=64, most=None, *goals, samples=600_000):
     return Workload(
         name=name,
         digest="d" * 12,
@@ -105,16 +99,7 @@ class LineModel:
     def compute_line(self, workload, instance_type, mode=PLAIN):
         return (self.a, self.k / CORES[instance_type])
 
-    def peak_bytes(
-        self,
-        workload,
-        instance_type,
-        batch,
-        ranks=1,
-        *,
-        mode=PLAIN,
-        accumulates=False,
-    ):
+    def peak_bytes(self, workload, instance_type, batch, ranks=1, *, mode=PLAIN, accumulates=False):
         return np.nan
 
     def predict(self, setups):
@@ -167,16 +152,7 @@ class JointModel(LineModel):
     def compute_line(self, workload, instance_type, mode=PLAIN):
         return self.lines[instance_type]
 
-    def peak_bytes(
-        self,
-        workload,
-        instance_type,
-        batch,
-        ranks=1,
-        *,
-        mode=PLAIN,
-        accumulates=False,
-    ):
+    def peak_bytes(self, workload, instance_type, batch, ranks=1, *, mode=PLAIN, accumulates=False):
         return self.memory[instance_type] * batch
 
     def formula_seconds(self, arrays):

@@ -104,14 +104,7 @@ class World:
                 end = start + seconds * (1 + 0.1 * float(hidden.max()))
         return max(end, float(late.max())) * self.noise(0.02)
 
-    def row(
-        self,
-        at,
-        workload,
-        types,
-        batches,
-        accumulation=1,
-    ):
+    def row(self, at, workload, types, batches, accumulation=1):
         own = WORKLOADS[workload]
         return {
             "run_id": f"run-{at}",

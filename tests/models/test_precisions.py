@@ -98,16 +98,7 @@ class HalfInBf16(LineModel):
         a, k = super().compute_line(workload, instance_type, mode)
         return (HALF * a, HALF * k) if mode.precision == "bf16" else (a, k)
 
-    def peak_bytes(
-        self,
-        workload,
-        instance_type,
-        batch,
-        ranks=1,
-        *,
-        mode=PLAIN,
-        accumulates=False,
-    ):
+    def peak_bytes(self, workload, instance_type, batch, ranks=1, *, mode=PLAIN, accumulates=False):
         return batch * 2.0**30 / (32 if mode.precision == "bf16" else 16)
 
     def predict(self, setups):

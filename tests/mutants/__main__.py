@@ -5,8 +5,6 @@ must fail. It exits with 1 if a mutant survives, its text does not occur once, o
 run. `make test` must pass before.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -18,7 +16,7 @@ import time
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.mutants.guards import MUTANTS, Mutant
+from tests.mutants.guards import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 _IGNORED = shutil.ignore_patterns(
@@ -28,12 +26,12 @@ _MAX_S = 900
 _PYTEST = (sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider")
 
 
-def occurrences(mutant: Mutant, root: Path) -> int:
+def occurrences(mutant, root):
     path = root / mutant.file
     return len(re.findall(mutant.old, path.read_text())) if path.is_file() else 0
 
 
-def judge(mutant: Mutant, copy: Path) -> tuple[str, str]:
+def judge(mutant, copy):
     """("caught" | "SURVIVED" | "NO VERDICT", reason), with the guard taken out of `copy`."""
     count = occurrences(mutant, copy)
     if count != 1:
@@ -63,7 +61,7 @@ def judge(mutant: Mutant, copy: Path) -> tuple[str, str]:
     return "NO VERDICT", f"pytest exited with {ended.returncode}"
 
 
-def main() -> int:
+def main():
     """Print a line for each mutant; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--only", default="*", help="a name, or a pattern of names")

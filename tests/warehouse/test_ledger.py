@@ -37,9 +37,7 @@ def measure(warehouse, run_id, at):
         append_records(connection, [row], refresh_id="r", loaded_at=at)
 
 
-def test_a_question_is_judged_with_all_its_ranks_once_its_choice_was_measured(
-    warehouse,
-):
+def test_a_question_is_judged_with_all_its_ranks_once_its_choice_was_measured(warehouse):
     small = {"cluster": "1xsmall", "batch_per_device": "16"}
     rival = recommendation(rank=2, cluster_offers=[offered("small", 1, 0.01)], **small)
     billed = recommendation(

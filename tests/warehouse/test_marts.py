@@ -248,9 +248,7 @@ def test_runs_without_a_measurement_keep_reason_and_reporter(defined):
     assert counts(defined) == [0, 0, 0, 0]
 
 
-def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(
-    warehouse,
-):
+def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(warehouse):
     offer = ROWS["offer"] | {"price_as_of": NOON}
     unknown = offer | {"usd_per_hour": None}
     with warehouse.transact() as connection:
@@ -284,9 +282,7 @@ def test_spend_adds_up_by_refresh_and_by_workload(warehouse):
     assert by_workload["y", ""] == 0.25
 
 
-def test_a_version_that_a_new_registry_counts_again_stands_beside_the_old(
-    warehouse,
-):
+def test_a_version_that_a_new_registry_counts_again_stands_beside_the_old(warehouse):
     made = {"training_digest": "d", "promoted": True, "reason": "", "code_commit": "abc"}
     score = {"split": "workload", "group": "all", "rows": 9}
     for refresh_id, error in (("old", 0.5), ("new", 0.1)):

@@ -2,8 +2,6 @@
 launch to table.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import signal
@@ -15,7 +13,7 @@ from tests.world import World
 from tests.world.proof import TYPES, UNEQUAL, Campaign, prove
 
 
-def campaigns(sizes: list[int]) -> list[Campaign]:
+def campaigns(sizes):
     """Both markets with clusters of these sizes and of two types; a repository, and the example."""
     markets = ("spot", "on-demand")
     return [
@@ -30,7 +28,7 @@ def campaigns(sizes: list[int]) -> list[Campaign]:
     ]
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(prog="make refresh-emulated", description=__doc__)
     parser.add_argument("--max-usd", type=float, default=5.0, help="of each refresh")
     parser.add_argument("--minutes", type=float, default=1.3, help="of measuring in each refresh")

@@ -7,13 +7,7 @@ refuse it.
 import re
 
 
-def allows(
-    statements,
-    action,
-    resource,
-    userid,
-    prefix=None,
-):
+def allows(statements, action, resource, userid, prefix=None):
     """Whether one statement allows it and none denies it. `prefix`: of a listing, which conditions
     may name.
 

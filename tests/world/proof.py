@@ -179,14 +179,7 @@ class Proof:
         ]
 
 
-def prove(
-    world,
-    folder,
-    campaigns,
-    *,
-    minutes,
-    max_usd=5.0,
-):
+def prove(world, folder, campaigns, *, minutes, max_usd=5.0):
     """Refresh once for each campaign, each in a home of its own, and judge."""
     proof = Proof()
     for place, campaign in enumerate(campaigns):

@@ -31,10 +31,7 @@ USD = st.floats(0.0, 200.0)
 @given(st.lists(LAUNCHES, max_size=30), USD, USD, USD)
 @example([(60.0, 60.0, "overran", 1.0)] * 3, 25.0, 100.0, 80.0)
 def test_no_sequence_of_launches_costs_more_than_a_cap(
-    launches,
-    campaign_usd,
-    month_usd,
-    before_usd,
+    launches, campaign_usd, month_usd, before_usd
 ):
     spent, stuck = 0.0, 0.0
     for usd_per_hour, est_s, ends, used in launches:

@@ -46,15 +46,7 @@ Frames = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 NONE = (NOTHING, NOTHING, NOTHING)
 
 
-def shop(
-    frames=NONE,
-    *,
-    jobs=WORKLOADS,
-    sold=None,
-    known=None,
-    history=None,
-    **limits,
-):
+def shop(frames=NONE, *, jobs=WORKLOADS, sold=None, known=None, history=None, **limits):
     """`history` is the rest of the past, `limits` differ from LIMITS."""
     runs, profiles, probes = frames
     past = Past(runs=runs, profiles=profiles, probes=probes, **(history or {}))

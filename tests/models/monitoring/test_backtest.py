@@ -46,9 +46,7 @@ def seconds(test, training=KNOWN):
     return backtest(training, test, seed=0)[list(PREDICTED)].to_numpy(float)
 
 
-def test_measurements_of_the_test_frame_never_enter_a_prediction(
-    monkeypatch,
-):
+def test_measurements_of_the_test_frame_never_enter_a_prediction(monkeypatch):
     shown = set()
 
     def spied(self, setups):

@@ -48,12 +48,7 @@ def test_no_whole_split_finishes_earlier(lines, total):
         ([(0.0, 0.01)] * 2, 30, (0, 1), None),
     ],
 )
-def test_shares_by_hand(
-    lines,
-    total,
-    devices,
-    shares,
-):
+def test_shares_by_hand(lines, total, devices, shares):
     assert finish_together(lines, total, devices) == shares
 
 
@@ -83,13 +78,7 @@ class Lines:
         return self.peak(name, batch)
 
 
-def splits(
-    counts,
-    total,
-    peak=lambda name, batch: math.nan,
-    lines=PACES,
-    strategy="ddp",
-):
+def splits(counts, total, peak=lambda name, batch: math.nan, lines=PACES, strategy="ddp"):
     job = replace(workload("w", total), modes=(Mode(strategy=strategy),))
     model = Lines(lines, peak)
     return splits_of(job, TYPES, np.array(counts), totals=[total], model=model)

@@ -167,16 +167,7 @@ def test_many_candidates_are_reduced_before_the_model_is_asked():
 class Modes(JointModel):
     """Checkpointing takes a quarter of the memory and half as long again; fsdp shares memory."""
 
-    def peak_bytes(
-        self,
-        workload,
-        instance_type,
-        batch,
-        ranks=1,
-        *,
-        mode=PLAIN,
-        accumulates=False,
-    ):
+    def peak_bytes(self, workload, instance_type, batch, ranks=1, *, mode=PLAIN, accumulates=False):
         share = 0.25 if "checkpointing" in mode.switches else 1 / ranks if mode.sharded else 1.0
         return self.memory[instance_type] * batch * share
 

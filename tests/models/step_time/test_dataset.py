@@ -40,9 +40,7 @@ def test_large_workloads_give_way_and_rare_layouts_and_types_stay(seed):
     assert (found["1xrare"], found["1xq+1xrare"], found["1xq"]) == (2, 2, 48)
 
 
-def test_thinned_rows_have_every_workload_and_type_in_any_order(
-    monkeypatch,
-):
+def test_thinned_rows_have_every_workload_and_type_in_any_order(monkeypatch):
     monkeypatch.setattr(dataset, "_MOST_SETUPS", 40)
     data = World(3).data(60)
     busy = [data.runs.assign(workload="conv", accumulation_steps=steps) for steps in range(1, 10)]

@@ -20,14 +20,7 @@ MACHINES = {
 NOTHING = setup().iloc[:0]
 
 
-def fitted(
-    runs=NOTHING,
-    profiles=NONE,
-    *,
-    gradients=0.0,
-    flops=None,
-    mode=MODES[0],
-):
+def fitted(runs=NOTHING, profiles=NONE, *, gradients=0.0, flops=None, mode=MODES[0]):
     return fit_memory(
         profiles,
         read_setups(runs, {}),

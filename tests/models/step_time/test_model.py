@@ -1,7 +1,5 @@
 """The model against a world whose truth is known, against physics, bad data and guesses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +18,6 @@ from models.step_time.model import (
 from tests.models import guessing
 from tests.models.planning import workload
 from tests.models.step_time.cases import NONE, error, inside, setup, sound, width
-from tests.models.step_time.conftest import Known
 from tests.models.synthetic import TYPES, WORKLOADS
 
 SHARED = settings(
@@ -85,8 +82,8 @@ def test_measured_columns_and_the_order_of_machines_mean_nothing(known):
     st.integers(1, 8),
 )
 def test_predictions_are_sound_and_a_larger_batch_is_no_quicker(
-    known: Known, name: str, types: list[str], batch: int, accumulation: int
-) -> None:
+    known, name, types, batch, accumulation
+):
     cluster = "+".join(f"1x{one}" for one in types)
     asked = [setup(name, cluster, one, accumulation) for one in (batch, 2 * batch)]
     predicted = known[2].predict(pd.concat(asked))

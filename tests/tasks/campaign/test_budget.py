@@ -133,12 +133,7 @@ WHOLE_S = 2 * 600.0 + caps.EC2_START_UP_S
     ],
 )
 def test_patience_ends_within_the_deadline_and_the_campaign(
-    here,
-    est_s,
-    deadline_s,
-    left_s,
-    installs,
-    expected,
+    here, est_s, deadline_s, left_s, installs, expected
 ):
     workspace = with_requirements(here) if installs else here
     late = replace(tally(), stop_at=time.monotonic() + left_s)
@@ -156,9 +151,7 @@ def test_a_warning_is_due_at_four_fifths_of_the_month(here, tmp_path):
     assert caps.money_short(monthly(install(tmp_path / "local"), 0.0), tally(), NOON) == ""
 
 
-def test_the_months_cap_counts_this_month_and_provider(
-    here,
-):
+def test_the_months_cap_counts_this_month_and_provider(here):
     here = monthly(here, 10.0)
     spent(here, 9.95, datetime(2026, 10, 31, 23, 59, tzinfo=UTC), "a-00")
     spent(here, 9.95, NOON, "b-00", provider="local")
@@ -201,9 +194,7 @@ def test_unknown_spending_stops_the_month(here):
     assert refusal(here) != ""
 
 
-def test_without_on_demand_the_bid_bounds_spot(
-    here,
-):
+def test_without_on_demand_the_bid_bounds_spot(here):
     here = with_ec2(here, markets=("spot",))
     offers = [one for one in here.provider.offers(NOON) if one.market == "spot"]
     dearest = max(o.usd_per_hour or 0.0 for o in offers if o.instance_type.name == "s.large")
@@ -259,9 +250,7 @@ def test_a_smaller_launch_is_made_if_a_larger_one_is_refused(here, monkeypatch, 
     assert "not launched" in capsys.readouterr().err
 
 
-def test_nothing_is_launched_beside_an_unreadable_lease(
-    here,
-):
+def test_nothing_is_launched_beside_an_unreadable_lease(here):
     machines(here).held = [held(usd_per_hour=None, cluster="", problem="unreadable")]
     assert refusal(here) == "unreadable"
 

@@ -36,12 +36,7 @@ def reading(monkeypatch, frames=NOTHING):
     monkeypatch.setattr(reads, "training_frames", lambda *_: frames)
 
 
-def shop(
-    here,
-    *,
-    known=None,
-    frames=NOTHING,
-):
+def shop(here, *, known=None, frames=NOTHING):
     limits = Tally.of(here, None, "r")
     return campaign.shop(here, here.provider.offers(NOON), frames, known, limits)
 
@@ -129,9 +124,7 @@ def test_a_dry_run_forgets_measurements_of_an_edited_workload(here):
     assert today["profiles"]["workload"].tolist() == ["lm"]
 
 
-def test_the_model_knows_measured_modes_and_types_as_they_are_defined_today(
-    here,
-):
+def test_the_model_knows_measured_modes_and_types_as_they_are_defined_today(here):
     conv, lm = here.workloads
     offers = here.provider.offers(NOON)
 
@@ -302,9 +295,7 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch)
     assert len(launches("failed", "failed")) == 1 and launches(*["failed"] * 3) == []
 
 
-def test_an_elastic_run_needs_a_shared_folder_and_a_first_machine_that_stays(
-    here,
-):
+def test_an_elastic_run_needs_a_shared_folder_and_a_first_machine_that_stays(here):
     first = here.provider.offers(NOON)[0]
     rented = replace(first, instance_type=replace(first.instance_type, provider="ec2"))
     for offer in (replace(first, interruptions_per_hour=0.5), rented):

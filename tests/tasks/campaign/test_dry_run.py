@@ -61,9 +61,7 @@ def launch(name, machines, market="spot"):
     )
 
 
-def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(
-    here,
-):
+def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(here):
     words = ["refresh", "--provider", "ec2", "--dry-run"]
     result = CliRunner().invoke(app, [*words, "--max-usd", "2", "--json"])
     assert result.exit_code == 0, result.output

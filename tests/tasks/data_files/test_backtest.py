@@ -61,9 +61,7 @@ def test_the_test_rows_get_three_columns_more(here):
     assert found.as_json()["rows"] == 4 and len(found.summary)
 
 
-def test_measured_seconds_earlier_predictions_and_the_kind_of_file_change_nothing(
-    here,
-):
+def test_measured_seconds_earlier_predictions_and_the_kind_of_file_change_nothing(here):
     report(here)
     first = pd.read_csv(here / "out.csv")
     first.assign(step_s=first["step_s"] * 2).to_parquet(here / "again.parquet")

@@ -70,9 +70,7 @@ def test_what_does_not_fit_on_a_volume_is_wrong(aws, tmp_path, monkeypatch):
     assert first[0] == "wrong" and "volume_gib to 101" in first[1]
 
 
-def test_a_folder_is_looked_at_for_local_hosts_too_and_an_address_for_machines_alone(
-    tmp_path,
-):
+def test_a_folder_is_looked_at_for_local_hosts_too_and_an_address_for_machines_alone(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "1.jpg").write_bytes(b"x")
     says = f"1 files of 1 bytes in {tmp_path / 'images'}"

@@ -67,18 +67,14 @@ def calls(tmp_path_factory):
     return world.calls
 
 
-def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_same(
-    calls,
-):
+def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_same(calls):
     """A new call must be made here too: no request goes out that no test has seen."""
     named = called(*(TASKS / "providers" / "ec2").glob("*.py"), TASKS / "doctor" / "aws.py")
     assert named == {action for action, _ in calls}
     assert named - EVERYBODY_MAY == allowed("controller-policy") - IMPLIED
 
 
-def test_tags_are_written_by_exactly_the_calls_that_make_something(
-    calls,
-):
+def test_tags_are_written_by_exactly_the_calls_that_make_something(calls):
     (only,) = of_action("ec2:CreateTags")
     tag = only["Condition"]["StringEquals"]
     tagging = {f"ec2:{name}" for name in tag["ec2:CreateAction"]} - {"ec2:RunInstances"}

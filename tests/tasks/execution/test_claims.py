@@ -141,9 +141,7 @@ def test_the_end_of_a_campaign_settles_no_other_claim_of_its_home(team):
     assert left(other) == 4.0
 
 
-def test_the_reaper_settles_killed_campaigns_if_it_could_look_everywhere(
-    team,
-):
+def test_the_reaper_settles_killed_campaigns_if_it_could_look_everywhere(team):
     here, other, _ = team
     claim(here, "r-1", 6.0, NOON)
     machines(here).unswept = {"eu-west-1": "it does not answer"}

@@ -89,9 +89,7 @@ def test_a_machine_measures_on_its_types_devices_and_an_emulated_one_on_any():
     assert expected_devices(cluster, emulated=True) == emulated
 
 
-def test_an_elastic_run_needs_machines_that_share_a_folder_and_a_first_one_that_stays(
-    settings,
-):
+def test_an_elastic_run_needs_machines_that_share_a_folder_and_a_first_one_that_stays(settings):
     with pytest.raises(SettingsError):  # its first machine is on spot
         made(settings, "elastic")
 

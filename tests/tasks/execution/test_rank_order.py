@@ -21,9 +21,7 @@ def links(**changes):
     return whole | {"byte_s": [(1e-9 * BETWEEN).tolist()] * 3, "took_s": 1.5} | changes
 
 
-def test_a_ring_begins_at_the_first_machine_which_has_the_servers(
-    monkeypatch,
-):
+def test_a_ring_begins_at_the_first_machine_which_has_the_servers(monkeypatch):
     order = Order(order=(2, 0, 1, 3), gain=0.1, reason="chosen")
     monkeypatch.setattr(rank_order, "choose", lambda *_: order)
     assert sending_order(links(), NODES, [item()]) == ((0, 1, 3, 2), "chosen")

@@ -261,9 +261,7 @@ def test_a_refusal_is_one_row_and_no_failure(tmp_path):
     assert [(row["run_id"], row["status"]) for row in seen.rows] == [("r-00-refused", "refused")]
 
 
-def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
-    tmp_path,
-):
+def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(tmp_path):
     lost = (sells(1), *GOES, at("b"), becomes(1, TAKEN))
     found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b-again-2"))
     assert found.rows == [("b", "interrupted", GONE)] and set(found.setups) == {"b", "b-again-2"}
@@ -273,9 +271,7 @@ def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
     assert [row[:2] for row in taken.rows] == [("b", "interrupted"), ("r-00-launch", "interrupted")]
 
 
-def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(
-    tmp_path,
-):
+def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(tmp_path):
     lacking = (finished(1, 1, **NO_DEVICE), finished(1, 0, **LOST_PEER))
     rest = (only(0, "armed-2.json"), reported("s", "t"))
     seen = launch(tmp_path / "a", job("bst"), ready, failed("b"), *lacking, *rest)

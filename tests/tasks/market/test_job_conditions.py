@@ -81,9 +81,7 @@ def test_without_launches_ec2_has_the_prior_and_the_advised_rates(ec2):
     assert conditions.hazard.rates([("s.small", "a", 0.2)])[0, 0] == pytest.approx(0.2)
 
 
-def test_launches_say_something_of_other_types_and_little_of_the_other_market(
-    ec2,
-):
+def test_launches_say_something_of_other_types_and_little_of_the_other_market(ec2):
     held(ec2, 20)
     known = learned(ec2).startup.log_medians([("on-demand", "s.large"), ("spot", "s.small")])
     other, spot = np.exp(known[:, 0])

@@ -99,9 +99,7 @@ def test_without_an_answer_the_package_counts_until_there_is_a_snapshot(tmp_path
     assert "2 offers" not in prices.snapshot_offers(here, "refresh-2", NOON)
 
 
-def test_the_provider_s_prices_are_never_replaced_by_older_prices_of_the_package(
-    tmp_path,
-):
+def test_the_provider_s_prices_are_never_replaced_by_older_prices_of_the_package(tmp_path):
     machines = WithPackage()
     here = noted(tmp_path, machines, snapshot=True)
     machines.down = "expired"

@@ -116,9 +116,7 @@ def choice(name, rank=1):
     return {"rank": rank, "workload": "conv", "cluster_offers": offers, "reason": "cheapest"}
 
 
-def test_a_slow_run_is_stored_once_and_noted_on_first_choices_of_its_type(
-    defined,
-):
+def test_a_slow_run_is_stored_once_and_noted_on_first_choices_of_its_type(defined):
     ran(defined, "usual", 0.0001)
     assert note(defined) == []
     ran(defined, "slow", 60.0, hours=1, rank_compute_s=[30.0, 60.0])

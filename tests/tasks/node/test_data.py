@@ -19,9 +19,7 @@ FAR = WorkloadFile(
 )
 
 
-def test_a_folder_that_went_away_is_named_and_the_fault_is_not_the_workloads(
-    tmp_path,
-):
+def test_a_folder_that_went_away_is_named_and_the_fault_is_not_the_workloads(tmp_path):
     near = replace(FAR, data=str(tmp_path / "images"))
     with pytest.raises(DataMissing, match="images") as missing:
         data_path(tmp_path, near)

@@ -200,12 +200,7 @@ def refusing(*_):
     ],
 )
 def test_a_disk_that_keeps_no_more_is_warned_of_once(
-    reads,
-    tmp_path,
-    monkeypatch,
-    caplog,
-    function,
-    stands_in,
+    reads, tmp_path, monkeypatch, caplog, function, stands_in
 ):
     folder = tmp_path / "cache"
     if not function:

@@ -48,13 +48,7 @@ def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_und
     ],
 )
 def test_a_machine_is_waited_for_and_its_reason_is_in_torchs_words(
-    clock,
-    works_at,
-    cold_s,
-    wait_s,
-    reason,
-    least_s,
-    most_s,
+    clock, works_at, cold_s, wait_s, reason, least_s, most_s
 ):
     """Its driver works from a moment on. The first look takes `cold_s`, as far as it may."""
     colds = [cold_s]

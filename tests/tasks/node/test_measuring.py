@@ -90,13 +90,7 @@ def blocks(host, clock, *taken):
     ],
 )
 def test_a_disturbed_measurement_is_repeated_while_patience_lasts(
-    host,
-    clock,
-    left_s,
-    taken,
-    kept,
-    share,
-    left_after_s,
+    host, clock, left_s, taken, kept, share, left_after_s
 ):
     patient = Patience(left_s=left_s)
     assert patient.undisturbed(blocks(host, clock, *taken), None) == kept

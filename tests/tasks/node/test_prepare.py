@@ -75,12 +75,7 @@ def test_requirements_that_are_installed_already_give_the_python(tmp_path, monke
     [(NEEDS, "nosuch", ""), (replace(NEEDS, environment="/gone"), "/gone", ""), (NEEDS, "slow", INSTALL)],
 )  # fmt: skip
 def test_a_workload_that_cannot_be_made_ready_fails_every_run_of_the_machine(
-    tmp_path,
-    monkeypatch,
-    capsys,
-    workload,
-    named,
-    cause,
+    tmp_path, monkeypatch, capsys, workload, named, cause
 ):
     def slow(*_):
         raise NotInstalled("slow", passing=True)

@@ -171,9 +171,7 @@ def test_a_profiles_forward_counts_the_making_of_a_batch(monkeypatch, clock):
     assert parts["input_s"] == 1.25
 
 
-def test_a_profile_ends_at_the_batches_that_fit_on_the_device(
-    monkeypatch,
-):
+def test_a_profile_ends_at_the_batches_that_fit_on_the_device(monkeypatch):
     def parts(_built, batch):
         if batch > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")

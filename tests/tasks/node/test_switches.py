@@ -88,9 +88,7 @@ def test_something_is_compiled_of_each_workload(name, whole, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_a_graph_that_does_not_compile_is_an_error_in_one_line(
-    monkeypatch,
-):
+def test_a_graph_that_does_not_compile_is_an_error_in_one_line(monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("kernel")
 

@@ -32,15 +32,7 @@ def build():
 """
 
 
-def load(
-    folder,
-    name,
-    *,
-    rank=0,
-    device="cpu",
-    shared=False,
-    **given,
-):
+def load(folder, name, *, rank=0, device="cpu", shared=False, **given):
     file = WorkloadFile(name=name, digest="d", file=f"{name}.py", function="build", arguments=given)
     computing = arithmetic("fp32", torch.device(device))
     return build(folder, file, seed=0, rank=rank, computing=computing, shared=shared)

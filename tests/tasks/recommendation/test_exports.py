@@ -185,9 +185,7 @@ def test_karpenter_has_a_pool_for_each_market_and_prices_by_hours_for_fastest():
     assert len({one["metadata"]["name"] for one in found}) == 6
 
 
-def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(
-    monkeypatch,
-):
+def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     request = document(UNIFORM, "fleet")

@@ -61,9 +61,7 @@ def test_measured_rows_are_not_imported_rows(here):
     assert (conv["measured_rows"], conv["imported_rows"], conv["devices"]) == (2, 0, ["cpu"])
 
 
-def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(
-    here,
-):
+def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(here):
     prices.note_definitions(here, NOON)
     assert ("conv", "local") not in known(here) and ("conv", "") in known(here)
     with here.warehouse.transact() as connection:

@@ -32,13 +32,7 @@ def rows_of(here, offers=None, asked=None):
     return recommend_all(here, asked, sold, measured().runs)
 
 
-def case_of(
-    here,
-    offers=None,
-    runs=None,
-    asked=None,
-    **changes,
-):
+def case_of(here, offers=None, runs=None, asked=None, **changes):
     """The case of conv, its definition changed so."""
     conv = replace(with_usual_goals(here.workloads[0]), **changes)
     sold = here.provider.offers(NOON) if offers is None else offers
@@ -122,9 +116,7 @@ def test_types_that_the_champion_does_not_know_are_not_guessed(here):
     assert not any(small.name in row["cluster"] for row in rows if row["cluster"])
 
 
-def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_launched(
-    tmp_path,
-):
+def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_launched(tmp_path):
     bare = install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
     ec2 = bare.settings.ec2.model_copy(update={"bucket": "mine-1"})
     able = replace(bare, settings=bare.settings.model_copy(update={"ec2": ec2}))
@@ -209,9 +201,7 @@ def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, pati
     assert {row["placement_score"] for row in rows} > {None}
 
 
-def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(
-    here,
-):
+def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(here):
     offers = [
         replace(one, interruption_source="Spot Advisor", own_price="own discount")
         for one in here.provider.offers(NOON)

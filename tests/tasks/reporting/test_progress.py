@@ -49,9 +49,7 @@ def test_a_long_answer_is_under_way_on_a_terminal_alone():
     assert "asking about conv" in shown.getvalue() and pipe.getvalue() == ""
 
 
-def test_artifacts_hold_the_table_without_nan_and_the_changes(
-    monkeypatch,
-):
+def test_artifacts_hold_the_table_without_nan_and_the_changes(monkeypatch):
     made = {}
     for kind, body in (("link", "link"), ("table", "table"), ("markdown", "markdown")):
         monkeypatch.setattr(

@@ -67,9 +67,7 @@ def test_mode_and_risk_have_columns_if_any_row_has_them(printed):
     assert "bf16 fsdp" in shown and "20%" in shown and "as srift.toml states" in shown
 
 
-def test_small_numbers_have_no_exponent_and_long_clusters_are_whole(
-    printed,
-):
+def test_small_numbers_have_no_exponent_and_long_clusters_are_whole(printed):
     tiny = {"step_s": 0.00172, "step_low_s": 0.00123, "step_high_s": 0.00241, "usd": 0.0000432}
     shown = printed([row(**tiny, cluster="1xg4dn.12xlarge+" * 9 + "2xlast.one")])
     assert "0.0017 (0.0012-0.0024)" in shown and "0.000043" in shown and "\u2026" not in shown

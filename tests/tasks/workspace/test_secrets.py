@@ -35,10 +35,7 @@ def secretive(no_credentials, monkeypatch, tmp_path):
 
 
 def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
-    secretive,
-    monkeypatch,
-    caplog,
-    capfd,
+    secretive, monkeypatch, caplog, capfd
 ):
     now = datetime.now(UTC)
     aws = FakeAws(now=now)

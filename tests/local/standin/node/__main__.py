@@ -13,14 +13,14 @@ GIVEN = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
 OWN = Path(GIVEN["--mailbox"]) / f"node-{GIVEN['--node']}"
 
 
-def write(name: str, body: dict[str, object]) -> None:
+def write(name, body):
     OWN.mkdir(parents=True, exist_ok=True)
     beside = OWN / "beside"
     beside.write_text(json.dumps(body))
     beside.rename(OWN / name)
 
 
-def serve() -> None:
+def serve():
     with socket.create_server((GIVEN["--address"], PORT)) as server:
         while True:
             peer, _ = server.accept()
@@ -30,7 +30,7 @@ def serve() -> None:
                 peer.sendall(b"k")
 
 
-def send(address: str, count: int) -> dict[str, object]:
+def send(address, count):
     with socket.create_connection((address, PORT), timeout=20) as peer:
         began = time.monotonic()
         peer.sendall(b"x" * count)
@@ -39,14 +39,14 @@ def send(address: str, count: int) -> dict[str, object]:
         return {"seconds": time.monotonic() - began}
 
 
-def burn(seconds: float) -> dict[str, object]:
+def burn(seconds):
     began, used = time.monotonic(), time.process_time()
     while time.monotonic() - began < seconds:
         pass
     return {"share": (time.process_time() - used) / (time.monotonic() - began)}
 
 
-def leave(status: int) -> dict[str, object]:
+def leave(status):
     print("leaving as asked")
     raise SystemExit(status)
 

@@ -56,9 +56,7 @@ def test_a_machine_reads_its_inward_objects_and_writes_its_outward_ones(client):
         store.get("none.json")
 
 
-def test_all_objects_below_a_prefix_become_files_that_others_read_and_do_not_write(
-    fetcher,
-):
+def test_all_objects_below_a_prefix_become_files_that_others_read_and_do_not_write(fetcher):
     before = os.umask(0o022)
     try:
         state = fetched(fetcher)

@@ -53,9 +53,7 @@ def test_root_and_unknown_users_are_refused(name):
         fence.account(name)
 
 
-def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(
-    monkeypatch,
-):
+def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(monkeypatch):
     given = {}
     confined = []
     monkeypatch.setattr(fence.subprocess, "Popen", lambda command, **options: given.update(options))

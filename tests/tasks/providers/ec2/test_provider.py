@@ -119,9 +119,7 @@ def test_only_the_wanted_markets_are_asked_for(aws):
     assert provider_of(choices).packaged_offers() == []
 
 
-def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(
-    monkeypatch,
-):
+def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(monkeypatch):
     assert not ec2_api.has_credentials()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
