@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..domain.setup_table import column, types_of
-from ..step_time.dataset import TrainingData, exchanges, flops_per_sample, valid_runs
+from ..step_time.dataset import TrainingData, valid_runs, workload_facts
 from ..step_time.model import all_introduced, fit
 from .cross_validation import STEP, scores
 
@@ -43,8 +43,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
     asked = test[[name for name in _SETUP if name in test.columns]].reset_index(drop=True)
     model = fit(replace(data, instance_types=_described(data, asked)), seed=seed)
     rows = replace(data, runs=test)  # facts that test rows state about their workload may be used
-    sizes = {name: one.gradient_bytes for name, one in (exchanges(rows) | exchanges(data)).items()}
-    model = all_introduced(model, flops_per_sample(rows) | flops_per_sample(data), sizes)
+    model = all_introduced(model, workload_facts(rows) | workload_facts(data))
     found = pd.DataFrame(np.nan, asked.index, list(PREDICTED)).assign(unpredicted="")
     for _, same in asked.groupby([name for name in _KIND if name in asked], dropna=False):
         try:

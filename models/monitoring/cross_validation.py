@@ -24,10 +24,10 @@ from scipy.special import ndtri
 
 from ..domain.cluster import cluster_name
 from ..domain.numeric import Z_90, IntArray
-from ..domain.setup_table import column, types_of
+from ..domain.setup_table import column, modes_of, types_of
+from ..domain.workload import MODES, Mode
 from ..step_time.dataset import TrainingData, definition_digests, valid_runs
 from ..step_time.model import StepTimeModel, fit
-from ..step_time.setup_arrays import variant, variants_of
 
 SPLITS = ("workload", "cluster_size", "setup")
 STEP = ["step_s", "step_low_s", "step_high_s"]
@@ -50,7 +50,7 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     size = _machines(runs)
     setup, names = pd.factorize(np.array(_setups(runs), dtype=object), sort=True)
     fold = np.random.default_rng(seed).permutation(len(names))[setup] % _FOLDS
-    for split, keys in zip(SPLITS, (np.array(variants_of(runs)), size, fold), strict=True):
+    for split, keys in zip(SPLITS, (np.array(_labels(runs)), size, fold), strict=True):
         for group in sorted(set(keys.tolist())):
             out = keys == group
             probes = data.probes
@@ -62,6 +62,16 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
             yield split, f"fold {group}" if split == "setup" else str(group), training, runs[out]
 
 
+def _label(workload: str, mode: Mode) -> str:
+    """Return a text such as `resnet in bf16 fsdp`; the default mode is left out."""
+    return workload if mode == MODES[0] else f"{workload} in {mode}"
+
+
+def _labels(rows: pd.DataFrame) -> list[str]:
+    """Return the label of each row's workload and mode."""
+    return list(map(_label, rows["workload"].astype(str), modes_of(rows)))
+
+
 def _machines(rows: pd.DataFrame) -> IntArray:
     """Return the number of machines of each row's cluster."""
     return np.array([len(types_of(str(name))) for name in rows["cluster"]], dtype=int)
@@ -70,7 +80,7 @@ def _machines(rows: pd.DataFrame) -> IntArray:
 def _setups(rows: pd.DataFrame) -> list[str]:
     """Return a label for each row: workload, mode, and the cluster with sorted instance types."""
     clusters = [cluster_name(sorted(types_of(str(name)))) for name in rows["cluster"]]
-    return [f"{label} on {name}" for label, name in zip(variants_of(rows), clusters, strict=True)]
+    return [f"{label} on {name}" for label, name in zip(_labels(rows), clusters, strict=True)]
 
 
 def fitted(
@@ -93,18 +103,18 @@ def fitted(
         ValueError: if the model cannot be fitted to `data`.
     """
     model = fit(data, seed=seed)
-    scored = each(partial(_held_out_scores, seed=seed, calibrated=model), held_out(data, seed=seed))
+    scored = each(partial(_held_out_scores, seed=seed), held_out(data, seed=seed))
     return model, pd.concat([pd.DataFrame(columns=_SCORED), *scored], ignore_index=True)
 
 
-def _held_out_scores(work: HeldOut, *, seed: int, calibrated: StepTimeModel) -> pd.DataFrame | None:
+def _held_out_scores(work: HeldOut, *, seed: int) -> pd.DataFrame | None:
     """Fit a model without the group of `work` and return its predictions of the group's runs.
 
     Returns None if the model cannot be fitted or cannot predict the runs.
     """
     split, group, training, rows = work
     try:
-        model = fit(training, seed=seed, calibrated=calibrated)
+        model = fit(training, seed=seed)
         return _scored(rows, model).assign(split=split, group=group)
     except ValueError:
         return None
@@ -169,7 +179,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     runs = valid_runs(data.runs).reset_index(drop=True)
     predictable = [
         f"workload {name}" in known and all(f"instance type {one}" in known for one in types)
-        for name, types in zip(variants_of(runs), runs["cluster"].map(types_of), strict=True)
+        for name, types in zip(_labels(runs), runs["cluster"].map(types_of), strict=True)
     ]
     rows = runs[np.array(predictable, dtype=bool)]
     return _scored(rows, model) if len(rows) else pd.DataFrame(columns=_SCORED)
@@ -184,7 +194,7 @@ def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")
     return {
-        f"workload {variant(name, mode)}"
+        f"workload {_label(name, mode)}"
         for name, mode in model.trained
         if model.workload_digests.get(name) == workloads.get(name)
     } | {

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..domain.categorical import Keys
 from ..domain.cluster import Cluster, InstanceType, Offer
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import Mode, Setup, Workload
@@ -153,10 +154,10 @@ class BatchSplits:
         kinds = np.repeat(kind, 2, axis=1)
         devices = np.array([one.devices for one in self.types] + [0])[kinds]
         present = machines > 0
-        return SetupArrays.planned(
-            self.workload,
-            self.modes,
-            self.mode[rows],
+        return SetupArrays(
+            workloads=Keys((self.workload,), np.zeros(len(kind), dtype=np.intp)),
+            modes=self.modes,
+            mode=self.mode[rows],
             names=tuple(one.name for one in self.types),
             kind=np.where(present, kinds, -1),
             count=machines.astype(float),

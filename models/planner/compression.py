@@ -30,9 +30,8 @@ def unproven(
     may be chosen. If they do not include the setup's DDP mode, the result is False, because DDP is
     then no alternative.
     """
-    codes = arrays.workloads.codes
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
-    found = np.array(doubted, dtype=bool)[codes]
+    found = np.array(doubted, dtype=bool)[arrays.mode]
     at = np.flatnonzero(found)
     if len(at):
         dense_s = model.predict_arrays(arrays.take(at).dense())["step_s"].to_numpy(float)

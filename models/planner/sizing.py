@@ -36,8 +36,8 @@ from ..step_time.dataset import (
     BACKWARD_PART,
     TrainingData,
     at_nominal_speed,
-    exchanges,
     valid_runs,
+    workload_facts,
 )
 from ..step_time.machine_specs import Machine, read_machines
 
@@ -217,8 +217,8 @@ def size_workload(
     clusters = set(data.runs.get("cluster", ()))
     seen = {name for cluster in clusters for name in parse_cluster(str(cluster))}
     machines = read_machines(data.instance_types, seen)
-    exchange, profiles = exchanges(data).get(workload), _profiles(data, workload)
-    gradient_bytes = 0.0 if exchange is None else exchange.gradient_bytes
+    facts, profiles = workload_facts(data).get(workload), _profiles(data, workload)
+    gradient_bytes = 0.0 if facts is None else facts.gradient_bytes
     found: dict[str, list[Row]] = {
         name: [] for name in ("scaling", "checks", "best_batch", "unknown")
     }

@@ -1,8 +1,4 @@
-"""Turn frames of measurements into training rows (one per setup) and exchanges (one per workload).
-
-If there are too many setups, some are left out. Each workload keeps at most `cap` setups, and they
-are spread evenly across its layouts and instance types. A random choice would lose small workloads,
-pilots and rare instance types.
+"""Turn frames of measurements into training rows and facts of workloads.
 
 If most runs recorded a time of the fixed work, all seconds are corrected to nominal speed. The
 usual seconds of the fixed work are the median of the instance type in the warehouse:
@@ -16,28 +12,40 @@ its spread over blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+import scipy
 
-from ..domain.numeric import FloatArray, IntArray
-from ..domain.setup_table import column, in_one_order, modes_of
-from ..domain.workload import MODES, UPDATES_SHARED
-from .compression import in_turn, sent_everywhere
-from .setup_arrays import SetupArrays, as_variants, read_setups, variant, workload_and_mode
-from .tensor import NOTHING, Volumes
+from ..domain.numeric import FloatArray
+from ..domain.setup_table import column, in_one_order, modes_of, types_of
+from ..domain.workload import MODE_COLUMNS, MODES
+from .machine_specs import Machine, device_kind
+from .one_device import Transformer
+from .rows import Facts
+from .tensor import Volumes
 
-# Most setups in the regression, whose time and memory grow with their number.
-_MOST_SETUPS = 9000
 # Share of the backward pass in a step: it has two matrix products where the forward pass has one.
 BACKWARD_PART = 2 / 3
 _BETA_SD, _MOST_BETA = 0.5, 1.5  # prior standard deviation of beta, and its maximum
 _LEAST_NOISE = 0.01  # least standard deviation of the log step time among repeats
 _MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over variance of the mean, if normal
-_EVERYTHING = 1e18  # bytes of the last bucket if no part of the exchange can be hidden
-_SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
+# Standard deviations of log seconds: of one device; of compute on several devices; relative error
+# of sync_s; of rows of one batch that are pooled; for each device of a machine after the first.
+_ALONE_SD, _COMPUTE_SD, _SYNC_SD, _POOLED_SD, _CROWDED_SD = 0.01, 0.08, 0.05, 0.04, 0.03
+_LEAST_COMPUTE = 0.02  # least share of compute in a step
+# Repeated setups that the prior of the noise counts as; spread at which runs contradict each other.
+_FEW_REPEATED, _LEAST_CONTRADICTION = 4, 0.03
+_SETUP = (
+    "workload",
+    *MODE_COLUMNS,
+    "cluster",
+    "layout",
+    "batch_per_device",
+    "accumulation_steps",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,69 +58,6 @@ class TrainingData:
     probes: pd.DataFrame
     workloads: pd.DataFrame
     instance_types: pd.DataFrame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRows:
-    """Distinct setups with the median seconds of their runs at nominal speed.
-
-    Arrays have shape (rows,), with a row per setup. `sync_s` is NaN if it is unknown. `repeats` is
-    the number of runs of a setup. The speed of a machine changes over time; `speed_sd` is the
-    standard deviation that these changes cause in a run's log seconds, or 0 if it is unknown.
-    """
-
-    setups: SetupArrays
-    step_s: FloatArray
-    sync_s: FloatArray
-    repeats: FloatArray
-    spread: FloatArray  # standard deviation of log seconds among repeats; 0 for a single run
-    speed_sd: float
-    types: tuple[str, ...]  # the instance types of all runs, profiles and probes
-    run_ids: tuple[str, ...]
-    provider: str
-
-
-def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
-    """Rename each workload in the data to its group, a workload in one mode (see setup_arrays.py).
-
-    Groups get the facts and digest of their workload. A profile is measured on one device. A group
-    whose mode needs several devices therefore gets copies of the workload's profiles in the
-    single-device mode. `wanted` names further groups that get such copies. Rows in unknown modes
-    stay unchanged, and the model does not learn from them.
-    """
-    frames = {name: as_variants(getattr(data, name)) for name in ("runs", "profiles", "buckets")}
-    names = {one for frame in frames.values() if len(frame) for one in frame["workload"]}
-    met = {name: workload_and_mode(name) for name in sorted(names | set(wanted))}
-    met = {name: (workload, mode) for name, (workload, mode) in met.items() if mode != MODES[0]}
-    alone = {
-        name: variant(workload, mode.alone)
-        for name, (workload, mode) in met.items()
-        if mode.of_several
-    }
-    frames["profiles"] = _with_copies(frames["profiles"], alone)
-    return replace(
-        data,
-        **frames,
-        workloads=_with_copies(data.workloads, {name: one for name, (one, _) in met.items()}),
-    )
-
-
-def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
-    """Return the frame after copying rows of workloads under new names.
-
-    `of` maps a new name to the workload whose rows are copied. Rows that already have the new name
-    are dropped.
-    """
-    if not of or "workload" not in frame:
-        return frame
-    others = frame[~frame["workload"].isin(list(of))]
-    return pd.concat(
-        [
-            others,
-            *(others[others["workload"] == one].assign(workload=name) for name, one in of.items()),
-        ],
-        ignore_index=True,
-    )
 
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
@@ -160,7 +105,7 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The runs get a column `speed_sd` (see TrainingRows). The data is returned unchanged if it was
+    The runs get a column `speed_sd` (the standard deviation that speed changes cause in a run's log seconds). The data is returned unchanged if it was
     corrected before, or if at most half of the runs have a time of the fixed work.
     """
     if "speed_sd" in data.runs:
@@ -228,138 +173,150 @@ def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -
     return frame.assign(**numbers.astype(float).div(factors, axis=0))
 
 
-def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
-    """Return one row per setup: the median seconds of its runs.
-
-    If there are too many setups, `thinned` leaves some out; `seed` decides which.
+def one_provider(data: TrainingData) -> str:
+    """Return the provider of the data.
 
     Raises:
         ValueError: if the data has rows of several providers.
     """
-    providers = {
-        str(one)
-        for frame in (data.runs, data.profiles)
-        if "provider" in frame
-        for one in frame["provider"]
-    }
+    frames = [frame for frame in (data.runs, data.profiles) if "provider" in frame]
+    providers = sorted({str(name) for frame in frames for name in frame["provider"]})
     if len(providers) > 1:
         raise ValueError(
-            f"measurements of several providers are never pooled: {', '.join(sorted(providers))}"
+            f"measurements of several providers are never pooled: {', '.join(providers)}"
         )
-    runs = valid_runs(data.runs)
-    devices = {}
-    if "devices" in data.instance_types:
-        devices = {
-            str(one["name"]): int(one["devices"] or 1)
-            for one in data.instance_types.to_dict("records")
-        }
+    return providers[0] if providers else "local"
+
+
+def pooled(runs: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
+    """Return a row per setup of valid runs.
+
+    The columns are those of a setup, the medians step_s and sync_s (NaN if unknown), `runs` (the
+    effective number), and `run_sd`, the standard deviation of log seconds among repeated runs.
+    """
     keys = pd.DataFrame(
         {
             "workload": column(runs, "workload", "").astype(str),
+            **{name: column(runs, name, known[0]) for name, known in MODE_COLUMNS.items()},
             **in_one_order(runs, devices),
             "accumulation_steps": column(runs, "accumulation_steps", 1).astype(float),
         }
     )
-    numbers = keys.assign(
-        step_s=pd.to_numeric(column(runs, "step_s", np.nan)).astype(float),
-        sync_s=pd.to_numeric(column(runs, "sync_s", np.nan)).astype(float),
-    )
-    numbers["log_step"] = np.log(numbers["step_s"])
-    pooled = numbers.groupby(list(keys.columns), sort=True, as_index=False).agg(
+    numbers = {
+        name: pd.to_numeric(column(runs, name, np.nan)).astype(float)
+        for name in ("step_s", "sync_s")
+    }
+    frame = keys.assign(**numbers, log_s=np.log(numbers["step_s"]))
+    found = frame.groupby(list(_SETUP), sort=True, as_index=False).agg(
         step_s=("step_s", "median"),
         sync_s=("sync_s", "median"),
-        repeats=("step_s", "size"),
-        spread=("log_step", "std"),
+        runs=("step_s", "size"),
+        spread=("log_s", "std"),
     )
-    pooled = pooled.iloc[thinned(pooled, most=_MOST_SETUPS, seed=seed)]
-    setups = read_setups(pooled, devices)
-    seen = setups.met_types
-    if "instance_type" in data.profiles:
-        seen |= {str(one) for one in data.profiles["instance_type"]}
-    if "cluster" in data.probes:
-        seen |= {
-            part.split("x", 1)[-1] for one in data.probes["cluster"] for part in str(one).split("+")
-        }
-    return TrainingRows(
-        setups=setups,
-        step_s=pooled["step_s"].to_numpy(float),
-        sync_s=pooled["sync_s"].to_numpy(float),
-        repeats=pooled["repeats"].to_numpy(float),
-        spread=np.nan_to_num(pooled["spread"].to_numpy(float)),
-        speed_sd=float(runs["speed_sd"].iloc[0]) if "speed_sd" in runs and len(runs) else 0.0,
-        types=tuple(sorted(seen)),
-        run_ids=tuple(str(one) for one in column(runs, "run_id", "") if str(one)),
-        provider=next(iter(providers), "local"),
+    # a sample's median spread is sqrt(chi^2_0.5(n - 1) / (n - 1)) times the true one
+    again = found[found["runs"] > 1]
+    freedom = again["runs"] - 1
+    spreads = again["spread"] / np.sqrt(scipy.special.chdtri(freedom, 0.5) / freedom)
+    run_sd = float(np.median(np.append(spreads, np.full(_FEW_REPEATED, _ALONE_SD))))
+    excess = found["spread"].fillna(0.0) / max(run_sd, _LEAST_CONTRADICTION)
+    return found.assign(runs=found["runs"] / excess.clip(lower=1.0) ** 2, run_sd=run_sd)
+
+
+def profile_rows(profiles: pd.DataFrame) -> pd.DataFrame:
+    """Return medians of profiles, by workload, mode, instance type and batch.
+
+    Columns are step_s (forward and backward seconds), optimizer_s and input_part.
+    """
+    keys = ["workload", *MODE_COLUMNS, "instance_type", "batch"]
+    if not {"workload", "instance_type", "batch", "forward_s", "backward_s"} <= set(profiles):
+        return pd.DataFrame(columns=[*keys, "step_s", "optimizer_s", "input_part"])
+    good = profiles[(profiles["batch"] > 0) & (profiles["forward_s"] > 0)]
+    good = good[good["backward_s"] > 0]
+    seconds = good["forward_s"] + good["backward_s"]
+    modes = {name: column(good, name, known[0]) for name, known in MODE_COLUMNS.items()}
+    found = good[["workload", "instance_type", "batch"]].assign(
+        **modes,
+        step_s=seconds,
+        optimizer_s=pd.to_numeric(column(good, "optimizer_s", 0.0)).clip(lower=0.0),
+        input_part=(pd.to_numeric(column(good, "input_s", 0.0)) / seconds).clip(0.0, 1.0),
+    )
+    return found.groupby(keys, as_index=False)[["step_s", "optimizer_s", "input_part"]].median()
+
+
+def one_device_rows(
+    setups: pd.DataFrame, profiles: pd.DataFrame, machines: Mapping[str, Machine]
+) -> pd.DataFrame:
+    """Return rows of one device without an optimizer: of profiles, and of compute on several.
+
+    The compute of several devices is the step without `sync_s`, if it is known. Rows of one batch
+    on equal machines are pooled. `setups` are the result of `pooled`, `profiles` of `profile_rows`.
+    """
+    alone = profiles.assign(
+        cluster="1x" + profiles["instance_type"].astype(str),
+        batch_per_device=profiles["batch"],
+        noise_sd=_ALONE_SD,
+    )
+    layout = [[int(text) for text in str(value).split("+")] for value in setups["layout"]]
+    batch = setups["batch_per_device"].astype(str).str.split("+").map(set)
+    types = setups["cluster"].map(lambda name: set(types_of(name)))
+    several = np.array([sum(used) > 1 for used in layout], dtype=bool)
+    even = (batch.map(len) == 1) & (types.map(len) == 1) & several & setups["sync_s"].notna()
+    rows = setups[even]
+    compute_s = (rows["step_s"] - rows["sync_s"]).clip(lower=_LEAST_COMPUTE * rows["step_s"])
+    most = np.array([max(used) for used in layout])[even.to_numpy(bool)]
+    variance = (
+        _COMPUTE_SD**2
+        + (_SYNC_SD * rows["sync_s"] / compute_s) ** 2
+        + (_CROWDED_SD * (most - 1)) ** 2
+    )
+    rows = rows.assign(
+        instance_type=[next(iter(names)) for names in types[even]],
+        batch=[float(next(iter(sizes))) for sizes in batch[even]],
+        log_s=np.log(compute_s / rows["accumulation_steps"]),
+        weight=1 / variance,
+    )
+    rows = _of_one_device(rows)
+    rows = rows.assign(
+        kind=[device_kind(name, machines[name]) for name in rows["instance_type"]],
+        weighted=rows["log_s"] * rows["weight"],
+    )
+    keys = ["workload", *MODE_COLUMNS, "kind", "batch"]
+    shared = rows.groupby(keys, as_index=False).agg(
+        instance_type=("instance_type", "first"),
+        weight=("weight", "sum"),
+        total=("weighted", "sum"),
+    )
+    shared = shared.assign(
+        cluster="1x" + shared["instance_type"].astype(str),
+        batch_per_device=shared["batch"],
+        step_s=np.exp(shared["total"] / shared["weight"]),
+        noise_sd=np.hypot(_POOLED_SD, shared["weight"] ** -0.5),
+    )
+    single = setups[~several]
+    known = pd.concat(
+        [
+            alone,
+            single.assign(
+                instance_type=single["cluster"].map(lambda name: types_of(name)[0]),
+                batch=single["batch_per_device"].astype(float),
+            ),
+        ]
+    )
+    known = known.assign(
+        kind=[device_kind(str(name), machines[str(name)]) for name in known["instance_type"]]
+    )
+    measured = pd.MultiIndex.from_frame(known[keys].astype({"batch": float}))
+    shared = shared[~pd.MultiIndex.from_frame(shared[keys].astype({"batch": float})).isin(measured)]
+    columns = ["workload", *MODE_COLUMNS, "cluster", "batch_per_device", "step_s", "noise_sd"]
+    return pd.concat([alone[columns], shared[columns]], ignore_index=True).assign(
+        layout="1", accumulation_steps=1.0, runs=1.0
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """What the devices of a workload exchange in a step.
-
-    `gradient_bytes` is 0 if it is unknown. `hidden_part` is the fraction of one device's seconds
-    that remains when the first bucket of gradients is ready. `hidden_part` and `last_bucket_bytes`
-    are NaN if they are unknown. `divided` has the sizes of layers split by tensor parallelism.
-    """
-
-    gradient_bytes: float
-    hidden_part: float = float("nan")
-    last_bucket_bytes: float = float("nan")
-    divided: Volumes = NOTHING
-
-
-def exchanges(data: TrainingData) -> dict[str, Exchange]:
-    """Return, by group, the exchange of each workload whose buckets or gradient bytes are known.
-
-    Bytes are adjusted to the strategy of the group.
-    """
-    sizes = {name: 4.0 * many for name, many in facts_of(data, "parameters").items()}  # fp32
-    found = {
-        name: Exchange(size) for name, size in (sizes | facts_of(data, "gradient_bytes")).items()
-    }
-    volumes = [facts_of(data, f"divided_{name}") for name in Volumes._fields]
-    divided = {name: Volumes(*(one.get(name, 0.0) for one in volumes)) for name in found}
-    for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():
-        ordered = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()
-        size = ordered["bytes"].to_numpy(float)
-        found[str(workload)] = Exchange(
-            gradient_bytes=float(size.sum()),
-            hidden_part=BACKWARD_PART * (1 - float(ordered["ready_fraction"].min())),
-            last_bucket_bytes=float(size[-1]),
-        )
-    return {
-        name: sent(replace(one, divided=divided.get(name, NOTHING)), name)
-        for name, one in found.items()
-    }
-
-
-def sent(one: Exchange, workload: str) -> Exchange:
-    """Return the exchange of the group `workload`, adjusted to the strategy of its mode.
-
-    `one` is the exchange of the same workload in DDP.
-    """
-    strategy = workload_and_mode(workload)[1].strategy
-    last = _EVERYTHING if in_turn(strategy) else one.last_bucket_bytes
-    if strategy == UPDATES_SHARED:  # gathers weights after the backward pass: half an all-reduce
-        last += one.gradient_bytes / 2
-    return replace(
-        one, gradient_bytes=one.gradient_bytes * sent_part(workload), last_bucket_bytes=last
-    )
-
-
-def sent_part(workload: str) -> float:
-    """Return the bytes that a step sends, divided by those of an all-reduce of the gradients.
-
-    An all-reduce sends each gradient twice. `fsdp` gathers weights twice and sums gradients;
-    `zero2` gathers weights once and sums gradients; `zero1` gathers weights after an all-reduce
-    [D].
-    """
-    strategy = workload_and_mode(workload)[1].strategy
-    return 1.5 if strategy in ("fsdp", UPDATES_SHARED) else sent_everywhere(strategy)
-
-
-def flops_per_sample(data: TrainingData) -> dict[str, float]:
-    return facts_of(data, "flops_per_sample")
+def _of_one_device(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in the modes of one device (Mode.alone)."""
+    alone = [mode.alone for mode in modes_of(rows)]
+    return rows.assign(**{name: [getattr(mode, name) for mode in alone] for name in MODE_COLUMNS})
 
 
 def facts_of(data: TrainingData, name: str) -> dict[str, float]:
@@ -375,60 +332,36 @@ def facts_of(data: TrainingData, name: str) -> dict[str, float]:
     return facts
 
 
-def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
-    """Choose at most `most` setups, but at least one per workload; return their sorted positions.
-
-    `setups` has columns workload, cluster and layout, with machines in a canonical order. Up to
-    half of the setups kept for a workload are one-device setups, because predictions for several
-    devices build on them. The remaining setups are taken from the instance types in turn, and from
-    the layouts of each combination of types in turn.
-    """
-    if len(setups) <= most:
-        return np.arange(len(setups))
-    chance = np.random.default_rng(seed).permutation(len(setups))
-    workload, cluster, layout = (
-        pd.factorize(setups[name]) for name in ("workload", "cluster", "layout")
+def workload_facts(data: TrainingData) -> dict[str, Facts]:
+    """Return the facts of each workload of which any fact is known."""
+    columns = (
+        *("gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"),
+        *("layers", "hidden", "sequence"),
     )
-    alone = (np.asarray(layout[1]) == "1")[layout[0]].astype(np.intp)
-    types = pd.factorize(np.array([_types(one) for one in cluster[1]], dtype=object))[0][cluster[0]]
-    kind = _numbered(workload[0], alone, types)
-    order = _places(kind, _places(_numbered(kind, cluster[0], layout[0]), chance), chance)
-    cap = _cap(np.bincount(workload[0]), most)
-    early = _places(_numbered(workload[0], alone), order, chance) < max(cap // 2, 1)
-    rank = np.where(alone == 0, 1, np.where(early, 0, 2))
-    return np.flatnonzero(_places(workload[0], rank, order, chance) < cap)
-
-
-def _cap(counts: IntArray, most: int) -> int:
-    """Return the largest number of setups that one workload may keep, at least 1.
-
-    `counts` is the number of setups of each workload, and `most` the total number to keep.
-    """
-    ascending = np.sort(counts)
-    before = np.cumsum(ascending) - ascending
-    # the cap if this workload and all larger workloads lose setups
-    caps = (most - before) // np.arange(len(counts), 0, -1)
-    return max(int(caps[np.flatnonzero(caps < ascending)[0]]), 1)
-
-
-def _places(group: IntArray, *keys: IntArray) -> IntArray:
-    """Return each row's rank within its group, from 0, in ascending order of the keys."""
-    order = np.lexsort((*keys[::-1], group))
-    sizes = np.bincount(group)
-    starts = np.cumsum(sizes) - sizes
-    places = np.empty(len(group), dtype=np.intp)
-    places[order] = np.arange(len(group)) - starts[group[order]]
-    return places
-
-
-def _numbered(*codes: IntArray) -> IntArray:
-    """Return a number for each row; rows get equal numbers if all their codes are equal."""
-    left, *others = codes
-    for right in others:
-        left = np.unique(left * (right.max() + 1) + right, return_inverse=True)[1]
-    return left
-
-
-def _types(cluster: str) -> str:
-    """Return the distinct instance types of a cluster: "2xa+1xb" gives "a+b"."""
-    return "+".join(sorted({part.split("x", 1)[-1] for part in cluster.split("+")}))
+    known = {name: facts_of(data, name) for name in columns}
+    volumes = {name: facts_of(data, f"divided_{name}") for name in Volumes._fields}
+    networks = {}
+    if "network" in data.runs:
+        networks = dict(zip(data.runs["workload"], data.runs["network"], strict=True))
+    found = {}
+    for name in sorted({*networks, *(name for values in known.values() for name in values)}):
+        parameters = known["parameters"].get(name, 0.0)
+        shape = [known[each].get(name, 0.0) for each in ("layers", "hidden", "sequence")]
+        found[name] = Facts(
+            gradient_bytes=known["gradient_bytes"].get(name, 4.0 * parameters),  # fp32
+            checkpoint_bytes=known["checkpoint_bytes"].get(name, 0.0),
+            flops=known["flops_per_sample"].get(name, 0.0),
+            transformer=Transformer(parameters, *shape) if parameters and all(shape) else None,
+            divided=Volumes(*(values.get(name, 0.0) for values in volumes.values())),
+            network=str(networks.get(name, "")),
+        )
+    for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():
+        ordered = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()
+        size = ordered["bytes"].to_numpy(float)
+        found[str(workload)] = replace(
+            found.get(str(workload), Facts()),
+            gradient_bytes=float(size.sum()),
+            hidden_part=BACKWARD_PART * (1 - float(ordered["ready_fraction"].min())),
+            last_bucket_bytes=float(size[-1]),
+        )
+    return found

@@ -7,7 +7,7 @@
     C    = s beta(m) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB): n devices, m machines, G bytes of
            gradients; inside the fullest machine of k devices s' (k / 2)^c (k - 1)/k G is added. A
            strategy sends a fraction of that between machines and adds seconds of selection
-    R    = 50 (B / 50)^gamma: B Gbit/s, the nominal rate of the slowest link
+    R    = the usable rate of the slowest link (usable_gbps)
     L    = the last bucket's C, which no compute hides; all of C if the backward pass waits
 
 b0 is the workload's middle batch. A profile of bucket times shifts f and the size of the last
@@ -24,17 +24,15 @@ from scipy.special import expit, logit
 
 from ..domain.numeric import FloatArray, IntArray
 
-_BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
-_BYTES_PER_GBIT, _STEEPEST = 1.25e8, 2.0
+_BYTES, BUCKET = 1e8, 25 << 20
+_BYTES_PER_GBIT, _STEEPEST, _HOST_POWER = 1.25e8, 2.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """The prior of a parameter: its mean, and the standard deviation at each level.
 
-    The levels are: all setups, a kind of device, a cell (a workload on a kind of device), and a
-    strategy. A standard deviation of 0 means that the parameter does not vary at that level.
-    Learning starts from these values.
+    A standard deviation of 0 means that the parameter does not vary at that level.
     """
 
     mean: float
@@ -42,28 +40,31 @@ class Parameter:
     kind: float = 0.0
     cell: float = 0.0
     strategy: float = 0.0
+    network: float = 0.0
+    workload: float = 0.0
 
 
 # Exchanges between machines vary by a factor of two between kinds, and by 1.2 between workloads on
 # a kind. The other parameters are chosen in proportion.
 PARAMETERS: dict[str, Parameter] = {
-    # log of (time of an exchange between machines / time at the nominal rate)
-    "log_scale": Parameter(1.8, 1.0, 0.6, 0.2, strategy=0.5),
+    # log of (time of an exchange between machines / time at the usable rate)
+    "log_scale": Parameter(0.2, 0.7, 0.6, 0.2, strategy=0.5),
     # slope of log time in 1 - 2 / m: the growth with the number of machines m levels off
     "machines": Parameter(0.3, 0.3, 0.3, 0.1),
     "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines use a different all-reduce algorithm
-    "log_gamma": Parameter(-0.2, 0.2),
     # log seconds to launch the exchange of a bucket: 20 to 300 microseconds [D]
     "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3, strategy=0.7),
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of (the last bucket's size / 25 MiB)
-    "log_inside": Parameter(0.5, 1.0, 0.8, 0.3, strategy=0.5),
+    "log_inside": Parameter(0.8, 1.0, 0.8, 0.3, strategy=0.5),
     # slope of log time inside a machine in the log of the fullest machine's devices
     "inside_devices": Parameter(0.3, 0.6, 0.6, 0.4),
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, strategy=0.7),
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
+    # log of (H on a machine of four devices / T1(b0))
+    "log_host": Parameter(-2.3, 0.8, 0.5, 0.6),
     # log of (seconds of selection / seconds from compression.py)
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
@@ -71,15 +72,10 @@ NAMES = tuple(PARAMETERS)
 # Parameters that affect only the compute of a micro-step, and parameters that affect only the
 # overlap of compute and exchange.
 _OF_COMPUTE, _OF_OVERLAP = (
-    ("log_slowdown", "slowdown_batch", "log_crowding"),
+    ("log_slowdown", "slowdown_batch", "log_crowding", "log_host"),
     ("log_sharpness", "logit_hidden"),
 )
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
-# Initial standard deviations of all parameters for each level.
-LEVELS = {
-    level: np.array([getattr(one, level) for one in PARAMETERS.values()])
-    for level in ("all", "kind", "strategy", "cell")
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,9 @@ class Line:
     most: FloatArray  # devices of the fullest machine
     accumulation: FloatArray
     gradient_bytes: FloatArray
-    gbps: FloatArray  # of the slowest link
+    bucket_bytes: FloatArray  # of one collective
+    gbps: FloatArray  # of the slowest link between machines
+    inside_gbps: FloatArray  # of the slowest link inside a machine
     core: FloatArray  # cores of the smallest host, at most 1; 1 with accelerators
     # logit of f from a profile, minus its prior mean; 0 without a profile
     hidden: FloatArray
@@ -108,6 +106,7 @@ class Line:
     last_bucket: FloatArray
     sent_between: FloatArray  # bytes sent between machines, divided by 2 (n - 1)/n G
     selection_s: FloatArray  # seconds of compression or of Adasum
+    repeated: FloatArray  # exchanges of the micro-steps before the last, relative to the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, 
     `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden. An
     argument of NaN (unknown) gives 0.
     """
-    part, last = np.clip(hidden_part, 0.02, 0.98), np.maximum(last_bucket_bytes, 1.0) / _BUCKET
+    part, last = np.clip(hidden_part, 0.02, 0.98), np.maximum(last_bucket_bytes, 1.0) / BUCKET
     found = np.array(
         [logit(part) - PARAMETERS["logit_hidden"].mean, np.log(last) - PARAMETERS["log_last"].mean]
     )
@@ -195,7 +194,7 @@ def _step_s(
     power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
     top = np.maximum(np.maximum(hidden, early), 1e-30)
     both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
-    return np.asarray(compute + both - hidden + end, dtype=float)
+    return np.asarray(compute + (both - hidden + end) * (1 + line.repeated), dtype=float)
 
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
@@ -212,7 +211,22 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(
         tall["slowdown_batch"], -1
     )
-    return np.asarray(line.alone_s * slower, dtype=float)
+    busy_s = line.alone_s * slower
+    host_s = line.middle_s * np.exp(np.clip(tall["log_host"], -20, 3)) * others
+    top = np.maximum(np.maximum(busy_s, host_s), 1e-30)
+    both = (busy_s / top) ** _HOST_POWER + (host_s / top) ** _HOST_POWER
+    return np.asarray(np.where(line.alone_s > 0, top * both ** (1 / _HOST_POWER), 0.0), dtype=float)
+
+
+def usable_gbps(nominal: FloatArray) -> FloatArray:
+    """Return the rate that collectives reach on a link of `nominal` Gbit/s.
+
+    A process reaches about 10 Gbit/s through TCP. Links of 100 Gbit/s and more are used by RDMA
+    (EFA, InfiniBand), at a rate below the nominal rate [measured on p4d, p5 and ND40rs machines].
+    """
+    return np.asarray(
+        np.where(nominal < 100, np.minimum(nominal, 10.0), 0.6 * nominal), dtype=float
+    )
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
@@ -221,13 +235,11 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
     Both are 0 on one device.
     """
     machines, ranks, across = line.machines, line.ranks, line.machines > 1
-    rate = np.log(_GBPS) + np.exp(value["log_gamma"]) * np.log(
-        np.where(across, line.gbps, _GBPS) / _GBPS
-    )
+    rate = np.log(usable_gbps(line.gbps))
     between = value["log_scale"] + value["machines"] * (1 - 2 / np.maximum(machines, 2)) - rate
     between = between + value["two"] * (machines == 2)
     crowd = value["inside_devices"] * np.log(np.maximum(line.most, 1) / 2)
-    inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(_INSIDE_GBPS), -30, 30))
+    inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(line.inside_gbps), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (
         line.sent_between
@@ -239,10 +251,10 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
     )
     start_s = across * np.exp(value["log_alpha"]) * machines / line.core
     size = np.log(line.gradient_bytes / _BYTES)
-    bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"] + line.last_bucket)
+    last = np.log(line.bucket_bytes / _BYTES) + value["log_last"] + line.last_bucket
     whole, end = (
-        carry_s * np.exp(one) + start_s * (1 + np.exp(one) * (_BYTES / _BUCKET))
-        for one in (size, bucket)
+        carry_s * np.exp(log_size) + start_s * (1 + np.exp(log_size) * _BYTES / line.bucket_bytes)
+        for log_size in (size, np.minimum(size, last))
     )
     selection_s = line.selection_s * np.exp(np.clip(value["log_selection"], -30, 30))
     return whole + selection_s, end + selection_s

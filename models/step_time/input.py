@@ -37,7 +37,7 @@ from ..domain.numeric import Z_90, BoolArray, FloatArray, IntArray
 from ..domain.setup_table import column
 from .dataset import TrainingData, valid_runs
 from .machine_specs import Machine, read_machines
-from .setup_arrays import SetupArrays, read_setups, workload_and_mode
+from .setup_arrays import SetupArrays, read_setups
 
 # Standard deviations of the log seconds of a sample, by their source: a profile on the type; a
 # profile on another type, scaled with the fixed work; an unscaled profile on another type, whose
@@ -220,16 +220,15 @@ class Loaders:
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
         """Return the loading of `setups`; None if none of their workloads has a loader."""
-        bases = [workload_and_mode(one)[0] for one in setups.workloads.names]
-        if not any(one in self.workers for one in bases):
+        if self.workers.keys().isdisjoint(setups.workloads.names):
             return None
 
         def costs(workload: str, name: str) -> tuple[float, ...]:
-            base, machine = workload_and_mode(workload)[0], machines[name]
-            if base not in self.workers:
+            if workload not in self.workers:
                 return (0.0,) * 7
-            load_s, wait_s, sd = self.sample(base, name)
-            longer, more_sd = self.off.get(base, (0.0, _OFF_SD))
+            machine = machines[name]
+            load_s, wait_s, sd = self.sample(workload, name)
+            longer, more_sd = self.off.get(workload, (0.0, _OFF_SD))
             share = np.exp(longer) * np.array(
                 [load_s / min(machine.cores, 1.0) + wait_s, load_s / machine.cores]
             )
@@ -237,7 +236,7 @@ class Loaders:
                 *share.tolist(),
                 machine.cores,
                 float(not machine.accelerated),
-                self.workers[base],
+                self.workers[workload],
                 sd,
                 more_sd,
             )
@@ -273,7 +272,7 @@ class Loaders:
 def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
     """Return a pair: the data after subtracting the seconds of loading, and the loaders.
 
-    The caller has already applied `at_nominal_speed` and `by_variant` to `data`. Measurements of
+    The caller has already applied `at_nominal_speed` to `data`. Measurements of
     workloads whose loading was not profiled stay unchanged.
     """
     profiles, runs = data.profiles, data.runs
@@ -283,10 +282,9 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
     ):
         return data, Loaders()
     known = profiles[profiles["load_s"].notna() & profiles["loader_workers"].notna()]
-    base = known["workload"].map(lambda one: workload_and_mode(str(one))[0])
-    groups = known.assign(workload=base).groupby(["workload", "instance_type"])
+    groups = known.groupby(["workload", "instance_type"])
     samples = {(str(one), str(name)): _sample(own) for (one, name), own in groups}
-    workers = {str(one): int(own.max()) for one, own in known.groupby(base)["loader_workers"]}
+    workers = {str(one): int(own.max()) for one, own in known.groupby("workload")["loader_workers"]}
     of_loader = profiles["load_s"].notna()
     made_s = pd.to_numeric(profiles["input_s"], errors="coerce").where(of_loader, 0.0).fillna(0.0)
     rest_s = np.maximum(profiles["forward_s"] - made_s, _LEAST_REST * profiles["forward_s"])
@@ -329,9 +327,7 @@ def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
     """Return a pair: the runs with step_s and sync_s freed of loading, and `Loaders.off`."""
-    base = np.array(
-        [workload_and_mode(str(one))[0] for one in column(runs, "workload", "")], dtype=object
-    )
+    base = column(runs, "workload", "").to_numpy(str)
     places = np.flatnonzero(np.isin(base, list(loaders.workers)))
     if not len(places):
         return runs, {}

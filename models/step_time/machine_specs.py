@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..domain.workload import Mode
-from .setup_arrays import workload_and_mode
+from .one_device import UNKNOWN, Sheet
 
 # Defaults if the value is unknown for all types. Cores are only compared with each other. 10 Gbit/s
 # is usual Ethernet, within the middle half of EC2's types (3.75 to 50 in mid 2026).
@@ -29,6 +29,10 @@ _CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.6
 # A stated rate may differ from the data sheet by this factor, because some sources include tensor
 # cores and others do not.
 _ALIKE = 2.0
+# PCIe 3.0 with 16 lanes: Gbit/s between devices without a data sheet.
+_INSIDE_GBPS = 128.0
+# The eight network cards of a usual machine with NVLink have a third of NVLink's rate [DGX A100].
+_NVLINK_INSIDE, _NVLINK_PER_LINK = 2000.0, 3.0
 _NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
 
 
@@ -49,6 +53,7 @@ class Machine:
     speed_known: bool = True  # False: `prior_speed` is the median of other types
     link_known: bool = True
     device: str = _NO_DEVICE  # the accelerator's name; empty if unknown
+    inside_gbps: float = _INSIDE_GBPS  # between the devices of one machine
 
     @property
     def accelerated(self) -> bool:
@@ -114,9 +119,11 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
 def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
     """Return the machine of a row; `cores`, `gbps` and `speed` replace unknown values."""
     known_gbps, known_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
+    inside = _sheet(_device(row), _positive(row.get("device_memory_gib")))[2]
     return Machine(
         cores=_positive(row.get("cores")) or cores,
-        bandwidth_gbps=known_gbps or gbps,
+        bandwidth_gbps=known_gbps
+        or (inside / _NVLINK_PER_LINK if inside > _NVLINK_INSIDE else gbps),
         devices=int(_positive(row.get("devices")) or 1),
         prior_speed=known_speed or speed,
         device_memory_gib=_positive(row.get("device_memory_gib")),
@@ -124,6 +131,7 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
         speed_known=known_speed is not None,
         link_known=known_gbps is not None,
         device=_device(row),
+        inside_gbps=inside,
     )
 
 
@@ -135,24 +143,26 @@ def device_kind(name: str, machine: Machine) -> str:
     """
     if not machine.accelerated or not machine.device:
         return name
-    rate, (kind, sheet) = machine.device_tflops, _sheet(machine.device, machine.device_memory_gib)
-    alike = rate is None or 1 / _ALIKE < rate / sheet < _ALIKE
+    kind, tflops, _ = _sheet(machine.device, machine.device_memory_gib)
+    rate = machine.device_tflops
+    alike = rate is None or 1 / _ALIKE < rate / tflops < _ALIKE
     return kind if alike else f"{machine.device} of {rate:g} TFLOP/s"
 
 
 @cache
-def _sheet(device: str, memory_gib: float | None) -> tuple[str, float]:
-    """Return a pair: the name on a device's data sheet, and its peak fp32 TFLOP/s.
+def _sheet(device: str, memory_gib: float | None) -> tuple[str, float, float]:
+    """Return the name on a device's data sheet, its peak fp32 TFLOP/s and its link's Gbit/s.
 
     If there are several data sheets, the sheet with the most similar memory size is used. If there
-    is no data sheet, the pair is `device` and NaN.
+    is no data sheet, the values are `device`, NaN and a default.
     """
-    own = _sheets(device)
-    if not len(own):
-        return device, math.nan
-    apart = np.abs(np.log(own["memory_gb"] / memory_gib)) if memory_gib else np.zeros(len(own))
-    nearest = own.iloc[int(np.argmin(apart))]
-    return str(nearest.name), float(nearest["fp32_tflops"])
+    sheets = _sheets(device)
+    if not len(sheets):
+        return device, math.nan, _INSIDE_GBPS
+    memory = sheets["memory_gb"]
+    distance = np.abs(np.log(memory / (memory_gib or memory.iloc[0])))
+    nearest = sheets.iloc[int(np.argmin(distance))]
+    return str(nearest.name), float(nearest["fp32_tflops"]), float(nearest["link_gbps"])
 
 
 def _sheets(device: str) -> pd.DataFrame:
@@ -186,41 +196,32 @@ def computes(device: str, mode: Mode) -> bool:
     return not len(own) or bool(own["tf32_tflops"].notna().any())
 
 
-_RATES = {"tf32": "tf32_tflops", "bf16": "fp16_tflops", "fp16": "fp16_tflops"}
+# The data sheet's column with the rate of each precision. Srift measures fp32 without TF32.
+_RATES = {
+    "fp32": "fp32_tflops",
+    "tf32": "tf32_tflops",
+    "bf16": "fp16_tflops",
+    "fp16": "fp16_tflops",
+}
 
 
-def sheets_of(
-    machines: Mapping[str, Machine], table: pd.DataFrame, workloads: Iterable[str] = ()
-) -> dict[str, tuple[float, float, float]]:
-    """Return (GB/s, TFLOP/s, confidence) for each kind of device.
+def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Sheet:
+    """Return the data sheet of a kind of device at a precision.
 
-    TFLOP/s are in TF32, or in fp32 if the device has no TF32. The confidence is 1 for a row of
-    `table` and 0 if the rate is unknown. `workloads` are group names; keys "kind|workload" have the
-    rate in the precision of such a group. Each instance type without an accelerator is a separate
-    kind of device.
+    `machines` are known instance types. A kind without a data sheet gets the stated rate of its
+    machine. Each instance type without an accelerator is a kind of device.
     """
-    rate = table["tf32_tflops"].fillna(table["fp32_tflops"])
-    found = {
-        str(name): (float(gbytes), float(tflops), 1.0)
-        for name, gbytes, tflops in zip(table.index, table["bandwidth_gbytes_s"], rate, strict=True)
-    }
+    table = data_sheets()
+    if kind in table.index:
+        rate = table.loc[kind, _RATES[precision]]
+        rate = table.loc[kind, "fp32_tflops"] if pd.isna(rate) else rate
+        return Sheet(float(table.loc[kind, "bandwidth_gbytes_s"]), float(rate), 1.0)
     for name, machine in machines.items():
-        kind, speed = device_kind(name, machine), machine.prior_speed
+        if device_kind(name, machine) != kind:
+            continue
+        speed = machine.prior_speed
         if not machine.accelerated:
-            found[name] = (
-                _CORE_GBYTES * speed / _CORE_TFLOPS,
-                speed,
-                1.0 if machine.speed_known else 0.0,
-            )
-        elif kind not in found:
-            found[kind] = (
-                _USUAL_GBYTES * speed,
-                speed,
-                0.0 if machine.device_tflops is None else _HALF,
-            )
-    for workload in workloads:
-        rates = _RATES.get(workload_and_mode(workload)[1].precision)
-        if rates is not None:
-            for device, tflops in table[rates].dropna().items():
-                found[f"{device}|{workload}"] = (found[str(device)][0], float(tflops), 1.0)
-    return found
+            bandwidth = _CORE_GBYTES * speed / _CORE_TFLOPS
+            return Sheet(bandwidth, speed, float(machine.speed_known))
+        return Sheet(_USUAL_GBYTES * speed, speed, _HALF * (machine.device_tflops is not None))
+    return UNKNOWN

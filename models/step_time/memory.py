@@ -38,16 +38,27 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray
+from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
 from .compression import beside_gradients
-from .dataset import TrainingData, exchanges, facts_of, flops_per_sample, sent_part
 from .machine_specs import Machine
-from .setup_arrays import SetupArrays, workload_and_mode
+from .rows import Facts
+from .setup_arrays import SetupArrays
 
 Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
-# A run without an out-of-memory error: memory of a device in bytes, the largest batch that ran on
-# it, and the fewest ranks across which the training state was sharded.
-Ran = tuple[float, float, float]
+
+
+class Run(NamedTuple):
+    """A run without an out-of-memory error.
+
+    `memory` are the bytes of its device, `batch` is the largest batch that ran on such a device,
+    and `ranks` the fewest ranks across which the training state was sharded.
+    """
+
+    memory: float
+    batch: float
+    ranks: float
+
 
 # Two workloads used at most 12 % more than predicted, because the allocator leaves gaps and because
 # some groups of weights exceed an eighth of all weights.
@@ -65,6 +76,11 @@ _GROUP = 0.125  # largest share of all weights that is gathered together (node/s
 _PROPORTIONAL = 0.9
 
 
+# Activation bytes of a layer, per token and unit of width, in bf16; kept if they are recomputed.
+# A fused attention kernel is assumed [Korthikanti et al. 2022].
+_LAYER_BYTES, _KEPT_BYTES = 34.0, 2.0
+
+
 class Held(NamedTuple):
     """The bytes that a workload holds.
 
@@ -77,9 +93,12 @@ class Held(NamedTuple):
     group: float = 0.0
 
     @classmethod
-    def of(cls, gradients: float, states: float = 0.0) -> Held:
-        """Derive the bytes from the gradient bytes; if `states` is 0, assume Adam's states."""
-        return cls(gradients, states or _STATE_PER_GRADIENT * gradients, _GROUP * gradients)
+    def of(cls, facts: Facts) -> Held:
+        """Derive the bytes from facts; if the checkpoint is unknown, assume Adam's states."""
+        gradients = facts.gradient_bytes
+        group = 1 / facts.transformer.layers if facts.transformer else _GROUP
+        states = facts.checkpoint_bytes or _STATE_PER_GRADIENT * gradients
+        return cls(gradients, states, group * gradients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,33 +106,27 @@ class MemoryModel:
     """Predicts the peak memory of a rank.
 
     Attributes:
-        lines: the memory lines fitted to profiles, by workload and instance type.
-        facts: the memory lines that bound workloads without a profile, by workload.
-        held: bytes of gradients, states and groups, by workload.
-        ran: the runs without an out-of-memory error, by workload.
+        workloads: the facts of each workload.
+        lines: the memory lines fitted to profiles, by workload, mode of one device and type.
+        ran: the runs without an out-of-memory error, by workload and mode.
         accumulated: the part of `ran` that ran with several micro-steps in a step.
+        per_operation: activation bytes per operation of a sample.
     """
 
-    lines: dict[tuple[str, str], Line] = field(default_factory=dict)
-    facts: dict[str, Line] = field(default_factory=dict)
-    held: dict[str, Held] = field(default_factory=dict)
-    ran: dict[str, tuple[Ran, ...]] = field(default_factory=dict)
-    accumulated: dict[str, tuple[Ran, ...]] = field(default_factory=dict)
+    workloads: Mapping[str, Facts] = field(default_factory=dict)
+    lines: dict[tuple[str, Mode, str], Line] = field(default_factory=dict)
+    ran: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
+    accumulated: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
+    per_operation: float = _PER_OPERATION
 
-    def with_facts(
-        self, workload: str, *, gradient_bytes: float, flops_per_sample: float
-    ) -> MemoryModel:
-        """Return the model with an upper bound for a workload, derived from its facts.
-
-        If the model already has values for the workload, they are kept.
-        """
-        held = Held.of(gradient_bytes)
-        line = (_base(held), _PER_OPERATION * flops_per_sample)
-        return replace(self, facts={workload: line} | self.facts, held={workload: held} | self.held)
+    def with_facts(self, workloads: Mapping[str, Facts]) -> MemoryModel:
+        """Return the model with the facts of new workloads."""
+        return replace(self, workloads={**workloads, **self.workloads})
 
     def peak_bytes(
         self,
         workload: str,
+        mode: Mode,
         instance_type: str,
         batch: float,
         ranks: int = 1,
@@ -125,60 +138,75 @@ class MemoryModel:
         `batch` is the samples of a device in a micro-step, `ranks` the number of ranks.
         `accumulates` is True if an optimizer step has several micro-steps.
         """
-        mode = workload_and_mode(workload)[1]
-        line, measured = self._line(workload, instance_type)
-        if line is None:
+        facts = self.workloads.get(workload, Facts())
+        held, sharing = Held.of(facts), mode.sharded and ranks > 1
+        profiled = self._profiled(workload, mode.alone, instance_type)
+        base, sample = profiled or self._bound(workload, mode, facts, held)
+        if np.isnan(sample):
             return float("nan")
-        base, sample = line
-        held, activations = self.held.get(workload, Held()), sample * batch
         shape = grid_shape(mode.strategy, ranks) if mode.divided else None
-        activations *= 1.0 if shape is None else (shape[1] + 1) / 2
-        sharing = mode.sharded and ranks > 1
-        summed = 0.0 if mode.offloaded else held.gradients / ranks
-        gradients = summed if sharing and mode.gathered and not accumulates else held.gradients
-        working = (
-            max(activations, gradients) if measured and not accumulates else activations + gradients
-        )
-        beside = (
-            _shared(mode, held, ranks)
-            if sharing
-            else held.gradients * beside_gradients(mode.strategy)
-        )
+        activations = sample * batch * (1.0 if shape is None else (shape[1] + 1) / 2)
+        gradients = held.gradients
+        if sharing and mode.gathered and not accumulates:
+            gradients = 0.0 if mode.offloaded else held.gradients / ranks
+        working = activations + gradients
+        if profiled and not accumulates:
+            working = max(activations, gradients)
+        beside = held.gradients * beside_gradients(mode.strategy)
+        if sharing:
+            beside = _shared(mode, held, ranks)
         beside += 2 * held.group * (mode.strategy == MSTOPK_SENT)
-        peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
-        ran = (
-            () if mode.divided else self.ran.get(workload, ())
-        )  # earlier runs bound no divided layer, which gathers more on more ranks
-        if accumulates:
-            # runs of one micro-step: fewer samples would also fit with whole gradients
-            least = [
-                max(1 - held.gradients / max(memory - 2 * held.gradients, 1.0), 0.0)
-                for memory, _, _ in ran
-            ]
-            fewer = [
-                (memory, most * part, few)
-                for (memory, most, few), part in zip(ran, least, strict=True)
-            ]
-            ran = () if mode.divided else (*self.accumulated.get(workload, ()), *fewer)
+        peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * bool(profiled))
+        fitted = self._ran(workload, mode, held, accumulates=accumulates)
         return min(
-            [peak, *(memory for memory, most, fewest in ran if batch <= most and ranks >= fewest)]
+            [peak, *(run.memory for run in fitted if batch <= run.batch and ranks >= run.ranks)]
         )
 
-    def _line(self, workload: str, instance_type: str) -> tuple[Line | None, bool]:
-        """Return a pair: a workload's memory line on a type, and True if profiles determined it.
+    def _ran(self, workload: str, mode: Mode, held: Held, *, accumulates: bool) -> list[Run]:
+        """Return runs that show that a batch fits. A divided layer gathers more on more ranks."""
+        if mode.divided:
+            return []
+        ran = self.ran.get((workload, mode), [])
+        if not accumulates:
+            return ran
+        # after one micro-step, fewer samples would also fit with whole gradients
+        gradients = held.gradients
+        share = [max(1 - gradients / max(run.memory - 2 * gradients, 1.0), 0.0) for run in ran]
+        fewer = [run._replace(batch=run.batch * part) for run, part in zip(ran, share, strict=True)]
+        return [*self.accumulated.get((workload, mode), []), *fewer]
 
-        If the workload was not profiled on this type, the largest values of other types are used.
-        If it was not profiled at all, the line comes from facts, or is None.
-        """
-        own = self.lines.get((workload, instance_type))
-        others = (
-            [line for (owner, _), line in self.lines.items() if owner == workload]
-            if own is None
-            else [own]
-        )
-        if others:
-            return (max(base for base, _ in others), max(sample for _, sample in others)), True
-        return self.facts.get(workload), False
+    def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
+        """Return the line of profiles on this type, or the largest values of other types."""
+        if (workload, mode, instance_type) in self.lines:
+            return self.lines[workload, mode, instance_type]
+        others = [line for key, line in self.lines.items() if key[:2] == (workload, mode)]
+        return (max(base for base, _ in others), max(a for _, a in others)) if others else None
+
+    def _bound(self, workload: str, mode: Mode, facts: Facts, held: Held) -> Line:
+        """Return a line from facts and from runs that fitted; NaN if there is neither."""
+        # least bytes other than activations: weights and gradients; 0 if they are offloaded
+        least = 0.0 if mode.offloaded else 2 * held.gradients
+        samples = [
+            max(run.memory - least / run.ranks, 0.0) / run.batch
+            for run in self.ran.get((workload, mode), [])
+        ]
+        if facts.transformer is not None:
+            samples.append(_transformer_bytes(facts, mode))
+        elif facts.flops > 0:
+            samples.append(self.per_operation * facts.flops)
+        base = _CONTEXT + held.states + held.gradients
+        return base, min(samples, default=float("nan"))
+
+
+def _transformer_bytes(facts: Facts, mode: Mode) -> float:
+    """Return the activation bytes of a sample."""
+    assert facts.transformer is not None
+    _, layers, hidden, sequence = facts.transformer
+    wide = 1.0 if mode.precision in ("bf16", "fp16") else 2.0
+    whole = _LAYER_BYTES * layers
+    if "checkpointing" in mode.switches:  # one layer is recomputed at a time
+        whole = _LAYER_BYTES + _KEPT_BYTES * layers
+    return wide * whole * hidden * sequence
 
 
 def _shared(mode: Mode, held: Held, ranks: int) -> float:
@@ -196,75 +224,33 @@ def _shared(mode: Mode, held: Held, ranks: int) -> float:
     return gathered + 2 * held.group + moving - elsewhere * held.states
 
 
-def _base(held: Held) -> float:
-    return _CONTEXT + held.states + held.gradients
-
-
 def fit_memory(
     profiles: pd.DataFrame,
     ran: SetupArrays,
     machines: Mapping[str, Machine],
-    *,
-    gradient_bytes: Mapping[str, float],
-    flops_per_sample: Mapping[str, float],
-    checkpoint_bytes: Mapping[str, float],
+    workloads: Mapping[str, Facts],
 ) -> MemoryModel:
-    """Fit memory lines to profiled peaks, and derive upper bounds for workloads without profiles.
+    """Fit memory lines to profiled peaks, and derive upper bounds for other workloads.
 
     Args:
         profiles: frame with columns workload, instance_type, batch and peak_bytes.
         ran: the measured setups, which ran without an out-of-memory error.
         machines: the machine of each instance type.
-        gradient_bytes, flops_per_sample, checkpoint_bytes: the values of each workload. Unknown
-            values are absent or 0.
+        workloads: the facts of each workload.
     """
-    sizes = {
-        name: Held.of(size, checkpoint_bytes.get(name, 0.0))
-        for name, size in gradient_bytes.items()
-    }
-    lines = _profiled(profiles, sizes)
+    lines = _lines(profiles, workloads)
     shown = [
-        sample / flops_per_sample[workload]
-        for (workload, _), (_, sample) in lines.items()
-        if flops_per_sample.get(workload, 0.0) > 0
+        sample / workloads[workload].flops
+        for (workload, _, _), (_, sample) in lines.items()
+        if workload in workloads and workloads[workload].flops > 0
     ]
-    per_operation = max(shown, default=_PER_OPERATION)
-    largest, accumulated = (
-        {name: tuple(own) for name, own in _largest_that_ran(rows, machines).items() if own}
-        for rows in (ran, ran.take(np.flatnonzero(ran.accumulation > 1)))
-    )
-    facts: dict[str, Line] = {}
-    for workload in sorted(
-        {*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}
-    ):
-        held = sizes.get(workload, Held())
-        # least bytes other than activations: weights and gradients; 0 if they are offloaded
-        least = 0.0 if workload_and_mode(workload)[1].offloaded else 2 * held.gradients
-        bounds = [
-            max(memory - least / ranks, 0.0) / batch
-            for memory, batch, ranks in largest.get(workload, ())
-        ]
-        if flops_per_sample.get(workload, 0.0) > 0:
-            bounds.append(per_operation * flops_per_sample[workload])
-        if bounds:
-            facts[workload] = (_base(held), min(bounds))
-    return MemoryModel(lines=lines, facts=facts, held=sizes, ran=largest, accumulated=accumulated)
-
-
-def memory_of(data: TrainingData, ran: SetupArrays, machines: Mapping[str, Machine]) -> MemoryModel:
-    """Fit the memory model. The caller has already applied `by_variant` to `data`.
-
-    `ran` are the measured setups. `machines` has the machine of each instance type.
-    """
-    return fit_memory(
-        data.profiles,
-        ran,
-        machines,
-        gradient_bytes={
-            name: one.gradient_bytes / sent_part(name) for name, one in exchanges(data).items()
-        },
-        flops_per_sample=flops_per_sample(data),
-        checkpoint_bytes=facts_of(data, "checkpoint_bytes"),
+    several = ran.take(np.flatnonzero(ran.accumulation > 1))
+    return MemoryModel(
+        workloads=workloads,
+        lines=lines,
+        ran=_largest_that_ran(ran, machines),
+        accumulated=_largest_that_ran(several, machines),
+        per_operation=max(shown, default=_PER_OPERATION),
     )
 
 
@@ -294,43 +280,44 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     return min(found)[1]
 
 
-def _profiled(profiles: pd.DataFrame, sizes: Mapping[str, Held]) -> dict[tuple[str, str], Line]:
-    """Return the lines fitted to profiled peaks, by workload and instance type."""
+def _lines(
+    profiles: pd.DataFrame, workloads: Mapping[str, Facts]
+) -> dict[tuple[str, Mode, str], Line]:
+    """Return the lines fitted to profiled peaks, by workload, mode and instance type."""
     if "peak_bytes" not in profiles:
         return {}
-    peaks = profiles[["workload", "instance_type", "batch", "peak_bytes"]].dropna()
-    peaks = peaks[(peaks["batch"] > 0) & (peaks["peak_bytes"] > 0)]
-    return {
-        (str(workload), str(name)): one_device(
-            rows["batch"].to_numpy(float),
-            rows["peak_bytes"].to_numpy(float),
-            sizes.get(str(workload), Held()).gradients,
-        )
-        for (workload, name), rows in peaks.groupby(["workload", "instance_type"])
-    }
+    good = profiles[(profiles["batch"] > 0) & (profiles["peak_bytes"] > 0)]
+    found = {}
+    for (workload, mode, name), rows in good.groupby(
+        [
+            good["workload"],
+            pd.Series(modes_of(good), index=good.index, dtype=object),
+            "instance_type",
+        ]
+    ):
+        gradients = workloads.get(str(workload), Facts()).gradient_bytes
+        batch, peak = (rows[each].to_numpy(float) for each in ("batch", "peak_bytes"))
+        found[str(workload), Mode(*mode), str(name)] = one_device(batch, peak, gradients)
+    return found
 
 
-def _largest_that_ran(ran: SetupArrays, machines: Mapping[str, Machine]) -> dict[str, list[Ran]]:
-    """Return, for each workload, the largest batch that ran on each amount of device memory.
+def _largest_that_ran(
+    ran: SetupArrays, machines: Mapping[str, Machine]
+) -> dict[tuple[str, Mode], list[Run]]:
+    """Return the largest batch that ran on each amount of device memory, by workload and mode.
 
     Modes that shard the training state have a separate entry for each number of ranks.
     """
-    found: dict[str, dict[tuple[float, float], float]] = {}
-    for workload, types, batches, ranks in zip(
-        ran.workloads, ran.types, ran.batch, ran.ranks, strict=True
-    ):
-        own = found.setdefault(workload, {})
-        mode = workload_and_mode(workload)[1]
-        fewest = float(ranks) if mode.sharded or mode.strategy == TABLES else 1.0
-        for name, batch in zip(types, batches, strict=False):
-            gib = machines[name].device_memory_gib
-            if gib is not None:
-                own[gib, fewest] = max(own.get((gib, fewest), 0.0), float(batch))
-    return {
-        workload: [
-            (gib * _BYTES_PER_GIB, batch, fewest)
-            for (gib, fewest), batch in own.items()
-            if batch > 0 and np.isfinite(batch)
+    found: dict[tuple[str, Mode], list[Run]] = {}
+    memory = {name: machines[name].device_memory_gib for name in ran.names}
+    bytes_of = ran.by_type({name: (gib or 0.0) * _BYTES_PER_GIB for name, gib in memory.items()}, 0)
+    for workload, mode, rows in ran.groups():
+        sharded = mode.sharded or mode.strategy == TABLES
+        ranks = np.broadcast_to(ran.ranks[rows, None] if sharded else 1.0, ran.batch[rows].shape)
+        keys = np.stack([bytes_of[rows], ranks, ran.batch[rows]], axis=2).reshape(-1, 3)
+        frame = pd.DataFrame(keys, columns=["memory", "ranks", "batch"])
+        largest = frame[frame["memory"] > 0].groupby(["memory", "ranks"])["batch"].max()
+        found[workload, mode] = [
+            Run(size, batch, count) for (size, count), batch in largest.items()
         ]
-        for workload, own in found.items()
-    }
+    return found

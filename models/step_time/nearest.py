@@ -29,11 +29,12 @@ class Nearness:
     """An index of the measured setups. Each workload has a KD-tree with Manhattan distances."""
 
     def __init__(self, measured: SetupArrays) -> None:
-        self._types = {name: at for at, name in enumerate(sorted(measured.met_types), start=1)}
+        self._types = {name: at for at, name in enumerate(sorted(measured.type_names), start=1)}
         places, marks = self._places(measured), self._marks(measured)
-        groups = sorted(measured.workloads.groups().items())
-        self._trees = {name: KDTree(places[rows]) for name, rows in groups}
-        self._measured = {name: np.unique(marks[rows]) for name, rows in groups}
+        self._trees, self._measured = {}, {}
+        for workload, mode, rows in measured.groups():
+            self._trees[workload, mode] = KDTree(places[rows])
+            self._measured[workload, mode] = np.unique(marks[rows])
 
     def doublings(self, setups: SetupArrays) -> FloatArray:
         """Return a (rows,) array: the distance of each setup to the nearest measured setup.
@@ -44,10 +45,11 @@ class Nearness:
         """
         found = np.full(len(setups.workloads), np.nan)
         places, marks = self._places(setups), self._marks(setups)
-        for name, own in setups.workloads.groups().items():
-            if name in self._trees:
-                apart = np.maximum(self._trees[name].query(places[own], p=1)[0], _LEAST)
-                found[own] = np.where(np.isin(marks[own], self._measured[name]), 0.0, apart)
+        for workload, mode, rows in setups.groups():
+            if (workload, mode) in self._trees:
+                tree, measured = self._trees[workload, mode], self._measured[workload, mode]
+                distance = np.maximum(tree.query(places[rows], p=1)[0], _LEAST)
+                found[rows] = np.where(np.isin(marks[rows], measured), 0.0, distance)
         return found
 
     def _places(self, setups: SetupArrays) -> FloatArray:

@@ -8,7 +8,6 @@ import pytest
 
 from models.domain.numeric import Z_90
 from models.step_time.formula import MEAN, NAMES, Line, moved_step_s, step_times
-from models.step_time.one_device import OneDevice
 from tests.models.step_time.cases import error, fitted, inside, sound, width
 
 
