@@ -196,6 +196,7 @@ def computes(device: str, mode: Mode) -> bool:
     return not len(own) or bool(own["tf32_tflops"].notna().any())
 
 
+_BANDWIDTH = "bandwidth_gbytes_s"
 # The data sheet's column with the rate of each precision. Srift measures fp32 without TF32.
 _RATES = {
     "fp32": "fp32_tflops",
@@ -213,9 +214,9 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
     """
     table = data_sheets()
     if kind in table.index:
-        rate = table.loc[kind, _RATES[precision]]
-        rate = table.loc[kind, "fp32_tflops"] if pd.isna(rate) else rate
-        return Sheet(float(table.loc[kind, "bandwidth_gbytes_s"]), float(rate), 1.0)
+        row = {name: float(table[name][kind]) for name in {*_RATES.values(), _BANDWIDTH}}
+        rate = row[_RATES[precision]]
+        return Sheet(row[_BANDWIDTH], row["fp32_tflops"] if math.isnan(rate) else rate, 1.0)
     for name, machine in machines.items():
         if device_kind(name, machine) != kind:
             continue

@@ -288,16 +288,13 @@ def _lines(
         return {}
     good = profiles[(profiles["batch"] > 0) & (profiles["peak_bytes"] > 0)]
     found = {}
+    keys = zip(good["workload"], modes_of(good), good["instance_type"], strict=True)
     for (workload, mode, name), rows in good.groupby(
-        [
-            good["workload"],
-            pd.Series(modes_of(good), index=good.index, dtype=object),
-            "instance_type",
-        ]
+        pd.Series(list(keys), good.index, dtype=object)
     ):
-        gradients = workloads.get(str(workload), Facts()).gradient_bytes
+        gradients = workloads.get(workload, Facts()).gradient_bytes
         batch, peak = (rows[each].to_numpy(float) for each in ("batch", "peak_bytes"))
-        found[str(workload), Mode(*mode), str(name)] = one_device(batch, peak, gradients)
+        found[workload, mode, name] = one_device(batch, peak, gradients)
     return found
 
 
@@ -314,9 +311,11 @@ def _largest_that_ran(
     for workload, mode, rows in ran.groups():
         sharded = mode.sharded or mode.strategy == TABLES
         ranks = np.broadcast_to(ran.ranks[rows, None] if sharded else 1.0, ran.batch[rows].shape)
-        keys = np.stack([bytes_of[rows], ranks, ran.batch[rows]], axis=2).reshape(-1, 3)
-        frame = pd.DataFrame(keys, columns=["memory", "ranks", "batch"])
-        largest = frame[frame["memory"] > 0].groupby(["memory", "ranks"])["batch"].max()
+        largest: dict[tuple[float, float], float] = {}
+        keys = zip(bytes_of[rows].flat, ranks.flat, ran.batch[rows].flat, strict=True)
+        for size, count, batch in keys:
+            if size > 0:
+                largest[size, count] = max(batch, largest.get((size, count), 0.0))
         found[workload, mode] = [
             Run(size, batch, count) for (size, count), batch in largest.items()
         ]

@@ -6,7 +6,7 @@ A model covers one provider. Equal data and an equal seed give equal models.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
 
@@ -352,6 +352,10 @@ class StepTimeModel:
         self._require([(workload, mode) for workload, mode, _ in arrays.groups()], arrays.names)
         return arrays
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields, without what was derived from them."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     @cached_property
     def _nearness(self) -> Nearness:
         return Nearness(self.measured)
@@ -459,7 +463,8 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
     several = probes["cluster"].map(lambda name: len(parse_cluster(str(name))) > 1)
     good = several.astype(bool) & (numbers > 0).all(axis=1) & np.isfinite(numbers).all(axis=1)
     found = numbers.assign(cluster=probes["cluster"].astype(str))[good]
-    return found.groupby(columns[:2], as_index=False)[["seconds"]].median()
+    medians: pd.DataFrame = found.groupby(columns[:2], as_index=False)[["seconds"]].median()
+    return medians
 
 
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:

@@ -83,8 +83,14 @@ _MOST_RESIDUALS = 200  # rows of a cell from which its spreads are learned
 _SMALL = 0.0  # code of the small cells together
 _APART, _ONE_LENGTH = 100.0, (1.0,)  # distance of cells in a pooled fit, and its length scale
 _STEP = 1e-4
-_LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0)
-_LEARN_AT = (3, 5)
+# Standard deviation of log step seconds for each doubling of devices beyond the largest measured
+# number: the library may switch to another algorithm.
+_BEYOND_SD = 0.1
+# Turns of the fit: a factor on the residual, so that a poor start pulls less; and the largest
+# growth of a residual's log variance, since the formula shall explain what it can.
+_LOOSER = (6.0, 6.0, 3.0, 3.0, 1.5, *[1.0] * 8)
+_MOST_GROWTH, _FREE_GROWTH, _FREE_TURN = 1.0, 5.4, 9
+_LEARN_AT = (5, 8, 10)  # turns that learn the spreads of the levels
 _FREEDOM = 2.0  # of Student's t for outlying rows
 
 
@@ -93,7 +99,7 @@ class _Process(GaussianProcessRegressor):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "L_"}
+        return {name: value for name, value in state.items() if name not in ("L_", "_rng")}
 
     def __getattr__(self, name: str) -> Any:
         if name != "L_" or "X_train_" not in self.__dict__:
@@ -104,26 +110,29 @@ class _Process(GaussianProcessRegressor):  # type: ignore[misc]
         return self.L_
 
 
-class _Columns(NamedTuple):
-    """Positions of the columns of the kernel's input."""
-
-    linear: slice = slice(0, _LINEAR)
-    codes: slice = slice(_LINEAR, _LINEAR + 7)
-    alone: int = _LINEAR + 7  # derivative of log step with respect to log T1
-    octave: int = _LINEAR + 8
-    shape: slice = slice(_LINEAR + 9, _LINEAR + 13)
-    transformer: int = _LINEAR + 13
-    broad: int = _LINEAR + 14  # standard deviations of the residual; 0 for one device
-    narrow: int = _LINEAR + 15
-    features: slice = slice(_LINEAR + 16, _LINEAR + 21)
-    noise: int = _LINEAR + 21  # 1 for one device
-    count: int = _LINEAR + 22
-
-    def code(self, group: str) -> int:
-        return self.codes.start + CODES.index(group)
-
-
-_AT = _Columns()
+# Columns of the kernel's input: linear terms, codes of groups, derivative of log step with respect
+# to log T1, octave, shape and presence of a transformer, doublings of devices beyond the largest
+# measured cluster of the kind, broad and narrow standard deviations of the residual, features of
+# the residual, and 1 for rows of one device.
+_WIDTHS = {
+    "linear": _LINEAR,
+    "codes": len(CODES),
+    "alone": 1,
+    "octave": 1,
+    "shape": 4,
+    "transformer": 1,
+    "beyond": 1,
+    "broad": 1,
+    "narrow": 1,
+    "features": 5,
+    "noise": 1,
+}
+_ENDS = np.cumsum(list(_WIDTHS.values())).tolist()
+_AT: dict[str, Any] = {
+    name: slice(end - width, end) if width > 1 else end - 1
+    for (name, width), end in zip(_WIDTHS.items(), _ENDS, strict=True)
+}
+_CODE = {group: _AT["codes"].start + at for at, group in enumerate(CODES)}
 
 
 def _squared(a: FloatArray, b: FloatArray) -> FloatArray:
@@ -170,27 +179,29 @@ class StepKernel(Kernel):  # type: ignore[misc]
                 parts[name] = parts.get(name, 0.0) + values
 
         same: dict[str, Any] = {"all": 1.0}
-        for at, group in enumerate(CODES, start=_AT.codes.start):
+        for at, group in enumerate(CODES, start=_AT["codes"].start):
             same[group] = (X[:, at, None] == other[:, at]) & (X[:, at, None] > 0)
         for group, spread, name in _TERMS:
             used = np.flatnonzero(spread)
             add(name, same[group] * ((X[:, used] * spread[used] ** 2) @ other[:, used].T))
-        alone = np.multiply.outer(X[:, _AT.alone], other[:, _AT.alone])
-        apart = X[:, _AT.octave, None] - other[:, _AT.octave]
+        alone = np.multiply.outer(X[:, _AT["alone"]], other[:, _AT["alone"]])
+        apart = X[:, _AT["octave"], None] - other[:, _AT["octave"]]
         near, equal = np.exp(-0.5 * (apart / _OCTAVES) ** 2), np.abs(apart) < 1e-6
         for level in ("workload", "cell"):
             add(f"curve of {level}", alone * (same[level] * near))
             add(f"batch of {level}", alone * (same[level] & equal))
-        both = np.multiply.outer(X[:, _AT.transformer], other[:, _AT.transformer])
+        both = np.multiply.outer(X[:, _AT["transformer"]], other[:, _AT["transformer"]])
         if both.any():
-            distance = _squared(X[:, _AT.shape] / _SHAPE, other[:, _AT.shape] / _SHAPE)
+            distance = _squared(X[:, _AT["shape"]] / _SHAPE, other[:, _AT["shape"]] / _SHAPE)
             add("shape of transformer", both * np.exp(-0.5 * distance))
-        for column, length in ((_AT.broad, BROAD), (_AT.narrow, NARROW)):
-            distance = _squared(X[:, _AT.features] / length, other[:, _AT.features] / length)
+        for column, length in ((_AT["broad"], BROAD), (_AT["narrow"], NARROW)):
+            distance = _squared(X[:, _AT["features"]] / length, other[:, _AT["features"]] / length)
             spread = np.multiply.outer(X[:, column], other[:, column])
             add(None, same["mode"] * spread * np.exp(-0.5 * distance))
+        beyond = np.multiply.outer(X[:, _AT["beyond"]], other[:, _AT["beyond"]])
+        add(None, _BEYOND_SD**2 * same["link"] * beyond)
         if Y is None:
-            add("noise of one device", np.diag(X[:, _AT.noise]))
+            add("noise of one device", np.diag(X[:, _AT["noise"]]))
         if not eval_gradient:
             return total
         none = np.zeros_like(total)
@@ -256,17 +267,22 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         picked = self._thinned(X, random)
         rows, outlying = X.take(picked), np.ones(len(picked))
         several = rows.line.ranks > 1
-        self.process_: _Process | None = None
+        self.process_: Any = None  # the prior, at first
+        self.reach_ = {
+            kind: max(float(X.line.ranks[X.kind == kind].max()), 2.0)
+            for kind in np.unique(X.kind).tolist()
+        }
         self.residual_ = Residuals({}, {})
         log_spreads = np.log(list(_SPREADS.values()))
         for turn, looser in enumerate(_LOOSER):
             linear = self._linear(rows)
             target = log_s[picked] - linear.log_s
             if looser == 1:
-                self.residual_ = _residuals(rows, target, weight[picked], outlying)
+                growth = _MOST_GROWTH if turn < _FREE_TURN else _FREE_GROWTH
+                self.residual_ = _residuals(rows, target, weight[picked], outlying, growth)
             spread = self.residual_.of(rows)
             inputs = linear.inputs
-            inputs[:, [_AT.broad, _AT.narrow]] = looser * spread[:, :2] * several[:, None]
+            inputs[:, [_AT["broad"], _AT["narrow"]]] = looser * spread[:, :2] * several[:, None]
             noise = (spread[:, 2] ** 2 * several * outlying) / weight[picked]
             noise += rows.noise_sd**2 + 1e-6
             target = target + linear.shift
@@ -296,7 +312,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Return the posterior mean of the points' log seconds."""
         if self.process_ is None or not len(points.mean):
             return points.mean
-        return points.mean + self.process_.predict(_point_inputs(points))
+        moved: FloatArray = self.process_.predict(_point_inputs(points))
+        return points.mean + moved
 
     def _values(self, rows: Rows) -> FloatArray:
         """Return a (rows, parameters) array: posterior means of the formula's parameters."""
@@ -304,10 +321,10 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return np.tile(MEAN, (len(rows), 1))
         codes = np.stack([rows.kind, rows.strategy, rows.cell], axis=1)
         groups, which = np.unique(codes, axis=0, return_inverse=True)
-        inputs = np.zeros((len(groups) * _FORMULA, _AT.count))
+        inputs = np.zeros((len(groups) * _FORMULA, _ENDS[-1]))
         inputs[:, _THETA] = np.tile(np.eye(_FORMULA), (len(groups), 1))
         for column, group in enumerate(("link", "strategy", "mode")):
-            inputs[:, _AT.code(group)] = np.repeat(groups[:, column], _FORMULA)
+            inputs[:, _CODE[group]] = np.repeat(groups[:, column], _FORMULA)
         found = self.process_.predict(inputs).reshape(-1, _FORMULA)
         return np.asarray(MEAN + found[which.reshape(-1)], dtype=float)
 
@@ -324,15 +341,17 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         inputs = (
             _point_inputs(rows.points)[point]
             if len(rows.points.mean)
-            else np.zeros((len(rows), _AT.count))
+            else np.zeros((len(rows), _ENDS[-1]))
         )
-        for columns in (_T1, _AT.alone, _AT.transformer):
-            inputs[:, columns] *= alone[:, None] if isinstance(columns, slice) else alone
+        inputs[:, _T1] *= alone[:, None]
+        inputs[:, [_AT["alone"], _AT["transformer"]]] *= alone[:, None]
         inputs[:, _THETA] = slopes
         for group, codes in zip(CODES[4:], (rows.kind, rows.strategy, rows.cell), strict=True):
-            inputs[:, _AT.code(group)] = codes
-        inputs[:, _AT.features] = rows.features
-        inputs[:, _AT.noise] = rows.line.ranks <= 1
+            inputs[:, _CODE[group]] = codes
+        inputs[:, _AT["features"]] = rows.features
+        inputs[:, _AT["noise"]] = rows.line.ranks <= 1
+        reach = np.array([self.reach_.get(kind, 2.0) for kind in rows.kind.tolist()])
+        inputs[:, _AT["beyond"]] = np.log2(np.maximum(rows.line.ranks / reach, 1.0))
         deviation = np.append(log_t1 - rows.points.mean, 0.0)[point]
         shift = (slopes * (values - MEAN)).sum(axis=1) + alone * deviation
         return Linear(log_s, shift, times, inputs)
@@ -389,7 +408,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Return the distribution of log step seconds; `covariance` asks for the joint one."""
         linear = self._linear(X)
         inputs = linear.inputs.copy()
-        inputs[:, [_AT.broad, _AT.narrow, _AT.noise]] = 0.0
+        inputs[:, [_AT["broad"], _AT["narrow"], _AT["noise"]]] = 0.0
         mean, several = linear.log_s.copy(), X.line.ranks > 1
         if covariance:
             variance = self.process_.predict(inputs, return_cov=True)[1]
@@ -446,11 +465,11 @@ def _places(group: IntArray, key: IntArray | None = None) -> IntArray:
 
 def _point_inputs(points: Points) -> FloatArray:
     """Return the kernel's input for the log seconds of points."""
-    inputs = np.zeros((len(points.mean), _AT.count))
-    inputs[:, _T1], inputs[:, _AT.alone] = points.effects, 1.0
-    inputs[:, _AT.codes.start : _AT.code("link")] = points.codes
-    inputs[:, _AT.octave], inputs[:, _AT.shape] = points.octave, points.shape
-    inputs[:, _AT.transformer] = points.shape[:, 0] > 0
+    inputs = np.zeros((len(points.mean), _ENDS[-1]))
+    inputs[:, _T1], inputs[:, _AT["alone"]] = points.effects, 1.0
+    inputs[:, _AT["codes"].start : _CODE["link"]] = points.codes
+    inputs[:, _AT["octave"]], inputs[:, _AT["shape"]] = points.octave, points.shape
+    inputs[:, _AT["transformer"]] = points.shape[:, 0] > 0
     return inputs
 
 
@@ -508,7 +527,7 @@ class Residuals(NamedTuple):
 
 
 def _residuals(
-    rows: Rows, target: FloatArray, weight: FloatArray, outlying: FloatArray
+    rows: Rows, target: FloatArray, weight: FloatArray, outlying: FloatArray, growth: float
 ) -> Residuals:
     """Learn the spreads of each large cell, and of all small cells together, from `target`."""
     several = np.flatnonzero(rows.line.ranks > 1)
@@ -525,7 +544,7 @@ def _residuals(
         kernel = residual_kernel(*RESIDUAL[:2], *_ONE_LENGTH) + WhiteKernel(RESIDUAL[2] ** 2)
         more = RESIDUAL[2] ** 2 * (outlying[at] / weight[at] - 1).clip(0)
         noise = rows.noise_sd[at] ** 2 + 1e-6 + more
-        search = _penalised(kernel.theta, 1.0, 8)
+        search = _penalised(kernel.theta, 1.0, 8, growth)
         process = _Process(kernel, alpha=noise, optimizer=search)
         some = at[:: max(len(at) // _MOST_RESIDUALS, 1)]
         process.alpha = noise[:: max(len(at) // _MOST_RESIDUALS, 1)]
@@ -567,7 +586,7 @@ def residual_kernel(broad: float, narrow: float, *lengths: float) -> Any:
     return parts[0] + parts[1]
 
 
-def _penalised(centre: FloatArray, sd: FloatArray | float, most: int) -> Any:
+def _penalised(centre: FloatArray, sd: FloatArray | float, most: int, growth: float = 3.0) -> Any:
     """Return an optimizer for scikit-learn with a normal prior around `centre`."""
 
     def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
@@ -576,8 +595,9 @@ def _penalised(centre: FloatArray, sd: FloatArray | float, most: int) -> Any:
             away = (theta - centre) / sd
             return value + 0.5 * float(away @ away), slope + away / sd
 
-        limits = np.stack([centre - 2, centre + 3], axis=1)
-        found = scipy.optimize.minimize(
+        limits = np.stack([centre - 2, centre + growth], axis=1)
+        minimize: Any = scipy.optimize.minimize
+        found = minimize(
             loss, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": most}
         )
         return found.x, found.fun

@@ -137,11 +137,11 @@ def joined(first: Rows, second: Rows) -> Rows:
         for name in Line.__slots__
     }
     count = len(first.points.mean)
-    moved = {
-        name: np.where(getattr(second, name) >= 0, getattr(second, name) + count, -1)
-        for name in ("point", "middle")
-    }
-    second = replace(second, **moved)
+    second = replace(
+        second,
+        point=np.where(second.point >= 0, second.point + count, -1),
+        middle=np.where(second.middle >= 0, second.middle + count, -1),
+    )
     points = {
         each.name: np.concatenate(
             [getattr(first.points, each.name), getattr(second.points, each.name)]
@@ -455,7 +455,7 @@ class SetupFacts:
         )
         place = {setups.names[at]: float(rank) for rank, at in enumerate(order)}
         first = setups.by_type(place, np.inf).min(axis=1, initial=np.inf)
-        return np.array(order, dtype=np.intp)[first.astype(np.intp)]
+        return np.asarray(np.array(order)[first.astype(np.intp)], dtype=np.intp)
 
     def _variety(self, setups: SetupArrays, link: IntArray) -> FloatArray:
         """Return the mean of log2(speed / speed of the machine with the slowest link)."""

@@ -10,6 +10,18 @@ from .model import StepTimeModel
 
 # The registry stores a copy of the package `models` under another name.
 _ROOT = "models."
+_PACKAGE = __name__.removesuffix("step_time.serialization")
+# What a model consists of beside our classes. Nothing else is loaded: a pickle can call any function.
+_LOADED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    *(
+        ("sklearn.gaussian_process.kernels", name)
+        for name in ("ConstantKernel", "Product", "RBF", "Sum")
+    ),
+}
 
 
 class NotAModel(ValueError):
@@ -17,12 +29,13 @@ class NotAModel(ValueError):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds the classes of this package under the name by which it was imported."""
+    """Loads the classes of a model, ours under the name by which this package was imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith(_ROOT):
-            package = __name__.removesuffix("step_time.serialization")
-            module = package + module.removeprefix(_ROOT)
+        if module.startswith(_ROOT) and "." not in name:
+            module = _PACKAGE + module.removeprefix(_ROOT)
+        elif (module, name) not in _LOADED:
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a model")
         return super().find_class(module, name)
 
 

@@ -29,8 +29,7 @@ from models.domain.workload import Workload
 from models.planner import planner
 from models.planner.learning import MOST_TRIES, unknown_learning
 from models.step_time.dataset import valid_runs
-from models.step_time.model import StepTimeModel
-from models.step_time.unmeasured import with_compressed
+from models.step_time.model import StepTimeModel, with_compressed
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 

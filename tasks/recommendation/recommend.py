@@ -21,8 +21,7 @@ from models.planner.choice_rule import EVEN_ODDS
 from models.planner.explanations import amount
 from models.planner.learning import vetoes
 from models.planner.planner import Recommendation
-from models.step_time.model import StepTimeModel, introduced
-from models.step_time.unmeasured import with_compressed
+from models.step_time.model import StepTimeModel, introduced, with_compressed
 from warehouse import reads
 
 from ..data_files.public import ORIGIN, only_public

@@ -19,7 +19,7 @@ class StepTime(PythonModel):
     def load_context(self, context: Any) -> None:
         from srift_models.step_time.serialization import load
 
-        self.model = load(Path(context.artifacts["model"]).read_text())
+        self.model = load(Path(context.artifacts["model"]).read_bytes())
 
     def predict(
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None

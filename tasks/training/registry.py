@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mlflow.models import ModelSignature
 
 ALIAS, CHALLENGER = "champion", "challenger"  # the version in use; the newest version not in use
-REQUIREMENTS = ("numpy", "scipy", "pandas")
+REQUIREMENTS = ("numpy", "scipy", "pandas", "scikit-learn")
 _REQUIRED = ("workload", "cluster", "batch_per_device")
 _TEXT = ("workload", "cluster", "strategy", "precision", "switches", "provider")
 # Columns of any type: a layout is a number or `4+4+2`, and MLflow rejects an integer for a float.
@@ -169,7 +169,7 @@ def log_challenger(
     name = name_of(provider)
     with _client(home) as client, tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "model.json").write_text(dump(model))
+        (folder / "model.pickle").write_bytes(dump(model))
         (folder / "scoreboard.json").write_text(scoreboard.to_json(orient="records"))
         run_name = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
         experiment = _experiment(client, name, home)
@@ -181,7 +181,10 @@ def log_challenger(
             info = mlflow.pyfunc.log_model(
                 name="model",
                 python_model=str(Path(__file__).with_name("pyfunc_model.py")),
-                artifacts={one: str(folder / f"{one}.json") for one in ("model", "scoreboard")},
+                artifacts={
+                    "model": str(folder / "model.pickle"),
+                    "scoreboard": str(folder / "scoreboard.json"),
+                },
                 code_paths=[str(_copy_of_models(folder))],
                 pip_requirements=[f"{package}=={version(package)}" for package in REQUIREMENTS],
                 signature=signature(),
@@ -232,7 +235,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         return None
     number, folder = known
     try:
-        model = load((folder / "artifacts" / "model.json").read_text())
+        model = load((folder / "artifacts" / "model.pickle").read_bytes())
         scores = json.loads((folder / "artifacts" / "scoreboard.json").read_text())
     except (OSError, ValueError, KeyError) as error:
         raise RegistryError(

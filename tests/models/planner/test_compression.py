@@ -25,7 +25,7 @@ class Compressing(JointModel):
 
     def predict_arrays(self, arrays):
         found = super().predict_arrays(arrays)
-        other = np.array([mode.sends_otherwise for mode in arrays.modes])[arrays.workloads.codes]
+        other = np.array([mode.sends_otherwise for mode in arrays.modes])[arrays.mode]
         step_s = found["step_s"] * np.where(other, self.part, 1.0)
         high = np.where(other, step_s * self.width, found["step_high_s"])
         return found.assign(step_s=step_s, step_high_s=high)
