@@ -19,6 +19,7 @@ from tasks.workspace.blas_threads import one_thread
 from tasks.workspace.parallel import side_by_side
 from tests.benchmarks.claims import Claim, Write, report
 from tests.benchmarks.scores import Group, score, summary
+from tests.models.synthetic import data_of
 
 # Devices, cores, TFLOP/s of a device, GB/s inside a machine, Gbit/s between machines.
 TYPES: dict[str, tuple[int, int, float, float, float]] = {
@@ -122,13 +123,8 @@ class GpuWorld:
         names = ["devices", "cores", "device_tflops", "inside", "bandwidth_gbps"]
         types = pd.DataFrame.from_dict(TYPES, orient="index", columns=names)
         types = types.drop(columns="inside").rename_axis("name").reset_index()
-        none = pd.DataFrame()
-        return TrainingData(
+        return data_of(
             runs=pd.DataFrame(rows).assign(provider="ec2"),
-            profiles=none,
-            buckets=none,
-            probes=none,
-            workloads=none,
             instance_types=types.assign(
                 device=types["name"].str.split(".").str[0], digest=types["name"]
             ),

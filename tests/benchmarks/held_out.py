@@ -1,4 +1,4 @@
-"""Errors and interval coverage on held-out groups of measured rows, three GPU kinds.
+"""Errors and interval coverage on held-out groups of measured and published rows.
 
 The groups are those for choosing between models (held_out_groups.py). `--final` takes the others,
 which may be looked at five times in all. Needs the files of ../shared/data.
@@ -14,10 +14,8 @@ import numpy as np
 import pandas as pd
 import typer
 
-from models.domain.numeric import Z_90
 from models.step_time.dataset import TrainingData
 from models.step_time.machine_specs import data_sheets
-from models.step_time.one_device import OneDevice
 from tasks.workspace.blas_threads import one_thread
 from tests.benchmarks.claims import ROOT, Claim, Write, report
 from tests.benchmarks.held_out_groups import (
@@ -28,8 +26,10 @@ from tests.benchmarks.held_out_groups import (
     described,
     gpu_groups,
     groups,
+    transformer_groups,
 )
-from tests.benchmarks.scores import Group, figures, score, scored, summary
+from tests.benchmarks.scores import figures, score, summary
+from tests.models.synthetic import data_of
 
 DATA = ROOT.parent / "shared" / "data"
 # Devices, device, cores and Gbit/s of the machines that the measurements are from.
@@ -40,6 +40,12 @@ MACHINES = {
 }
 # Data sheets of the one-machine table's GPUs whose names differ.
 _SHEETS = {"H100PCIe": "h100-pcie", "H100SXM": "h100"}
+# Name, device and GiB of the machines of eight with the published transformers; links are unknown.
+_PUBLISHED = {
+    "A100-40GB": ("p4d.24xlarge", "a100", 40.0),
+    "A100-80GB": ("p4de.24xlarge", "a100", 80.0),
+    "H100-80GB": ("p5.48xlarge", "h100", 80.0),
+}
 
 
 def training_data(folder: Path = DATA) -> TrainingData:
@@ -48,53 +54,46 @@ def training_data(folder: Path = DATA) -> TrainingData:
     runs = pd.concat([pd.read_csv(folder / name) for name in names], ignore_index=True)
     columns = ["name", "devices", "device", "cores", "bandwidth_gbps"]
     types = [(name, *machine) for name, machine in MACHINES.items()]
-    none = pd.DataFrame()
-    return TrainingData(
+    return data_of(
         runs=described(runs.assign(provider="ec2")),
-        profiles=none,
-        buckets=none,
-        probes=none,
         workloads=pd.read_csv(folder / "workloads.csv"),
         instance_types=pd.DataFrame(types, columns=columns),
     )
 
 
-def read_gpu_table(folder: Path) -> pd.DataFrame:
-    """One-device rows of the one-machine table; `workload` is network|precision, `kind` a sheet."""
+def gpu_data(folder: Path = DATA) -> TrainingData:
+    """One-device rows of the one-machine table; an instance type is a data sheet's name."""
     table = pd.read_csv(folder / "gpu_step_times.csv")
     table = table[table["devices"] == 1].reset_index(drop=True)
     names = table["gpu"] + table["form"].fillna("").where(table["gpu"] == "H100", "")
-    return table.assign(
-        workload=table["network"] + "|" + table["precision"],
-        kind=[
-            _SHEETS.get(name, ("rtx" if name[0] in "234" else "") + name.lower()) for name in names
-        ],
-        batch=table["batch_per_device"].astype(float),
+    kind = [_SHEETS.get(name, ("rtx" if name[0] in "234" else "") + name.lower()) for name in names]
+    sheets = data_sheets().loc[sorted(set(kind))]
+    tf32 = sheets["tf32_tflops"].notna()[kind].to_numpy() & (table["precision"] == "fp32")
+    runs = table.drop(columns="devices").assign(
+        provider="ec2",
+        workload=table["network"],
+        precision=table["precision"].mask(tf32, "tf32"),
+        cluster="1x" + pd.Series(kind),
     )
+    types = sheets.assign(device=sheets.index, name=sheets.index, devices=1)
+    columns = {"fp32_tflops": "device_tflops", "memory_gb": "device_memory_gib"}
+    return data_of(runs=runs, instance_types=types.rename(columns=columns))
 
 
-def gpu_sheets(table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
-    """By `kind|workload`: memory bandwidth, and the rate at that precision."""
-    sheets = data_sheets()
-    found: dict[str, tuple[float, float, float]] = {}
-    for kind, workload in sorted(set(zip(table["kind"], table["workload"], strict=True))):
-        sheet = sheets.loc[kind]
-        plain = sheet["fp32_tflops" if np.isnan(sheet["tf32_tflops"]) else "tf32_tflops"]
-        rate = sheet["fp16_tflops"] if workload.endswith("fp16") else plain
-        found[f"{kind}|{workload}"] = (float(sheet["bandwidth_gbytes_s"]), float(rate), 1.0)
-    return found
-
-
-def score_gpu(table: pd.DataFrame, group: Group) -> pd.DataFrame:
-    """As `score`, for a group of the one-machine table."""
-    known, asked = table[group.known], table[group.asked]
-    points = known.assign(log_s=np.log(known["step_s"].to_numpy(float)), sd=0.01)
-    model = OneDevice.fit(points, sheets=gpu_sheets(table))
-    wanted = model.at(list(asked["workload"]), list(asked["kind"]), asked["batch"].to_numpy(float))
-    middle = model.predict(wanted)
-    half = Z_90 * np.sqrt(np.diag(model.covariance(wanted, wanted)) + model.spread["run"] ** 2)
-    low, high = np.exp(middle - half), np.exp(middle + half)
-    return scored(group, asked["step_s"], np.exp(middle), low, high)
+def transformer_data(folder: Path = DATA) -> TrainingData:
+    """Published steps of transformers; a workload is a network at a length of sequences."""
+    table = pd.read_csv(folder / "public_steps.csv").dropna(subset="layers")
+    kind = table["device"].map({name: machine[0] for name, machine in _PUBLISHED.items()})
+    types = pd.DataFrame(_PUBLISHED.values(), columns=["name", "device", "device_memory_gib"])
+    return data_of(
+        runs=table.assign(
+            provider="ec2",
+            workload=table["network"] + "-" + table["sequence"].astype(int).astype(str),
+            cluster=table["machines"].astype(str) + "x" + kind,
+            switches=table["switches"].fillna("none"),
+        ).reset_index(drop=True),
+        instance_types=types.assign(devices=8),
+    )
 
 
 def claims_of(table: pd.DataFrame) -> list[Claim]:
@@ -120,16 +119,23 @@ def main(
     if not (folder / "training_runs_gpus.csv").exists():
         typer.echo(f"no measured data in {folder}")
         raise typer.Exit(1)
-    data, gpus, started = training_data(folder), read_gpu_table(folder), time.perf_counter()
-    parts = []
+    data, gpus, transformers = (
+        read(folder) for read in (training_data, gpu_data, transformer_data)
+    )
+    started = time.perf_counter()
+    parts = [
+        (data, groups(data.runs, final=final, draws=draws)),
+        (gpus, gpu_groups(gpus.runs, final=final, draws=min(draws, 3))),
+        (transformers, transformer_groups(transformers.runs)),
+    ]
     with one_thread():
-        for group in groups(data.runs, final=final, draws=draws):
-            if not only or group.table in only:
-                parts.append(score(data, group))
-        for group in gpu_groups(gpus, final=final, draws=min(draws, 3)):
-            if not only or group.table in only:
-                parts.append(score_gpu(gpus, group))
-    rows = pd.concat(parts, ignore_index=True)
+        scored = [
+            score(known, group)
+            for known, found in parts
+            for group in found
+            if not only or group.table in only
+        ]
+    rows = pd.concat(scored, ignore_index=True)
     typer.echo(figures(rows, ["table", "group"]).round(1).to_string())
     table = summary(rows)
     typer.echo(table.round(1).to_string())

@@ -70,6 +70,11 @@ SIZES = ((4, 16), (8, 16))
     EVERYWHERE,
     NEW_GPU,
     ONE_GPU,
+    NETWORK,
+    OUTERMOST,
+    MORE_GPUS,
+    GENERATION,
+    RANDOM,
 ) = (
     "between neighbours",
     "workload on kind: one-device rows",
@@ -82,6 +87,11 @@ SIZES = ((4, 16), (8, 16))
     "workload everywhere: one-device rows",
     "one device of a kind never measured, network known on others",
     "one device of a kind never measured, network known on one",
+    "transformer from facts, others are smaller and larger",
+    "smallest and largest transformer from facts",
+    "transformers on more than 8 GPUs",
+    "transformers on a GPU generation never measured",
+    "random rows of transformers",
 )
 TARGETS: dict[str, tuple[float, float]] = {
     NEIGHBOURS: (5.2, 3.2),
@@ -94,6 +104,11 @@ TARGETS: dict[str, tuple[float, float]] = {
     LARGER: (8, 6),
     NEW_GPU: (13, 9),
     ONE_GPU: (20, 14),
+    NETWORK: (4, 4),
+    OUTERMOST: (9, 9),
+    MORE_GPUS: (4.5, 4.5),
+    GENERATION: (13, 13),
+    RANDOM: (3.5, 3.5),
 }
 
 
@@ -189,6 +204,24 @@ def gpu_groups(table: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) 
                 yield Group(
                     table=ONE_GPU, name=one, draw=draw, known=known, asked=asked & (network == name)
                 )
+
+
+def transformer_groups(runs: pd.DataFrame) -> Iterator[Group]:
+    """Yield groups of networks, of GPU generations, of numbers of GPUs, and of random rows."""
+
+    def group(table: str, name: str, asked: BoolArray, draw: int = 0) -> Group:
+        return Group(table=table, name=name, draw=draw, known=~asked, asked=asked)
+
+    network, generation = runs["network"].to_numpy(str), runs["device"].str[:4].to_numpy(str)
+    sizes = list(runs.groupby("network")["parameters"].min().sort_values().index)
+    for name in sizes:
+        yield group(NETWORK if name in sizes[1:-1] else OUTERMOST, name, network == name)
+    yield group(MORE_GPUS, "all", runs["devices"].to_numpy() > 8)
+    for name in sorted(set(generation)):
+        yield group(GENERATION, name, generation == name)
+    for draw in range(NEIGHBOUR_DRAWS):
+        taken = np.random.default_rng([SEED, draw]).random(len(runs)) < NEIGHBOUR_PART
+        yield group(RANDOM, "all", taken, draw)
 
 
 def _pilots(runs: pd.DataFrame, own: BoolArray, label: str) -> list[BoolArray]:

@@ -14,13 +14,15 @@ import numpy as np
 import pandas as pd
 import typer
 
+from models.domain.setup_table import modes_of
 from models.domain.workload import MODES, Mode
-from models.step_time.dataset import TrainingData, by_variant
+from models.step_time.dataset import workload_facts
 from models.step_time.memory import fit_memory
-from models.step_time.setup_arrays import read_setups, variant, variants_of
+from models.step_time.setup_arrays import read_setups
 from tasks.node.record import Item
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.ranks import served, workload_file
+from tests.models.synthetic import data_of
 
 HOST = "host"  # the instance type of all processes
 FACTS = ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")
@@ -101,23 +103,11 @@ def measured(sized: Sized) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
 
 def predicted(profiles: pd.DataFrame, runs: pd.DataFrame, facts: pd.DataFrame) -> list[float]:
     """Peak bytes of each run, from profiles and facts alone."""
-    none = pd.DataFrame()
-    every = [variant(name, mode) for name in facts["workload"] for mode in MODES]
-    data = TrainingData(
-        runs=none,
-        profiles=profiles,
-        buckets=none,
-        probes=none,
-        workloads=facts,
-        instance_types=none,
-    )
-    data = by_variant(data, every)
-    rows = data.workloads.to_dict("records")
-    known = {name: {str(row["workload"]): float(row[name]) for row in rows} for name in FACTS}
+    known = workload_facts(data_of(workloads=facts))
     nothing = pd.DataFrame(columns=["workload", "cluster", "batch_per_device"])
-    model = fit_memory(data.profiles, read_setups(nothing, {}), {}, **known)
-    asked = zip(variants_of(runs), runs["batch"], runs["ranks"], strict=True)
-    return [model.peak_bytes(name, HOST, batch, ranks) for name, batch, ranks in asked]
+    model = fit_memory(profiles, read_setups(nothing, {}), {}, known)
+    asked = zip(runs["workload"], modes_of(runs), runs["batch"], runs["ranks"], strict=True)
+    return [model.peak_bytes(name, mode, HOST, batch, ranks) for name, mode, batch, ranks in asked]
 
 
 def main(write: Write = False) -> None:

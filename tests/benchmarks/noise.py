@@ -11,11 +11,12 @@ import pandas as pd
 import typer
 
 from models.domain.cluster import Cluster
-from models.step_time.dataset import TrainingData, at_nominal_speed
+from models.step_time.dataset import at_nominal_speed
 from tasks.market.offers import current_offers
 from tasks.workspace.workspace import Workspace, open_workspace
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.hosts import Unseen, launch_of, measure_all, split_by_cores, trial_name
+from tests.models.synthetic import data_of
 from warehouse.reads import mart
 
 SETUP = ["workload", "cluster", "batch_per_device", "accumulation_steps"]
@@ -81,10 +82,7 @@ def main(
         measure(here, launches=launches, repeats=repeats, hosts=hosts)
     runs = mart(here.warehouse, "runs", provider="local")
     runs = runs[runs["run_id"].str.startswith("noise-")].reset_index(drop=True)
-    none = pd.DataFrame()
-    data = TrainingData(
-        runs=runs, profiles=none, buckets=none, probes=none, workloads=none, instance_types=none
-    )
+    data = data_of(runs=runs)
     claims = []
     for speed, rows in (("as measured", runs), ("nominal speed", at_nominal_speed(data).runs)):
         table = spreads(rows)

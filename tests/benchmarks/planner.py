@@ -18,8 +18,7 @@ from models.domain.cluster import Offer
 from models.domain.workload import STRATEGIES, Goal, Mode, Workload
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.planner import Recommendation, plan
-from models.step_time.model import StepTimeModel
-from models.step_time.unmeasured import with_compressed
+from models.step_time.model import StepTimeModel, with_compressed
 from tasks.providers.ec2.catalogue import device_tflops
 from tasks.providers.ec2.prices import on_demand_offers
 from tasks.providers.ec2.snapshot import packaged

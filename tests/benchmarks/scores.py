@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
 
 from models.domain.numeric import BoolArray
-from models.step_time.dataset import TrainingData
-from models.step_time.model import StepTimeModel, fit
+from models.domain.workload import MODES
+from models.step_time.dataset import TrainingData, workload_facts
+from models.step_time.model import StepTimeModel, all_introduced, fit
 
 MEASURED = ["step_s", "sync_s"]  # columns that a prediction may not see
 _CANDIDATES, _TARGETS = 400, 250  # rows that pilots are chosen among, and rows they inform about
@@ -33,20 +35,26 @@ class Group:
 def score(data: TrainingData, group: Group, *, seed: int = 0) -> pd.DataFrame:
     """Return the asked rows: table, group, draw, measured_s, ours, low_s, high_s."""
     known, asked = group.known, group.asked
-    model = fit(replace(data, runs=data.runs[known]), seed=seed)
+    model = _fitted(data, known, seed)
     if group.choose:
         chosen = _informative(model, data.runs, asked, group.choose)
         known, asked = known | chosen, asked & ~chosen
-        model = fit(replace(data, runs=data.runs[known]), seed=seed)
+        model = _fitted(data, known, seed)
     rows = data.runs[asked]
     found = model.predict(rows.drop(columns=MEASURED, errors="ignore"))
-    return scored(group, rows["step_s"], found["step_s"], found["step_low_s"], found["step_high_s"])
+    columns = {"step_s": "ours", "step_low_s": "low_s", "step_high_s": "high_s"}
+    return (
+        found[list(columns)]
+        .rename(columns=columns)
+        .assign(measured_s=rows["step_s"], table=group.table, group=group.name, draw=group.draw)
+    )
 
 
-def scored(group: Group, measured: object, ours: object, low: object, high: object) -> pd.DataFrame:
-    """Return one frame of predictions; arguments are columns."""
-    columns = {"measured_s": measured, "ours": ours, "low_s": low, "high_s": high}
-    return pd.DataFrame(columns).assign(table=group.table, group=group.name, draw=group.draw)
+def _fitted(data: TrainingData, known: BoolArray, seed: int) -> StepTimeModel:
+    """Fit to the known rows; every workload with facts is predicted in every mode."""
+    facts = workload_facts(data)
+    model = all_introduced(fit(replace(data, runs=data.runs[known]), seed=seed), facts)
+    return replace(model, trained=model.trained | set(product(facts, MODES)))
 
 
 def _informative(

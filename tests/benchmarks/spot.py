@@ -22,10 +22,10 @@ from models.job.duration import best_interval, drawn_hours, expected_hours, piec
 from models.job.interruption_rates import HazardModel, fit_hazard
 from models.job.job_conditions import Learned
 from models.job.job_conditions import Pool as Offered
-from models.step_time.machine_specs import data_sheets, sheets_of
-from models.step_time.one_device import OneDevice
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.held_out import DATA
+from tests.benchmarks.scores import Group, figures, score
+from tests.models.synthetic import data_of
 
 Pool = tuple[str, str]  # instance type and zone
 WINDOW_HOURS, FOLDS = 24.0, 4  # exposure is counted by the day; folds of zones
@@ -278,20 +278,21 @@ def replay_scores(
 def checkpoint_scores(rows: pd.DataFrame) -> pd.DataFrame:
     """Checkpoint seconds of each group by the prior, and learned from the other groups.
 
-    Columns: learned, group, error, inside (90 % interval), width (high over low end).
+    Columns as of `score`; the table is a claim.
     """
     written = rows.assign(
         workload=rows["group"].astype(str), instance_type="", bytes=1e6 * rows["mb"].astype(float)
     )
     parts = []
     for group, held in written.groupby("workload"):
-        for learned in (False, True):
+        for table, learned in (("none written", False), ("other networks written", True)):
             model = fit_checkpoints(written[(written["workload"] != group) & learned])
             found = [model.seconds(size, [""]) for size in held["bytes"]]
-            middle = np.log([float(seconds[0]) for seconds, _ in found])
-            sd = np.array([float(log_sd[0]) for _, log_sd in found])
-            scored = _scored(held["seconds"].to_numpy(float), middle, sd)
-            parts.append(scored.assign(learned=learned, group=str(group)))
+            ours, log_sd = (np.array([float(each[at][0]) for each in found]) for at in (0, 1))
+            spread = np.exp(Z_90 * log_sd)
+            columns = {"ours": ours, "low_s": ours / spread, "high_s": ours * spread}
+            found = held.assign(**columns, table=f"checkpoint seconds, {table}", draw=0)
+            parts.append(found.rename(columns={"seconds": "measured_s"}))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -300,30 +301,17 @@ def guess_scores(path: Path) -> pd.DataFrame:
 
     The recorded step times have one batch, which is not recorded; it cancels.
     """
-    names = {"model": "workload", "gpu": "kind", "model_flops": "flops", "iter_time_s": "seconds"}
+    names = {"model": "workload", "model_flops": "flops_per_sample", "iter_time_s": "step_s"}
     rows = pd.read_csv(path).rename(columns=names)
-    rows = rows.assign(kind=rows["kind"].str.lower(), batch=128.0)
-    rows = rows.assign(log_s=np.log(rows["seconds"]), sd=0.01)
-    flops = {str(name): float(own["flops"].iloc[0]) for name, own in rows.groupby("workload")}
-    points = rows.groupby(["workload", "kind", "batch"], as_index=False)[["log_s", "sd"]].median()
-    parts = []
-    for workload, held in rows.groupby("workload"):
-        known = points[points["workload"] != workload]
-        model = OneDevice.fit(known, sheets=sheets_of({}, data_sheets()), flops=flops)
-        asked = model.at(list(held["workload"]), list(held["kind"]), held["batch"].to_numpy(float))
-        sd = np.sqrt(np.diag(model.covariance(asked, asked)))
-        parts.append(_scored(held["seconds"].to_numpy(float), model.predict(asked), sd))
+    rows = rows.assign(provider="ec2", cluster="1x" + rows["gpu"], batch_per_device="128")
+    types = rows[["gpu", "gpu_tflops"]].drop_duplicates().assign(device=rows["gpu"])
+    types = types.rename(columns={"gpu": "name", "gpu_tflops": "device_tflops"})
+    data, parts = data_of(runs=rows, instance_types=types.assign(devices=1)), []
+    for name in sorted(set(rows["workload"])):
+        asked = (rows["workload"] == name).to_numpy()
+        group = Group(table="step seconds from FLOPs alone", name=name, known=~asked, asked=asked)
+        parts.append(score(data, group))
     return pd.concat(parts, ignore_index=True)
-
-
-def _scored(seconds: FloatArray, middle: FloatArray, sd: FloatArray) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "error": np.abs(np.exp(middle) / seconds - 1),
-            "inside": np.abs(np.log(seconds) - middle) <= Z_90 * sd,
-            "width": np.exp(2 * Z_90 * sd),
-        }
-    )
 
 
 def exceeded(rows: pd.DataFrame) -> pd.DataFrame:
@@ -339,18 +327,13 @@ def exceeded(rows: pd.DataFrame) -> pd.DataFrame:
 def main(folder: Path = DATA, count: int = 600, seed: int = 2026, write: Write = False) -> None:
     """Print errors of checkpoint and step seconds, and how often jobs exceed their p90."""
     written = read_checkpoints(folder / "checkpoint_times.csv")
-    scored = checkpoint_scores(written)
-    guesses = guess_scores(folder / "single_gpu_step_times.csv")
+    scored = [checkpoint_scores(written), guess_scores(folder / "single_gpu_step_times.csv")]
     claims = []
-    for name, limit, own in (
-        ("checkpoint seconds, none written", 8, scored[~scored["learned"]]),
-        ("checkpoint seconds, other networks written", 8, scored[scored["learned"]]),
-        ("step seconds from FLOPs alone", 13, guesses),
-    ):
-        error, covers = 100 * own["error"].mean(), 100 * own["inside"].mean()
+    for name, row in figures(pd.concat(scored), ["table"]).iterrows():
+        limit, error, covers = 8 if "checkpoint" in str(name) else 13, row["mean"], row["covers"]
         result = f"{error:.1f} %; covers {covers:.0f} %"
         met = bool(error <= limit and covers >= 90)
-        claims.append(Claim(name, f"{limit} %; covers 90 %", result, met))
+        claims.append(Claim(str(name), f"{limit} %; covers 90 %", result, met))
     prices = read_prices(folder / "spot_prices.csv")
     launches = read_launches(folder / "vm_startup.csv", sorted({kind for kind, _ in prices}))
     for margin in MARGINS:

@@ -29,9 +29,8 @@ import typer
 from models.domain.workload import MSTOPK_SENT, UPDATES_SHARED, Mode
 from models.planner.compression import unproven
 from models.step_time.dataset import TrainingData
-from models.step_time.model import StepTimeModel, fit
+from models.step_time.model import StepTimeModel, fit, with_compressed
 from models.step_time.setup_arrays import read_setups
-from models.step_time.unmeasured import with_compressed
 from tasks.node.entrypoint import build
 from tasks.node.precision import arithmetic
 from tasks.node.strategies.compression import DENSITY

@@ -5,10 +5,10 @@ from functools import cache
 
 import pandas as pd
 
-from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tests.benchmarks import synthetic_market as synthetic
 from tests.models.planning import workload
+from tests.models.synthetic import data_of
 
 KNOWN = ("a", "b", "c", "d")
 FLOPS = {"a": 2e9, "b": 8e9, "c": 3e10, "d": 1e11}
@@ -38,12 +38,8 @@ def data():
     )
     facts = [(name, FLOPS[name], 1e8) for name in KNOWN]
     names = "name devices device cores bandwidth_gbps memory_gib device_memory_gib device_tflops"
-    empty = pd.DataFrame()
-    return TrainingData(
+    return data_of(
         runs=runs,
-        profiles=empty,
-        buckets=empty,
-        probes=empty,
         workloads=pd.DataFrame(facts, columns=["workload", "flops_per_sample", "gradient_bytes"]),
         instance_types=pd.DataFrame(
             [{name: getattr(one, name) for name in names.split()} for one in TYPES]
