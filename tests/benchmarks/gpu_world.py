@@ -19,7 +19,7 @@ from tasks.workspace.blas_threads import one_thread
 from tasks.workspace.parallel import side_by_side
 from tests.benchmarks.claims import Claim, Write, report
 from tests.benchmarks.scores import Group, score, summary
-from tests.models.synthetic import data_of
+from tests.frames import data_of
 
 # Devices, cores, TFLOP/s of a device, GB/s inside a machine, Gbit/s between machines.
 TYPES: dict[str, tuple[int, int, float, float, float]] = {

@@ -29,7 +29,7 @@ from tests.benchmarks.held_out_groups import (
     transformer_groups,
 )
 from tests.benchmarks.scores import figures, score, summary
-from tests.models.synthetic import data_of
+from tests.frames import data_of
 
 DATA = ROOT.parent / "shared" / "data"
 # Devices, device, cores and Gbit/s of the machines that the measurements are from.

@@ -22,7 +22,7 @@ from models.step_time.setup_arrays import read_setups
 from tasks.node.record import Item
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.ranks import served, workload_file
-from tests.models.synthetic import data_of
+from tests.frames import data_of
 
 HOST = "host"  # the instance type of all processes
 FACTS = ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")

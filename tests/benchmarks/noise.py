@@ -16,7 +16,7 @@ from tasks.market.offers import current_offers
 from tasks.workspace.workspace import Workspace, open_workspace
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.hosts import Unseen, launch_of, measure_all, split_by_cores, trial_name
-from tests.models.synthetic import data_of
+from tests.frames import data_of
 from warehouse.reads import mart
 
 SETUP = ["workload", "cluster", "batch_per_device", "accumulation_steps"]

@@ -25,7 +25,7 @@ from models.job.job_conditions import Pool as Offered
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.held_out import DATA
 from tests.benchmarks.scores import Group, figures, score
-from tests.models.synthetic import data_of
+from tests.frames import data_of
 
 Pool = tuple[str, str]  # instance type and zone
 WINDOW_HOURS, FOLDS = 24.0, 4  # exposure is counted by the day; folds of zones
@@ -275,13 +275,15 @@ def replay_scores(
     return pd.concat(parts, ignore_index=True)
 
 
-def checkpoint_scores(rows: pd.DataFrame) -> pd.DataFrame:
+def checkpoint_scores(measured: pd.DataFrame) -> pd.DataFrame:
     """Checkpoint seconds of each group by the prior, and learned from the other groups.
 
     Columns as of `score`; the table is a claim.
     """
-    written = rows.assign(
-        workload=rows["group"].astype(str), instance_type="", bytes=1e6 * rows["mb"].astype(float)
+    written = measured.assign(
+        workload=measured["group"].astype(str),
+        instance_type="",
+        bytes=1e6 * measured["mb"].astype(float),
     )
     parts = []
     for group, held in written.groupby("workload"):
@@ -291,8 +293,8 @@ def checkpoint_scores(rows: pd.DataFrame) -> pd.DataFrame:
             ours, log_sd = (np.array([float(each[at][0]) for each in found]) for at in (0, 1))
             spread = np.exp(Z_90 * log_sd)
             columns = {"ours": ours, "low_s": ours / spread, "high_s": ours * spread}
-            found = held.assign(**columns, table=f"checkpoint seconds, {table}", draw=0)
-            parts.append(found.rename(columns={"seconds": "measured_s"}))
+            rows = held.assign(**columns, table=f"checkpoint seconds, {table}", draw=0)
+            parts.append(rows.rename(columns={"seconds": "measured_s"}))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -329,8 +331,9 @@ def main(folder: Path = DATA, count: int = 600, seed: int = 2026, write: Write =
     written = read_checkpoints(folder / "checkpoint_times.csv")
     scored = [checkpoint_scores(written), guess_scores(folder / "single_gpu_step_times.csv")]
     claims = []
-    for name, row in figures(pd.concat(scored), ["table"]).iterrows():
-        limit, error, covers = 8 if "checkpoint" in str(name) else 13, row["mean"], row["covers"]
+    for name, found in figures(pd.concat(scored), ["table"]).iterrows():
+        limit = 8 if "checkpoint" in str(name) else 13
+        error, covers = found["mean"], found["covers"]
         result = f"{error:.1f} %; covers {covers:.0f} %"
         met = bool(error <= limit and covers >= 90)
         claims.append(Claim(str(name), f"{limit} %; covers 90 %", result, met))

@@ -60,7 +60,7 @@ def test_registered_models_may_lie_in_s3(own_environment, server, bucket, tmp_pa
     )
     registry.promote(tmp_path, "ec2", version, "better")
     assert all(key.startswith("srift/mlflow/srift-step-time-ec2/") for key in keys(bucket))
-    assert not list(tmp_path.rglob("model.json"))
+    assert not list(tmp_path.rglob("model.pickle"))
     found = registry.load_champion(tmp_path / "another machine's home", "ec2")
     assert found is not None and found.version == version
     assert dump(found.model) == dump(model())

@@ -7,8 +7,8 @@ import pandas as pd
 
 from models.step_time.model import fit
 from tests.benchmarks import synthetic_market as synthetic
+from tests.frames import data_of
 from tests.models.planning import workload
-from tests.models.synthetic import data_of
 
 KNOWN = ("a", "b", "c", "d")
 FLOPS = {"a": 2e9, "b": 8e9, "c": 3e10, "d": 1e11}

@@ -195,11 +195,6 @@ class World:
         )
 
 
-def data_of(**frames):
-    """Data of these frames; the others are empty."""
-    return TrainingData(**dict.fromkeys(TrainingData.__slots__, pd.DataFrame()) | frames)
-
-
 def table(rows, names):
     """Rows of local machines."""
     return pd.DataFrame(rows, columns=names.split()).assign(provider="local")

@@ -9,14 +9,12 @@ import pytest
 
 from models.campaign.campaign import CampaignLimits, shopping_list
 from models.campaign.run_value import Past
-from models.domain.setup_table import row_key, setup_key
+from models.domain.setup_table import modes_of, row_key, setup_key
 from models.domain.workload import PRECISIONS, Mode
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
-from models.step_time.dataset import by_variant
 from models.step_time.machine_specs import computes
 from models.step_time.model import fit
-from models.step_time.setup_arrays import variants_of
 from tests.models.planning import NOTHING, LineModel, cores_fit, machine, offer, workload
 from tests.models.synthetic import World
 
@@ -37,13 +35,13 @@ def learned():
     alone = runs[~runs["cluster"].str.contains(r"[2-9]x|\+")]
     halves = {"step_s": alone["step_s"] * HALF, "run_id": alone["run_id"].astype(str) + "-bf16"}
     more = buckets[buckets["workload"] == "lm"].assign(precision="bf16")
-    variants = replace(
+    data = replace(
         data,
         profiles=pd.concat([data.profiles.assign(precision="fp32"), profiles], ignore_index=True),
         runs=pd.concat([data.runs, alone.assign(precision="bf16", **halves)], ignore_index=True),
         buckets=pd.concat([buckets, more]),
     )
-    return variants, fit(variants, seed=0)
+    return fit(data, seed=0)
 
 
 def asked(precision, name="lm"):
@@ -58,7 +56,7 @@ def test_a_row_and_a_setup_in_a_precision_have_one_key():
 
 
 def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_was():
-    data, model = learned()
+    model = learned()
     assert model.modes_of("lm") == (Mode(), Mode("bf16")) and model.modes_of("mlp") == (Mode(),)
     ours = {one: float(model.predict(asked(one))["step_s"].iloc[0]) for one in ("fp32", "bf16")}
     assert ours["bf16"] == pytest.approx(HALF * ours["fp32"], rel=0.15)
@@ -66,16 +64,12 @@ def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_wa
     assert ours["fp32"] == pytest.approx(
         float(plain.predict(asked("fp32"))["step_s"].iloc[0]), rel=0.03
     )
-    assert set(by_variant(data).workloads["workload"]) == {
-        "lm in bf16",
-        *data.workloads["workload"],
-    }
 
 
 @pytest.mark.parametrize("setup", [asked("bf16", "mlp"), asked("fp16"), asked("bf61")])
 def test_a_precision_that_was_not_measured_is_refused(setup):
     with pytest.raises(ValueError):
-        learned()[1].predict(setup)
+        learned().predict(setup)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +97,7 @@ class HalfInBf16(LineModel):
 
     def predict(self, setups):
         found = super().predict(setups)
-        faster = np.array([name.endswith("bf16") for name in variants_of(setups)])
+        faster = np.array([mode.precision == "bf16" for mode in modes_of(setups)])
         found.loc[faster, ["step_s", "step_low_s", "step_high_s"]] *= HALF
         return found
 

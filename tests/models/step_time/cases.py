@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
+from tests.frames import data_of
 
 NUMBERS = ["step_s", "step_low_s", "step_high_s", "samples_per_s", "compute_s"]
 NUMBERS += ["communication_s", "exposed_communication_s"]
@@ -80,9 +80,8 @@ def gpu_runs(noise=0.02):
     return pd.DataFrame(rows, columns=columns).assign(provider="ec2")
 
 
-def fitted(rows, facts=("workload", "gradient_bytes")):
+def fitted(rows, facts=("workload", "gradient_bytes"), types=TYPES):
     """The model of runs of the GPU world, and of these facts about its workloads."""
     workloads = pd.DataFrame(GRADIENTS.items(), columns=["workload", "gradient_bytes"])
-    frames = dict.fromkeys(TrainingData.__slots__, NONE)
-    frames |= {"runs": rows, "workloads": workloads[list(facts)], "instance_types": TYPES}
-    return fit(TrainingData(**frames), seed=0)
+    data = data_of(runs=rows, workloads=workloads[list(facts)], instance_types=types)
+    return fit(data, seed=0)

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from models.domain.workload import MODES, Mode
 from models.step_time.machine_specs import Machine
 from models.step_time.memory import fit_memory
-from models.step_time.setup_arrays import read_setups, variant
+from models.step_time.rows import Facts
+from models.step_time.setup_arrays import read_setups
 from tests.models.step_time.cases import NONE, setup
 
+PLAIN = MODES[0]
 GIB, A, B = 2.0**30, "a.16g", "b.24g"
 MACHINES = {
     name: Machine(cores=8, bandwidth_gbps=10, devices=1, prior_speed=1, device_memory_gib=gib)
@@ -20,35 +22,28 @@ MACHINES = {
 NOTHING = setup().iloc[:0]
 
 
-def fitted(runs=NOTHING, profiles=NONE, *, gradients=0.0, flops=None, mode=MODES[0]):
-    return fit_memory(
-        profiles,
-        read_setups(runs, {}),
-        MACHINES,
-        gradient_bytes={variant("net", mode): gradients},
-        flops_per_sample=flops or {},
-        checkpoint_bytes={},
-    )
+def fitted(runs=NOTHING, profiles=NONE, **facts):
+    return fit_memory(profiles, read_setups(runs, {}), MACHINES, {"net": Facts(**facts)})
 
 
-def profiled(fixed, gradients, sample, name="net"):
+def profiled(fixed, gradients, sample):
     batch = np.array([8, 16, 32])
     peak = fixed + np.maximum(gradients, sample * batch)
     frame = pd.DataFrame({"batch": batch, "peak_bytes": peak})
-    return frame.assign(workload=name, instance_type=A)
+    return frame.assign(workload="net", instance_type=A)
 
 
 @pytest.mark.parametrize("sample", [1e6, 2e7, 3e7, 1e8])
 def test_gradients_and_activations_are_told_apart_by_where_peaks_rise(sample):
-    model = fitted(profiles=profiled(4e9, 4e8, sample), gradients=4e8)
+    model = fitted(profiles=profiled(4e9, 4e8, sample), gradient_bytes=4e8)
     for batch in (8, 16, 32, 64):
         alone = 4e9 + max(4e8, sample * batch)
-        predicted = model.peak_bytes("net", A, batch) / 1.075 - 4e8
+        predicted = model.peak_bytes("net", PLAIN, A, batch) / 1.075 - 4e8
         slack = 4e8 if sample == 1e6 and batch > 32 else 1e-6 * alone
         assert alone * (1 - 1e-6) <= predicted <= alone + slack
-    both = model.peak_bytes("net", A, 64, accumulates=True)
-    assert both >= model.peak_bytes("net", A, 64)
-    assert np.isnan(model.peak_bytes("stranger", A, 1))
+    both = model.peak_bytes("net", PLAIN, A, 64, accumulates=True)
+    assert both >= model.peak_bytes("net", PLAIN, A, 64)
+    assert np.isnan(model.peak_bytes("stranger", PLAIN, A, 1))
 
 
 GRADIENTS, SAMPLE = 8e9, 4e8
@@ -56,10 +51,9 @@ GRADIENTS, SAMPLE = 8e9, 4e8
 
 def peak(mode, ranks, batch=16, **steps):
     """Of Adam, with a gigabyte of context; gradients weigh as much as 20 samples."""
-    name = variant("net", mode)
-    frame = profiled(1e9 + 3 * GRADIENTS, GRADIENTS, SAMPLE, name)
-    model = fitted(profiles=frame, gradients=GRADIENTS, mode=mode)
-    return model.peak_bytes(name, A, batch, ranks, **steps) / 1.075
+    frame = profiled(1e9 + 3 * GRADIENTS, GRADIENTS, SAMPLE)
+    model = fitted(profiles=frame, gradient_bytes=GRADIENTS)
+    return model.peak_bytes("net", mode, A, batch, ranks, **steps) / 1.075
 
 
 def test_sharded_ranks_hold_less_the_more_they_are():
@@ -87,21 +81,21 @@ def test_sharded_ranks_hold_less_the_more_they_are():
 )
 def test_setups_that_ran_are_never_refused(runs, gradients, flops):
     rows = pd.concat([setup("net", f"1x{name}", batch) for name, batch in runs])
-    model = fitted(rows, gradients=gradients, flops={"net": flops})
+    model = fitted(rows, gradient_bytes=gradients, flops=flops)
     for name, batch in runs:
         gib = MACHINES[name].device_memory_gib
-        assert gib is None or model.peak_bytes("net", name, batch) <= gib * GIB
+        assert gib is None or model.peak_bytes("net", PLAIN, name, batch) <= gib * GIB
 
 
 def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device():
-    model = fitted(setup("net", f"1x{A}", 64), gradients=1e9)
-    assert model.peak_bytes("net", A, 65) > 16 * GIB
-    assert model.peak_bytes("net", B, 78) <= 24 * GIB
+    model = fitted(setup("net", f"1x{A}", 64), gradient_bytes=1e9)
+    assert model.peak_bytes("net", PLAIN, A, 65) > 16 * GIB
+    assert model.peak_bytes("net", PLAIN, B, 78) <= 24 * GIB
     # a gigabyte of gradients takes the room of five samples
-    several = [model.peak_bytes("net", A, b, accumulates=True) <= 16 * GIB for b in (59, 60)]
+    several = [model.peak_bytes("net", PLAIN, A, b, accumulates=True) <= 16 * GIB for b in (59, 60)]
     assert several == [True, False]
-    again = fitted(setup("net", f"1x{A}", 64, 2), gradients=1e9)
-    assert again.peak_bytes("net", A, 64, accumulates=True) <= 16 * GIB
+    again = fitted(setup("net", f"1x{A}", 64, 2), gradient_bytes=1e9)
+    assert again.peak_bytes("net", PLAIN, A, 64, accumulates=True) <= 16 * GIB
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
