@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from models.domain.workload import MODES, Mode
 from models.step_time.machine_specs import Machine
 from models.step_time.memory import fit_memory
+from models.step_time.one_device import Transformer
 from models.step_time.rows import Facts
 from models.step_time.setup_arrays import read_setups
 from tests.models.step_time.cases import NONE, setup
@@ -105,3 +106,20 @@ def test_offloaded_states_leave_the_device_and_fit_where_they_would_not(strategy
         assert peak(goes, ranks) < peak(stays, ranks)
     if strategy == "fsdp":
         assert 1.075 * peak(goes, 2) < 16 * GIB < 1.075 * peak(stays, 2)
+
+
+def test_activations_of_a_transformer_are_those_of_its_layers():
+    shape = Transformer(parameters=1.3e9, layers=24, hidden=2048, sequence=1024)
+    model = fitted(transformer=shape, gradient_bytes=5.2e9)
+
+    def sample(ranks, switches="none", precision="bf16"):
+        mode = Mode(precision, "fsdp", switches)
+        one, two = (model.peak_bytes("net", mode, A, batch, ranks) for batch in (1, 2))
+        return two - one
+
+    width = 2048 * 1024
+    assert sample(8) == sample(64) == pytest.approx(34 * 24 * width)
+    assert sample(8, precision="fp32") == pytest.approx(2 * 34 * 24 * width)
+    assert sample(8, "checkpointing") == pytest.approx((34 + 2 * 24) * width)
+    peaks = [model.peak_bytes("net", Mode("bf16", "fsdp"), A, 1, ranks) for ranks in (2, 8, 64)]
+    assert peaks == sorted(peaks, reverse=True)

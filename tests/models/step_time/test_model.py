@@ -11,10 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.step_time import serialization
-from models.step_time.model import bottlenecks, fit, introduced
+from models.step_time.dataset import workload_facts
+from models.step_time.model import all_introduced, bottlenecks, fit, introduced
+from tests.benchmarks.held_out import DATA, transformer_data
 from tests.frames import data_of
 from tests.models import guessing
 from tests.models.planning import workload
+from tests.models.step_time.cases import TYPES as GPUS
 from tests.models.step_time.cases import error, inside, setup, sound, width
 from tests.models.synthetic import TYPES, WORKLOADS
 
@@ -34,7 +37,8 @@ def test_unmeasured_setups_are_predicted_far_better_than_by_compute_alone(known)
     mixed = fresh["cluster"].str.contains("+", regex=False)
     assert off[mixed].median() < off[~mixed].median() + 0.02
     assert sound(bare) and error(bare, truth).median() < 0.12
-    assert (width(bare) > width(predicted)).mean() > 0.95
+    several = fresh["layout"] != "1"
+    assert (width(bare) > width(predicted))[several].mean() > 0.95
 
 
 def test_intervals_are_wider_without_similar_measurements(known):
@@ -56,9 +60,12 @@ def test_draws_agree_with_the_intervals_and_move_together(known):
         ]
     )
     drawn, predicted = model.draws(asked, count=4000, seed=0), model.predict(asked)
-    assert np.median(drawn, axis=1) == pytest.approx(predicted["step_s"].to_numpy(), rel=0.01)
-    high = predicted["step_high_s"].to_numpy()
-    assert np.quantile(drawn, 0.95, axis=1) == pytest.approx(high, rel=0.02)
+    ends = predicted[["step_low_s", "step_high_s"]].to_numpy().T
+    assert np.quantile(drawn, (0.05, 0.95), axis=1) == pytest.approx(ends, rel=0.02)
+    mean, covariance, noise = model.joint(asked)
+    assert np.log(drawn).mean(axis=1) == pytest.approx(mean) and (noise > 0).all()
+    covariance = covariance + np.diag(noise)
+    assert np.cov(np.log(drawn)) == pytest.approx(covariance, abs=0.05 * covariance.max())
     together = np.corrcoef(np.log(drawn))
     assert together[0, 1] > 0.3 and together[0, 1] > together[0, 2] + 0.2
 
@@ -201,3 +208,13 @@ def test_a_guess_changes_no_other_prediction_and_is_stored():
     assert np.corrcoef(drawn).min() > 0.5  # types share the error
     peaks = [guesses().peak_bytes("new", FIRST, batch) for batch in (1, 64)]
     assert 1.4e9 < peaks[0] < peaks[1]
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="needs the published steps of ../shared")
+def test_facts_of_a_transformer_alone_give_a_first_guess(gpus):
+    data = transformer_data()
+    types = pd.concat([data.instance_types, GPUS])
+    model = fit(replace(data, runs=gpus, instance_types=types), seed=0)
+    found = all_introduced(model, workload_facts(data)).predict(data.runs.drop(columns="step_s"))
+    truth = data.runs["step_s"]
+    assert error(found, truth).mean() < 0.25 and inside(found, truth) > 0.9

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 
 from models.domain.numeric import Z_90
-from models.step_time.formula import MEAN, NAMES, Line, moved_step_s, step_times
+from models.step_time.formula import MEAN, NAMES, moved_step_s, step_times
 from models.step_time.machine_specs import data_sheets
-from tests.models.step_time.cases import error, fitted, inside, sound, width
+from models.step_time.regressor import StepTimeRegressor
+from tests.models.step_time.cases import error, fitted, inside, seconds, sound, width
 
 
 def several_of(rows):
@@ -37,18 +39,38 @@ def test_a_workload_known_by_one_device_is_predicted_and_pilots_narrow_the_inter
     assert error(after, asked["step_s"]).mean() < 0.06
 
 
-def test_draws_have_the_joint_covariance(gpus):
-    large = gpus["workload"] == "large"
-    model = fitted(gpus[~large | (gpus["layout"] == "1")])
-    setups = gpus[large & (gpus["layout"] != "1")].drop(columns="step_s").iloc[::4]
-    drawn = np.log(model.draws(setups, count=2000, seed=3))
-    mean, covariance, noise = model.joint(setups)
-    assert np.allclose(drawn.mean(axis=1), mean, atol=1e-9) and (noise > 0).all()
-    covariance = covariance + np.diag(noise)
-    spread = np.sqrt(np.diag(covariance))
-    assert np.allclose(drawn.std(axis=1) / spread, 1, atol=0.15)
-    stated = covariance / np.multiply.outer(spread, spread)
-    assert np.abs(np.corrcoef(drawn) - stated).mean() < 0.07
+def test_a_workload_in_one_mode_on_several_machines_tells_of_others(gpus):
+    alone_s = [seconds(name, kind[2:], [1], int(batch)) for name, kind, _, batch, *_ in gpus.values]
+    middle = gpus["workload"] == "middle"
+    rows = gpus.assign(
+        sync_s=(gpus["step_s"] - alone_s).clip(lower=0),
+        strategy=np.where(middle, "zero1", "ddp"),
+    )
+    found = fitted(rows[~middle | (gpus["layout"] != "1")]).predict(gpus[middle])
+    truth = gpus["step_s"][middle]
+    assert error(found, truth).mean() < 0.05 and inside(found, truth) > 0.8
+
+
+def test_it_is_an_estimator_of_scikit_learn(gpus, without_middle):
+    setups = without_middle.measured
+    rows, step_s = without_middle.facts.lay_out(setups), without_middle.formula_seconds(setups)
+    model = clone(StepTimeRegressor(most_rows=60, random_state=2))
+    assert repr(model) == "StepTimeRegressor(most_rows=60, random_state=2)"
+    assert model.get_params()["most_rows"] == 60 and model.fit(rows, step_s) is model
+    alone = rows.line.ranks == 1
+    assert len(model.process_.X_train_) == alone.sum() + 60
+    _, *interval = model.predict(rows.take(np.arange(0, len(rows), 40)), return_interval=True)
+    drawn = model.sample_y(rows.take(np.arange(0, len(rows), 40)), 4000, random_state=1)
+    assert np.quantile(drawn, (0.05, 0.95), axis=1) == pytest.approx(np.array(interval), rel=0.02)
+
+
+def test_thinned_rows_have_every_cell_and_layout(gpus, without_middle):
+    rows = without_middle.facts.lay_out(without_middle.measured)
+    kept = StepTimeRegressor(most_rows=40)._thinned(rows, np.random.default_rng(0))
+    several = rows.line.ranks > 1
+    for values in (rows.cell, rows.line.ranks):
+        assert set(values[kept]) == set(values)
+    assert several[kept].sum() == 40 and (~several[kept]).sum() == (~several).sum()
 
 
 def test_intervals_hold_the_noise_of_runs(gpus, without_middle):
@@ -77,16 +99,11 @@ def test_rows_without_gradient_bytes_are_learned_from(gpus):
     assert error(found, gpus["step_s"]).median() < 0.15
 
 
-def test_each_parameter_moves_the_step_as_the_whole_equation_does():
-    random, rows, by = np.random.default_rng(1), 40, 0.01
-    numbers = {name: random.uniform(1.0, 4.0, rows) for name in Line.__slots__}
-    wide = ("alone_s", "middle_s", "optimizer_s", "count")
-    numbers |= {name: random.uniform(0.5, 2.0, (rows, 2)) for name in wide}
-    numbers["gradient_bytes"] *= 1e8
-    numbers["devices"] = random.integers(2, 5, (rows, 2)) * 1.0
-    numbers["machines"] = random.integers(2, 5, rows) * 1.0
-    line = Line(**numbers)
-    values = MEAN + random.normal(0, 0.5, (rows, len(NAMES)))
+def test_each_parameter_moves_the_step_as_the_whole_equation_does(without_middle):
+    model, random, by = without_middle, np.random.default_rng(1), 0.01
+    rows = model.facts.lay_out(model.measured)
+    line = replace(rows.with_seconds(rows.points.mean), selection_s=random.random(len(rows)))
+    values = MEAN + random.normal(0, 0.5, (len(rows), len(NAMES)))
     found, before = moved_step_s(line, values, by=by), step_times(line, values).step_s
     for at, name in enumerate(NAMES):
         moved = values.copy()
