@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..domain.cluster import InstanceType, parse_cluster
+from ..domain.cluster import InstanceType
 from ..domain.numeric import Z_90, BoolArray, FloatArray, IntArray
 from ..domain.setup_table import column, require_known, types_of
 from ..domain.workload import MODE_COLUMNS, MODES, Mode, Workload
@@ -33,7 +33,7 @@ from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
 from .nearest import Nearness
 from .regressor import Beliefs, StepTimeRegressor
-from .rows import PROBE, Cell, Facts, SetupFacts, joined
+from .rows import PROBE, Cell, Facts, SetupFacts
 from .setup_arrays import SetupArrays, read_setups
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
@@ -389,23 +389,25 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     seen = profiled | {name for cluster in clusters for name in types_of(cluster)}
     machines = read_machines(data.instance_types, seen)
     alone = one_device_rows(setups, profiles, machines)
-    frame = pd.concat([setups.assign(noise_sd=0.0), alone], ignore_index=True)
+    parts = [setups.assign(noise_sd=0.0), alone, probes]
+    frame = pd.concat(parts, ignore_index=True)
+    source = np.repeat(["run", "device", "probe"], list(map(len, parts)))
     arrays = read_setups(frame, {name: each.devices for name, each in machines.items()})
-    facts = _facts(data, machines, arrays, profiles)
+    known = arrays.take(np.flatnonzero(source != "probe"))
+    facts = _facts(data, machines, known, profiles)
     rows = facts.lay_out(arrays)
-    whole = np.arange(len(frame)) < len(setups)  # the others have no optimizer
     rows = replace(
         rows,
-        optimizer=rows.optimizer * whole[:, None],
+        optimizer=rows.optimizer * (source == "run")[:, None],
         noise_sd=frame["noise_sd"].to_numpy(float),
     )
-    step_s, weight = (frame[name].to_numpy(float) for name in ("step_s", "runs"))
     if len(probes):
-        rows = joined(rows, facts.probes(probes))
-        step_s = np.append(step_s, probes["seconds"])
-        weight = np.append(weight, np.ones(len(probes)))
-    regressor = StepTimeRegressor(random_state=seed).fit(rows, step_s, weight)
-    measured = arrays.take(np.flatnonzero(whole))
+        size = probes["bytes"].to_numpy(float)
+        rows = rows.as_probes(np.flatnonzero(source == "probe"), size)
+    regressor = StepTimeRegressor(random_state=seed).fit(
+        rows, frame["step_s"].to_numpy(float), frame["runs"].to_numpy(float)
+    )
+    measured = arrays.take(np.flatnonzero(source == "run"))
     speed_sd = float(runs["speed_sd"].iloc[0]) if "speed_sd" in runs and len(runs) else 0.0
     run_sd = float(setups["run_sd"].iloc[0]) if len(setups) else 0.0
     return StepTimeModel(
@@ -414,7 +416,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         regressor=regressor,
         measured=measured,
         run_sd=float(np.hypot(run_sd, speed_sd)),
-        trained=frozenset((workload, mode) for workload, mode, _ in arrays.groups()),
+        trained=frozenset((workload, mode) for workload, mode, _ in known.groups()),
         measured_types=frozenset(measured.type_names | profiled),
         memory=fit_memory(data.profiles, measured, machines, facts.workloads),
         loaders=loaders,
@@ -455,16 +457,17 @@ def _facts(
 
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
-    """Return median seconds of valid all-reduces on several machines, by cluster and bytes."""
-    columns = ["cluster", "bytes", "seconds"]
-    if not set(columns) <= set(probes.columns):
-        return pd.DataFrame(columns=columns)
-    numbers = probes[columns[1:]].apply(pd.to_numeric, errors="coerce")
-    several = probes["cluster"].map(lambda name: len(parse_cluster(str(name))) > 1)
-    good = several.astype(bool) & (numbers > 0).all(axis=1) & np.isfinite(numbers).all(axis=1)
-    found = numbers.assign(cluster=probes["cluster"].astype(str))[good]
-    medians: pd.DataFrame = found.groupby(columns[:2], as_index=False)[["seconds"]].median()
-    return medians
+    """Return median seconds of valid all-reduces on several machines, as setups with bytes."""
+    if not {"cluster", "bytes", "seconds"} <= set(probes.columns):
+        return pd.DataFrame(columns=["cluster"])
+    numbers = probes[["bytes", "seconds"]].apply(pd.to_numeric, errors="coerce")
+    several = probes["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
+    good = several & ((numbers > 0) & np.isfinite(numbers)).all(axis=1)
+    keyed = numbers.assign(cluster=probes["cluster"].astype(str))[good]
+    found = keyed.groupby(["cluster", "bytes"], as_index=False)["seconds"].median()
+    rows: pd.DataFrame = found.rename(columns={"seconds": "step_s"})
+    rows = rows.assign(workload=PROBE, layout="1", batch_per_device="1", accumulation_steps=1.0)
+    return rows.assign(runs=1.0, noise_sd=0.0)
 
 
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:

@@ -79,7 +79,7 @@ BROAD, NARROW = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
 # Initial standard deviations of residuals: broad, narrow, noise of a run.
 RESIDUAL = np.array([0.05, 0.04, 0.03])
 _ENOUGH = 40  # rows from which a cell's spreads are learned
-_MOST_RESIDUALS = 200  # rows of a cell from which its spreads are learned
+_MOST_RESIDUALS = 150  # rows of a cell from which its spreads are learned
 _SMALL = 0.0  # code of the small cells together
 _APART, _ONE_LENGTH = 100.0, (1.0,)  # distance of cells in a pooled fit, and its length scale
 _STEP = 1e-4
@@ -90,7 +90,7 @@ _BEYOND_SD = 0.1
 # growth of a residual's log variance, since the formula shall explain what it can.
 _LOOSER = (6.0, 6.0, 3.0, 3.0, 1.5, *[1.0] * 8)
 _MOST_GROWTH, _FREE_GROWTH, _FREE_TURN = 1.0, 5.4, 9
-_LEARN_AT = (5, 8, 10)  # turns that learn the spreads of the levels
+_LEARN_AT = (5, 8, 11)  # turns that learn the spreads of the levels
 _FREEDOM = 2.0  # of Student's t for outlying rows
 
 
@@ -247,9 +247,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        most_rows: int = 900,
+        most_rows: int = 700,
         most_neighbours: int = 1200,
-        most_learned: int = 400,
+        most_learned: int = 300,
         random_state: int = 0,
     ) -> None:
         self.most_rows = most_rows
@@ -277,7 +277,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         for turn, looser in enumerate(_LOOSER):
             linear = self._linear(rows)
             target = log_s[picked] - linear.log_s
-            if looser == 1:
+            if turn in _LEARN_AT:
                 growth = _MOST_GROWTH if turn < _FREE_TURN else _FREE_GROWTH
                 self.residual_ = _residuals(rows, target, weight[picked], outlying, growth)
             spread = self.residual_.of(rows)

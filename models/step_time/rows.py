@@ -5,14 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from ..domain.cluster import parse_cluster
 from ..domain.numeric import FloatArray, IntArray
-from ..domain.workload import MODES, UPDATES_SHARED, Mode
+from ..domain.workload import UPDATES_SHARED, Mode
 from .compression import (
     in_turn,
     seconds_per_value,
@@ -107,6 +104,15 @@ class Rows:
         line = Line(*(getattr(self.line, name)[at] for name in Line.__slots__))
         return Rows(line=line, points=self.points, **picked)
 
+    def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
+        """Return the rows with those at `probes` as all-reduces of `size` bytes without compute."""
+        gradient_bytes, features = self.line.gradient_bytes.copy(), self.features.copy()
+        point, middle = self.point.copy(), self.middle.copy()
+        point[probes] = middle[probes] = -1
+        gradient_bytes[probes], features[probes, 0] = size, np.log2(size)
+        line = replace(self.line, gradient_bytes=gradient_bytes)
+        return replace(self, line=line, point=point, middle=middle, features=features)
+
     def with_seconds(self, log_s: FloatArray) -> Line:
         """Return the formula's input if the points take exp(`log_s`) (points,) seconds."""
         seconds = np.append(np.exp(log_s), 0.0)
@@ -117,45 +123,6 @@ class Rows:
             middle_s=np.where(middle_s > 0, middle_s, 1.0),
             optimizer_s=self.optimizer * middle_s,
         )
-
-
-def joined(first: Rows, second: Rows) -> Rows:
-    """Return the rows of both."""
-    width = max(first.point.shape[1], second.point.shape[1])
-
-    def wide(values: Any, padding: float) -> Any:
-        missing = width - values.shape[1] if values.ndim == 2 else 0
-        return (
-            np.pad(values, [(0, 0), (0, missing)], constant_values=padding) if missing else values
-        )
-
-    def both(name: str, padding: float = 0.0) -> Any:
-        return np.concatenate([wide(getattr(each, name), padding) for each in (first, second)])
-
-    line = {
-        name: np.concatenate([wide(getattr(each.line, name), 0.0) for each in (first, second)])
-        for name in Line.__slots__
-    }
-    count = len(first.points.mean)
-    second = replace(
-        second,
-        point=np.where(second.point >= 0, second.point + count, -1),
-        middle=np.where(second.middle >= 0, second.middle + count, -1),
-    )
-    points = {
-        each.name: np.concatenate(
-            [getattr(first.points, each.name), getattr(second.points, each.name)]
-        )
-        for each in fields(Points)
-    }
-    return Rows(
-        line=Line(**line),
-        points=Points(**points),
-        point=both("point", -1),
-        middle=both("middle", -1),
-        **{name: both(name) for name in ("optimizer", "kind", "strategy", "cell", "noise_sd")},
-        features=np.concatenate([first.features, second.features]),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,29 +308,6 @@ class SetupFacts:
             features=np.stack(features, axis=1),
             noise_sd=np.zeros(len(ranks)),
         )
-
-    def probes(self, probes: pd.DataFrame) -> Rows:
-        """Return the rows of all-reduces without training.
-
-        `probes` has columns `cluster` and `bytes`. The rows belong to a workload without compute.
-        """
-        types = [parse_cluster(str(cluster)) for cluster in probes["cluster"]]
-        width = max((len(names) for names in types), default=1)
-        ones = np.array([[float(at < len(names)) for at in range(width)] for names in types])
-        setups = SetupArrays.of(
-            [PROBE] * len(types),
-            MODES[:1] * len(types),
-            types,
-            batch=ones.reshape(-1, width),
-            layout=ones.reshape(-1, width),
-            accumulation=np.ones(len(types)),
-        )
-        rows, size = self.lay_out(setups), probes["bytes"].to_numpy(float)
-        nothing = np.full_like(rows.point, -1)
-        features = rows.features.copy()
-        features[:, 0] = np.log2(size)
-        line = replace(rows.line, gradient_bytes=size, hidden=0 * size, last_bucket=0 * size)
-        return replace(rows, line=line, point=nothing, middle=nothing, features=features)
 
     def _optimizer(self, cell: Cell) -> float:
         """Return the optimizer part of a cell, or the median of the workload's other kinds."""
