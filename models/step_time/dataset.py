@@ -249,74 +249,55 @@ def one_device_rows(
     """Return rows of one device without an optimizer: of profiles, and of compute on several.
 
     The compute of several devices is the step without `sync_s`, if it is known. Rows of one batch
-    on equal machines are pooled. `setups` are the result of `pooled`, `profiles` of `profile_rows`.
+    on equal machines are pooled, unless one device was measured. `setups` are the result of
+    `pooled`, `profiles` of `profile_rows`.
     """
-    alone = profiles.assign(
-        cluster="1x" + profiles["instance_type"].astype(str),
-        batch_per_device=profiles["batch"],
-        noise_sd=_ALONE_SD,
-    )
     layout = [[int(text) for text in str(value).split("+")] for value in setups["layout"]]
-    batch = setups["batch_per_device"].astype(str).str.split("+").map(set)
-    types = setups["cluster"].map(lambda name: set(types_of(name)))
-    several = np.array([sum(used) > 1 for used in layout], dtype=bool)
-    even = (batch.map(len) == 1) & (types.map(len) == 1) & several & setups["sync_s"].notna()
-    rows = setups[even]
+    ranks, most = (np.array([value(used) for used in layout]) for value in (sum, max))
+    types = setups["cluster"].map(lambda name: sorted(set(types_of(name))))
+    batches = setups["batch_per_device"].astype(str).str.split("+").map(set)
+    even = (types.map(len) == 1) & (batches.map(len) == 1)
+    rows = setups.assign(
+        **_alone(setups),
+        instance_type=types.map(lambda names: names[0]),
+        batch=batches.map(lambda sizes: float(min(sizes))),
+    )
     compute_s = (rows["step_s"] - rows["sync_s"]).clip(lower=_LEAST_COMPUTE * rows["step_s"])
-    most = np.array([max(used) for used in layout])[even.to_numpy(bool)]
-    variance = (
-        _COMPUTE_SD**2
-        + (_SYNC_SD * rows["sync_s"] / compute_s) ** 2
-        + (_CROWDED_SD * (most - 1)) ** 2
+    sync_sd = _SYNC_SD * rows["sync_s"] / compute_s
+    variance = _COMPUTE_SD**2 + sync_sd**2 + (_CROWDED_SD * (most - 1)) ** 2
+    rows = rows.assign(log_s=np.log(compute_s / rows["accumulation_steps"]), weight=1 / variance)
+    rows = rows.assign(weighted=rows["log_s"] * rows["weight"])
+    several = rows[even & (ranks > 1) & rows["sync_s"].notna()]
+    keys = ["workload", *MODE_COLUMNS, "instance_type", "batch"]
+    sums = several.groupby(keys, as_index=False)[["weight", "weighted"]].sum()
+    measured = pd.concat([rows[ranks == 1], profiles])
+    known = pd.MultiIndex.from_frame(_kinds(measured, machines))
+    sums = sums[~pd.MultiIndex.from_frame(_kinds(sums, machines)).isin(known)]
+    sums = sums.assign(
+        step_s=np.exp(sums["weighted"] / sums["weight"]),
+        noise_sd=np.hypot(_POOLED_SD, sums["weight"] ** -0.5),
     )
-    rows = rows.assign(
-        instance_type=[next(iter(names)) for names in types[even]],
-        batch=[float(next(iter(sizes))) for sizes in batch[even]],
-        log_s=np.log(compute_s / rows["accumulation_steps"]),
-        weight=1 / variance,
-    )
-    rows = _of_one_device(rows)
-    rows = rows.assign(
-        kind=[device_kind(name, machines[name]) for name in rows["instance_type"]],
-        weighted=rows["log_s"] * rows["weight"],
-    )
-    keys = ["workload", *MODE_COLUMNS, "kind", "batch"]
-    shared = rows.groupby(keys, as_index=False).agg(
-        instance_type=("instance_type", "first"),
-        weight=("weight", "sum"),
-        total=("weighted", "sum"),
-    )
-    shared = shared.assign(
-        cluster="1x" + shared["instance_type"].astype(str),
-        batch_per_device=shared["batch"],
-        step_s=np.exp(shared["total"] / shared["weight"]),
-        noise_sd=np.hypot(_POOLED_SD, shared["weight"] ** -0.5),
-    )
-    single = setups[~several]
-    known = pd.concat(
-        [
-            alone,
-            single.assign(
-                instance_type=single["cluster"].map(lambda name: types_of(name)[0]),
-                batch=single["batch_per_device"].astype(float),
-            ),
-        ]
-    )
-    known = known.assign(
-        kind=[device_kind(str(name), machines[str(name)]) for name in known["instance_type"]]
-    )
-    measured = pd.MultiIndex.from_frame(known[keys].astype({"batch": float}))
-    shared = shared[~pd.MultiIndex.from_frame(shared[keys].astype({"batch": float})).isin(measured)]
-    columns = ["workload", *MODE_COLUMNS, "cluster", "batch_per_device", "step_s", "noise_sd"]
-    return pd.concat([alone[columns], shared[columns]], ignore_index=True).assign(
-        layout="1", accumulation_steps=1.0, runs=1.0
+    found = pd.concat([profiles.assign(noise_sd=_ALONE_SD), sums], ignore_index=True)
+    return found.assign(
+        cluster="1x" + found["instance_type"].astype(str),
+        batch_per_device=found["batch"],
+        layout="1",
+        accumulation_steps=1.0,
+        runs=1.0,
     )
 
 
-def _of_one_device(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows in the modes of one device (Mode.alone)."""
-    alone = [mode.alone for mode in modes_of(rows)]
-    return rows.assign(**{name: [getattr(mode, name) for mode in alone] for name in MODE_COLUMNS})
+def _kinds(rows: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
+    """Return the columns that identify seconds of one device."""
+    kinds = [device_kind(str(name), machines[str(name)]) for name in rows["instance_type"]]
+    found = rows[["workload", *MODE_COLUMNS]].astype(str)
+    return found.assign(kind=kinds, batch=rows["batch"].astype(float))
+
+
+def _alone(rows: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the mode columns of the rows on one device (Mode.alone)."""
+    modes = [mode.alone for mode in modes_of(rows)]
+    return {name: [getattr(mode, name) for mode in modes] for name in MODE_COLUMNS}
 
 
 def facts_of(data: TrainingData, name: str) -> dict[str, float]:

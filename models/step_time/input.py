@@ -30,10 +30,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
-import scipy
 
 from ..domain.cluster import parse_cluster
-from ..domain.numeric import Z_90, BoolArray, FloatArray, IntArray
+from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.setup_table import column
 from .dataset import TrainingData, valid_runs
 from .machine_specs import Machine, read_machines
@@ -51,7 +50,6 @@ _OFF_SD, _PSEUDO = 0.15, 4.0
 _INFORMATIVE = 0.3
 _LEAST_REST = 0.02  # least share of a step that is not loading
 _H, _EQUAL = 1e-4, 1e-9  # step of finite differences; tolerance for sums in different order
-_GRID = 31  # quantiles, of loading and of the step without loading, that `Wait.interval` combines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,24 +121,6 @@ class Wait:
             for a, b, c, d in ((up, 1.0, down, 1.0), (1.0, up, 1.0, down))
         )
         return by_rest, by_load
-
-    def interval(
-        self, mean: FloatArray, spread: FloatArray, part: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return two (rows,) arrays: lower and upper ends of 90 % intervals of step seconds.
-
-        The log of step seconds without loading is normal, with mean `mean` and standard deviation
-        `spread`. `part` is as in `step_s`.
-        """
-        low, high = np.exp(mean - Z_90 * spread), np.exp(mean + Z_90 * spread)
-        at = np.flatnonzero(self.log_sd > 0)
-        own, normal = self.take(at), scipy.special.ndtri((np.arange(_GRID) + 0.5) / _GRID)
-        rest, load = (one.ravel() for one in np.meshgrid(normal, normal))
-        rest_s = np.exp(mean[at, None] + spread[at, None] * rest)
-        factor = np.exp(own.log_sd[:, None] * load)
-        found = own.step_s(rest_s, part[at], factor=factor, about=np.exp(mean[at]))
-        low[at], high[at] = np.quantile(found, (0.05, 0.95), axis=1)
-        return low, high
 
     def joint(
         self, mean: FloatArray, covariance: FloatArray, noise: FloatArray, part: FloatArray

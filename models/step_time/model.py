@@ -180,18 +180,18 @@ class StepTimeModel:
 
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
         beliefs = self._beliefs(arrays)
-        spread, times = np.sqrt(beliefs.variance + beliefs.noise), beliefs.times
-        rest = np.exp(beliefs.mean)
+        times, rest = beliefs.times, np.exp(beliefs.mean)
+        variance = beliefs.variance + beliefs.noise
         compute_part = np.minimum(times.compute_s / times.step_s, 1.0)
         exposed = 1 - compute_part
         uneven = (times.compute_s - times.mean_compute_s) / times.step_s
         step, helped_by = rest, [""] * len(rest)
-        low, high = (np.exp(beliefs.mean + sign * Z_90 * spread) for sign in (-1, 1))
         wait = self.loaders.wait(arrays, self.machines)
         if wait is not None:
             step, helped_by = wait.step_s(rest, compute_part), wait.helped_by(rest, compute_part)
-            low, high = wait.interval(beliefs.mean, spread, compute_part)
-        share = rest / step
+            by_rest, by_load = wait.slopes(rest, compute_part)
+            variance = variance * by_rest**2 + (by_load * wait.log_sd) ** 2
+        half, share = np.exp(Z_90 * np.sqrt(variance)), rest / step
         labels = bottlenecks(
             exposed * share,
             uneven * share,
@@ -201,8 +201,8 @@ class StepTimeModel:
         return pd.DataFrame(
             {
                 "step_s": step,
-                "step_low_s": low,
-                "step_high_s": high,
+                "step_low_s": step / half,
+                "step_high_s": step * half,
                 "samples_per_s": arrays.samples / step,
                 "compute_s": compute_part * rest,
                 "communication_s": times.communication_s / times.step_s * rest,

@@ -13,28 +13,25 @@ The unevenness of values is the mean, for all machines, of |log2(value / mean va
 from __future__ import annotations
 
 import numpy as np
-from pandas.util import hash_array
 from scipy.spatial import KDTree
 
 from ..domain.numeric import FloatArray
+from ..domain.workload import Mode
 from .setup_arrays import SetupArrays
 
-Marks = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
-
-# Least distance of an unmeasured setup: different setups may have a computed distance of 0.
-_LEAST = 0.1
+# Least distance of a setup that differs from all measured ones, and rounding errors of a distance.
+_LEAST, _ROUNDING = 0.1, 1e-9
 
 
 class Nearness:
-    """An index of the measured setups. Each workload has a KD-tree with Manhattan distances."""
+    """An index of the measured setups, by workload and mode, with Manhattan distances."""
 
     def __init__(self, measured: SetupArrays) -> None:
         self._types = {name: at for at, name in enumerate(sorted(measured.type_names), start=1)}
-        places, marks = self._places(measured), self._marks(measured)
-        self._trees, self._measured = {}, {}
-        for workload, mode, rows in measured.groups():
-            self._trees[workload, mode] = KDTree(places[rows])
-            self._measured[workload, mode] = np.unique(marks[rows])
+        places = self._places(measured)
+        self._trees: dict[tuple[str, Mode], KDTree] = {
+            (workload, mode): KDTree(places[rows]) for workload, mode, rows in measured.groups()
+        }
 
     def doublings(self, setups: SetupArrays) -> FloatArray:
         """Return a (rows,) array: the distance of each setup to the nearest measured setup.
@@ -43,13 +40,11 @@ class Nearness:
         distance is NaN if the workload has no measured setup. The order of machines does not
         matter.
         """
-        found = np.full(len(setups.workloads), np.nan)
-        places, marks = self._places(setups), self._marks(setups)
+        found, places = np.full(len(setups.workloads), np.nan), self._places(setups)
         for workload, mode, rows in setups.groups():
             if (workload, mode) in self._trees:
-                tree, measured = self._trees[workload, mode], self._measured[workload, mode]
-                distance = np.maximum(tree.query(places[rows], p=1)[0], _LEAST)
-                found[rows] = np.where(np.isin(marks[rows], measured), 0.0, distance)
+                distance = self._trees[workload, mode].query(places[rows], p=1)[0]
+                found[rows] = np.where(distance > _ROUNDING, np.maximum(distance, _LEAST), 0.0)
         return found
 
     def _places(self, setups: SetupArrays) -> FloatArray:
@@ -80,27 +75,3 @@ class Nearness:
                 1 + np.where(setups.kind == at, part, 0.0).sum(axis=1)
             )
         return np.hstack([numbers.T, (np.array(uneven) / instances).T, kinds])
-
-    def _marks(self, setups: SetupArrays) -> Marks:
-        """Return a (rows,) array: a hash of each setup's machines and accumulation steps.
-
-        The order of machines does not change the hash. All unmeasured types have the same hash,
-        because no setup with such a type was measured.
-        """
-        known = np.array(
-            [self._types.get(name, 0) for name in setups.names] + [0], dtype=np.uint64
-        )[setups.kind]
-        machine = _mixed(_mixed(_mixed(known) + _bits(setups.layout)) + _bits(setups.batch))
-        whole = np.where(
-            setups.present, setups.count.astype(np.uint64) * machine, np.uint64(0)
-        ).sum(axis=1)
-        return _mixed(whole + _bits(setups.accumulation))
-
-
-def _bits(numbers: FloatArray) -> Marks:
-    return np.ascontiguousarray(numbers, dtype=np.float64).view(np.uint64)
-
-
-def _mixed(numbers: Marks) -> Marks:
-    """Return the hash of each number."""
-    return np.asarray(hash_array(numbers.ravel()), dtype=np.uint64).reshape(numbers.shape)

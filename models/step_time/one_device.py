@@ -15,13 +15,10 @@ H100 (mosaicml/llm-foundry).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-from ..domain.numeric import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Models that are fitted once and shared."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -15,6 +17,9 @@ def known():
     """Data of local hosts with profiles and probes, runs that were not measured, the model."""
     world = World(1)
     data = world.data(70)
+    workloads = data.workloads.assign(digest="d-" + data.workloads["workload"])
+    types = data.instance_types.assign(digest="t")
+    data = replace(data, workloads=workloads, instance_types=types)
     return data, world.runs(150, first=1000), fit(data, seed=0)
 
 

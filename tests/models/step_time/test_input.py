@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.domain.cluster import parse_cluster, parse_numbers
 from models.step_time.input import Loaders, separated
 from models.step_time.machine_specs import Machine
 from models.step_time.model import fit
-from models.step_time.serialization import dump, load
 from models.step_time.setup_arrays import read_setups
 from tests.models.step_time.cases import setup
 from tests.models.synthetic import TYPES, World
@@ -97,7 +97,6 @@ def test_processors_never_slow_a_step_and_loading_never_quickens_it(
 @pytest.mark.parametrize(
     ("one", "workers", "wait_s", "rest_s", "expected"),
     [
-        (machine(8.0, 4), 0, 0.0, 3.0, 3.0 + 10 * 0.1),
         (machine(8.0, 4), 0, 0.2, 3.0, 3.0 + 10 * 0.3),
         (machine(8.0, 4), 1, 0.0, 0.1, 10 * 0.1),
         (machine(8.0, 4), 9, 0.0, 0.1, 4 * 10 * 0.1 / 8),
@@ -123,13 +122,10 @@ def with_loader(data):
     """The data, with a loader of `conv` that takes as long as its network or longer."""
     runs = data.runs.assign(sync_s=np.nan, input_s=np.nan, loader_workers=np.nan)
     for at, row in runs[runs["workload"] == "conv"].iterrows():
-        names = [part.split("x", 1) for part in str(row["cluster"]).split("+")]
-        types = [name for count, name in names for _ in range(int(count))]
-        shares = str(row["batch_per_device"]).split("+")
-        shares = shares if len(shares) > 1 else shares * len(types)
-        rest_s = float(row["step_s"])
+        types, rest_s = parse_cluster(row["cluster"]), row["step_s"]
         sync_s = 0.3 * rest_s * (len(types) > 1)
-        batches = [int(one) * int(row["accumulation_steps"]) for one in shares]
+        batches = parse_numbers(row["batch_per_device"], len(types), "batch")
+        batches = np.array(batches) * row["accumulation_steps"]
         step_s, input_s = truth(rest_s, sync_s, batches, types)
         columns = ["step_s", "sync_s", "input_s", "loader_workers"]
         runs.loc[at, columns] = step_s, sync_s, input_s, WORKERS
@@ -163,9 +159,8 @@ def model():
 
 
 def test_loading_is_separated_from_measurements():
-    for data in (PLAIN, replace(PLAIN, profiles=PLAIN.profiles.assign(load_s=None))):
-        found, loaders = separated(data)
-        assert found is data and not loaders.workers
+    found, loaders = separated(PLAIN)
+    assert found is PLAIN and not loaders.workers
     data, loaders = separated(with_loader(PLAIN))
     assert loaders.workers == {"conv": WORKERS}
     assert loaders.sample("conv", "s.small")[:2] == (LOAD_S, 0.0)
@@ -177,8 +172,8 @@ def test_loading_is_separated_from_measurements():
 def test_steps_are_predicted_with_their_wait_which_is_the_bottleneck(model):
     world, found = World(seed=5), model.predict(ASKED)
     for row, predicted in zip(ASKED.itertuples(), found["step_s"], strict=True):
-        count, name = str(row.cluster).split("x", 1)
-        types, batches = [name] * int(count), [int(str(row.batch_per_device))] * int(count)
+        types = parse_cluster(row.cluster)
+        batches = [int(row.batch_per_device)] * len(types)
         rest_s = world.step("conv", types, batches)
         step_s, _ = truth(rest_s, 0.3 * rest_s * (len(types) > 1), batches, types)
         assert predicted == pytest.approx(step_s, rel=0.2)
@@ -187,4 +182,3 @@ def test_steps_are_predicted_with_their_wait_which_is_the_bottleneck(model):
     assert np.allclose(parts, found["step_s"])
     others = model.predict(ASKED.assign(workload="lm"))
     assert not others["input_s"].any() and "input" not in set(others["bottleneck"])
-    pd.testing.assert_frame_equal(load(dump(model)).predict(ASKED), found)

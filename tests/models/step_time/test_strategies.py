@@ -10,7 +10,6 @@ import pytest
 from models.domain.workload import COMBINED, COMPRESSED, SERVED, TENSOR, Mode, grid_shape
 from models.step_time.compression import DENSITY, sent_between
 from models.step_time.model import fit, with_compressed
-from models.step_time.serialization import dump, load
 from models.step_time.tensor import Volumes, machine_bytes, weight_bytes
 from tasks.node.strategies import adasum, grid
 from tasks.node.strategies import compression as node
@@ -101,18 +100,11 @@ def test_before_any_run_physics_says_where_a_strategy_pays(known, model):
     assert seconds["ps-1"] > 1.1 * seconds["ddp"]
     for name in (*COMPRESSED, *COMBINED, "ps-1"):
         assert width(rows[name]) > width(rows["ddp"]) and np.isnan(rows[name]["nearest_doublings"])
-    gains = [
-        step(model, "ddp-mstopk", cluster)["step_s"] / step(model, "ddp", cluster)["step_s"]
-        for cluster in ("2xs.small", "2xn.medium")
-    ]
-    assert gains[0] < gains[1]
     few, many = (
         [step(model, name, "4xs.small", batch)["step_s"] for name in ("tensor-1d", "ddp")]
         for batch in (8, 2000)
     )
     assert few[0] < few[1] and many[0] > many[1]
-    asked = asked.assign(strategy="tensor-1d")
-    pd.testing.assert_frame_equal(load(dump(model)).predict(asked), model.predict(asked))
 
 
 @pytest.mark.parametrize("name", ["ddp-mstopk", "adasum", "tensor-1d"])
