@@ -49,15 +49,11 @@ def test_runs_are_corrected_to_nominal_speed_once(beta, repeats):
     assert corrected.runs["speed_sd"].iloc[0] == pytest.approx(beta * between, rel=0.08)
 
 
-def test_runs_without_fixed_work_beside_most_of_them_stay():
-    data, _ = drifting(0.8)
-    few = data.runs["reference_s"].where(data.runs.index % 2 == 0, None)
-    data = replace(data, runs=data.runs.assign(reference_s=few))
-    assert at_nominal_speed(data) is data
-
-
-@pytest.mark.parametrize("known", [{"reference_spread": 5.0}, {"reference_s": 0.02}])
-def test_hours_that_differ_less_than_the_reference_correct_nothing(known):
+@pytest.mark.parametrize(
+    "known",
+    [{"reference_spread": 5.0}, {"reference_s": 0.02}, {"reference_s": [0.03, None] * 120}],
+)
+def test_too_few_or_too_equal_references_correct_nothing(known):
     data, _ = drifting(1.0)
     runs = data.runs.assign(usual_reference_s=0.02, reference_s=data.runs["reference_s"].str[0])
     runs = runs.assign(**known)

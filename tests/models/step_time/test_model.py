@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.step_time import serialization
@@ -20,10 +20,6 @@ from tests.models.planning import workload
 from tests.models.step_time.cases import TYPES as GPUS
 from tests.models.step_time.cases import error, inside, setup, sound, width
 from tests.models.synthetic import TYPES, WORKLOADS
-
-SHARED = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 def test_unmeasured_setups_are_predicted_far_better_than_by_compute_alone(known):
@@ -79,7 +75,7 @@ def test_measured_columns_and_the_order_of_machines_mean_nothing(known):
     assert first["step_s"].iloc[0] == pytest.approx(second["step_s"].iloc[0])
 
 
-@SHARED
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(sorted(WORKLOADS)),
     st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=8),
