@@ -17,7 +17,7 @@ arrays with an entry per setup.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import expit, logit
@@ -26,6 +26,7 @@ from ..domain.numeric import FloatArray, IntArray
 
 _BYTES, BUCKET = 1e8, 25 << 20
 _BYTES_PER_GBIT, _STEEPEST, _HOST_POWER = 1.25e8, 2.0, 4.0
+_STEP = 1e-4  # of finite differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,6 @@ PARAMETERS: dict[str, Parameter] = {
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
 NAMES = tuple(PARAMETERS)
-# Parameters that affect only the compute of a micro-step, and parameters that affect only the
-# overlap of compute and exchange.
-_OF_COMPUTE, _OF_OVERLAP = (
-    ("log_slowdown", "slowdown_batch", "log_crowding", "log_host"),
-    ("log_sharpness", "logit_hidden"),
-)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
 
 
@@ -142,59 +137,41 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
     `values` (rows, parameters) are the parameters of each row, in the order of NAMES.
     """
-    value = _by_name(values)
-    micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
+    value = dict(zip(NAMES, values.T, strict=True))
+    micro = compute_seconds(line, value)
+    whole, end = exchange_seconds(line, value)
     slowest = micro.argmax(axis=1)
-    whole_s = line.accumulation[:, None] * micro + line.optimizer_s
-    compute = np.take_along_axis(whole_s, slowest[:, None], axis=1)[:, 0]
-    ranks = line.devices * line.count
-    mean = (whole_s * ranks).sum(axis=1) / np.maximum(ranks.sum(axis=1), 1)
-    return Times(_step_s(line, value, micro, exchange), compute, mean, exchange[0], slowest)
-
-
-def moved_step_s(line: Line, values: FloatArray, *, by: float) -> FloatArray:
-    """Return a (rows, parameters) array: column j has the step seconds if parameter j is raised.
-
-    Each parameter is raised by the amount `by`, while all other parameters keep their `values`.
-    """
-    value = _by_name(values)
-    micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
-    found = np.empty(values.shape)
-    for at, name in enumerate(NAMES):
-        moved = value | {name: value[name] + by}
-        found[:, at] = _step_s(
-            line,
-            moved,
-            compute_seconds(line, moved) if name in _OF_COMPUTE else micro,
-            exchange if name in (*_OF_COMPUTE, *_OF_OVERLAP) else exchange_seconds(line, moved),
-        )
-    return found
-
-
-def _by_name(values: FloatArray) -> dict[str, FloatArray]:
-    return {name: values[:, at] for at, name in enumerate(NAMES)}
-
-
-def _step_s(
-    line: Line,
-    value: dict[str, FloatArray],
-    micro: FloatArray,
-    exchange: tuple[FloatArray, FloatArray],
-) -> FloatArray:
-    """Return a (rows,) array of step seconds.
-
-    `micro` (rows, members) are the compute seconds of a micro-step. `exchange` is the result of
-    `exchange_seconds`.
-    """
-    (whole, end), slowest = exchange, micro.argmax(axis=1)[:, None]
-    last = np.take_along_axis(micro, slowest, axis=1)[:, 0]
-    compute = line.accumulation * last + np.take_along_axis(line.optimizer_s, slowest, axis=1)[:, 0]
+    busy_s = line.accumulation[:, None] * micro + line.optimizer_s
+    last, compute = (
+        np.take_along_axis(each, slowest[:, None], axis=1)[:, 0] for each in (micro, busy_s)
+    )
     hidden = last * expit(value["logit_hidden"] + line.hidden)
     early = np.maximum(whole - end, 0.0)
     power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
     top = np.maximum(np.maximum(hidden, early), 1e-30)
     both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
-    return np.asarray(compute + (both - hidden + end) * (1 + line.repeated), dtype=float)
+    step = compute + (both - hidden + end) * (1 + line.repeated)
+    ranks = line.devices * line.count
+    mean = (busy_s * ranks).sum(axis=1) / np.maximum(ranks.sum(axis=1), 1)
+    return Times(step, compute, mean, whole, slowest)
+
+
+def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the derivatives of log step seconds: by parameter, and by log T1 of all members.
+
+    Args:
+        line: the inputs.
+        values: (rows, parameters) the parameters.
+        log_step: (rows,) log step seconds at these values.
+    """
+    found = np.empty(values.shape)
+    for at in range(len(NAMES)):
+        moved = values.copy()
+        moved[:, at] += _STEP
+        found[:, at] = np.log(step_times(line, moved).step_s)
+    longer = replace(line, alone_s=line.alone_s * np.exp(_STEP))
+    alone = np.log(step_times(longer, values).step_s)
+    return (found - log_step[:, None]) / _STEP, (alone - log_step) / _STEP
 
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
@@ -202,7 +179,7 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
 
     `value` has a (rows,) array for each parameter name.
     """
-    tall = {name: value[name][:, None] for name in _OF_COMPUTE}
+    tall = {name: each[:, None] for name, each in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
     power = 1 + np.exp(np.minimum(tall["log_crowding"], np.log(_STEEPEST - 1)))
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** power, 0.0)

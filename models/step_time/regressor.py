@@ -13,7 +13,6 @@ without rows keep their prior: facts alone, three pilots and a thousand rows are
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ import pandas as pd
 from sklearn.base import BaseEstimator, RegressorMixin
 
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from .formula import MEAN, Times, moved_step_s, step_times
+from .formula import MEAN, Times, slopes, step_times
 from .kernel import (
     CODES,
     COLUMN,
@@ -45,7 +44,6 @@ from .residuals import (
 )
 from .rows import Points, Rows
 
-_STEP = 1e-4
 # Turns of the fit: a factor on the residual, so that a poor start pulls less; and the largest
 # growth of a residual's log variance, since the formula shall explain what it can.
 _LOOSER = (6.0, 6.0, 3.0, 3.0, 1.5, *[1.0] * 8)
@@ -187,14 +185,12 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         line = rows.with_seconds(log_t1)
         times = step_times(line, values)
         log_s = np.log(times.step_s)
-        slopes = (np.log(moved_step_s(line, values, by=_STEP)) - log_s[:, None]) / _STEP
-        longer = step_times(replace(line, alone_s=line.alone_s * np.exp(_STEP)), values)
-        alone = (np.log(longer.step_s) - log_s) / _STEP
+        by_theta, by_t1 = slopes(line, values, log_s)
         point = np.take_along_axis(rows.point, times.slowest[:, None], axis=1)[:, 0]
         inputs = np.vstack([point_inputs(rows.points), np.zeros(WIDTH)])[point]
-        inputs[:, T1] *= alone[:, None]
-        inputs[:, [COLUMN["alone"], COLUMN["transformer"]]] *= alone[:, None]
-        inputs[:, THETA] = slopes
+        inputs[:, T1] *= by_t1[:, None]
+        inputs[:, [COLUMN["alone"], COLUMN["transformer"]]] *= by_t1[:, None]
+        inputs[:, THETA] = by_theta
         for group, codes in zip(CODES[4:], (rows.kind, rows.strategy, rows.cell), strict=True):
             inputs[:, COLUMN[group]] = codes
         inputs[:, COLUMN["features"]] = rows.features
@@ -202,7 +198,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         reach = np.array([self.reach_.get(kind, 2.0) for kind in rows.kind.tolist()])
         inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.line.ranks / reach, 1.0))
         deviation = np.append(log_t1 - rows.points.mean, 0.0)[point]
-        shift = (slopes * (values - MEAN)).sum(axis=1) + alone * deviation
+        shift = (by_theta * (values - MEAN)).sum(axis=1) + by_t1 * deviation
         return Linear(log_s, shift, times, inputs)
 
     def times(self, X: Rows) -> Times:
