@@ -51,7 +51,11 @@ def test_runs_are_corrected_to_nominal_speed_once(beta, repeats):
 
 @pytest.mark.parametrize(
     "known",
-    [{"reference_spread": 5.0}, {"reference_s": 0.02}, {"reference_s": [0.03, None] * 120}],
+    [
+        {"reference_spread": 5.0},
+        {"reference_s": 0.02},
+        {"reference_s": lambda runs: runs["reference_s"].where(runs.index % 2 == 0, None)},
+    ],
 )
 def test_too_few_or_too_equal_references_correct_nothing(known):
     data, _ = drifting(1.0)

@@ -76,11 +76,10 @@ def test_a_processor_that_trains_and_loads_takes_as_long_as_in_slices(workers, p
     assert found == pytest.approx(sliced(1.0, part, loading, workers), rel=0.03)
 
 
-SECONDS, PART = st.floats(1e-4, 10.0), st.floats(0, 1)
-WORKER_COUNTS, GPUS = st.integers(0, 8), st.sampled_from([0, 1, 4])
+SECONDS = st.floats(1e-4, 10.0)
 
 
-@given(SECONDS, SECONDS, PART, st.floats(0.1, 64), WORKER_COUNTS, GPUS)
+@given(SECONDS, SECONDS, st.floats(0, 1), st.floats(0.1, 64), st.integers(0, 8), st.integers(0, 4))
 def test_processors_never_slow_a_step_and_loading_never_quickens_it(
     rest_s, load_s, part, cores, workers, gpus
 ):

@@ -58,6 +58,14 @@ def peak(mode, ranks, batch=16, **steps):
 def test_sharded_ranks_hold_less_the_more_they_are():
     ddp, fsdp, zero2, zero1 = (Mode(strategy=one) for one in ("ddp", "fsdp", "zero2", "zero1"))
     assert peak(ddp, 8) == peak(ddp, 1) == pytest.approx(1e9 + 5 * GRADIENTS)
+    for name, copies in {
+        "ddp-fp16": 0,
+        "ddp-powersgd": 1,
+        "adasum": 0.5,
+        "adasum-delta": 2.5,
+    }.items():
+        more = peak(Mode(strategy=name), 8) - peak(ddp, 8)
+        assert more == pytest.approx(copies * GRADIENTS)
     # context, an eighth of weights and states, activations; five or three groups of weights
     own = 1e9 + 3 * GRADIENTS / 8 + 16 * SAMPLE
     assert peak(fsdp, 8) == pytest.approx(own + 5 * GRADIENTS / 8)

@@ -9,7 +9,6 @@ import pytest
 from sklearn.base import clone
 
 from models.domain.numeric import Z_90
-from models.step_time.formula import MEAN, NAMES, moved_step_s, step_times
 from models.step_time.machine_specs import data_sheets
 from models.step_time.regressor import StepTimeRegressor
 from tests.models.step_time.cases import error, fitted, inside, seconds, sound, width
@@ -92,19 +91,6 @@ def test_bad_or_few_rows_give_sound_predictions(gpus, case):
 def test_rows_without_gradient_bytes_are_learned_from(gpus):
     found = fitted(gpus, facts=("workload",)).predict(gpus)
     assert error(found, gpus["step_s"]).median() < 0.15
-
-
-def test_each_parameter_moves_the_step_as_the_whole_equation_does(without_middle):
-    model, random, by = without_middle, np.random.default_rng(1), 0.01
-    rows = model.facts.lay_out(model.measured)
-    line = replace(rows.with_seconds(rows.points.mean), selection_s=random.random(len(rows)))
-    values = MEAN + random.normal(0, 0.5, (len(rows), len(NAMES)))
-    found, before = moved_step_s(line, values, by=by), step_times(line, values).step_s
-    for at, name in enumerate(NAMES):
-        moved = values.copy()
-        moved[:, at] += by
-        assert np.array_equal(found[:, at], step_times(line, moved).step_s), name
-        assert not np.array_equal(found[:, at], before), name
 
 
 def test_a_kind_is_known_by_its_data_sheet_and_better_by_its_rows():
