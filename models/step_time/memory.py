@@ -2,7 +2,7 @@
 
     peak      = (base + beside + working) (1 + headroom)                 no headroom from facts
     profiled    base and a by peak(b) = base + max(G, a b): G gradient bytes, a b activations
-    from facts  base = context + S + G,  a = the least of
+    from facts  base = context + S,  a = the least of
                          (memory - 2 G) / batch              for every run that fitted
                          activation bytes per operation x operations per sample
 
@@ -194,8 +194,7 @@ class MemoryModel:
             samples.append(_transformer_bytes(facts, mode))
         elif facts.flops > 0:
             samples.append(self.per_operation * facts.flops)
-        base = _CONTEXT + held.states + held.gradients
-        return base, min(samples, default=float("nan"))
+        return _CONTEXT + held.states, min(samples, default=float("nan"))
 
 
 def _transformer_bytes(facts: Facts, mode: Mode) -> float:

@@ -194,7 +194,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         for group, codes in zip(CODES[4:], (rows.kind, rows.strategy, rows.cell), strict=True):
             inputs[:, COLUMN[group]] = codes
         inputs[:, COLUMN["features"]] = rows.features
-        inputs[:, COLUMN["noise"]] = rows.line.ranks <= 1
+        inputs[:, COLUMN["noise"]] = (rows.line.ranks <= 1) & (rows.noise_sd == 0)
         reach = np.array([self.reach_.get(kind, 2.0) for kind in rows.kind.tolist()])
         inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.line.ranks / reach, 1.0))
         deviation = np.append(log_t1 - rows.points.mean, 0.0)[point]

@@ -155,10 +155,10 @@ def with_neighbours(
         for cell, (spread, own) in found.items()
         if len(own) >= _ENOUGH
     }
-    if _SMALL in spreads.cells:
+    small = ~np.isin(rows.cell, list(cells)) & (rows.line.ranks > 1)
+    if _SMALL in spreads.cells and small.any():
         inverse = scipy.linalg.cho_solve((process.L_, True), np.eye(len(rows)))
         away = np.abs(process.alpha_ / np.sqrt(np.diag(inverse)))
-        small = ~np.isin(rows.cell, list(cells)) & (rows.line.ranks > 1)
         factor = float(np.clip(np.quantile(away[small], 0.9) / Z_90, 1.0, 4.0))
         cells[_SMALL] = Learned(factor * spreads.cells[_SMALL].spread, _SMALL)
     return Spreads(cells)

@@ -32,11 +32,14 @@ class _Unpickler(pickle.Unpickler):
     """Loads the classes of a model, ours under the name by which this package was imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith(_ROOT) and "." not in name:
-            module = _PACKAGE + module.removeprefix(_ROOT)
-        elif (module, name) not in _LOADED:
+        ours = module.startswith(_ROOT) and "." not in name
+        if not ours and (module, name) not in _LOADED:
             raise pickle.UnpicklingError(f"{module}.{name} is not part of a model")
-        return super().find_class(module, name)
+        module = _PACKAGE + module.removeprefix(_ROOT) if ours else module
+        found = super().find_class(module, name)
+        if ours and not (isinstance(found, type) and found.__module__ == module):
+            raise pickle.UnpicklingError(f"{module}.{name} is not a class of a model")
+        return found
 
 
 def dump(model: StepTimeModel) -> bytes:
