@@ -202,11 +202,14 @@ def point_inputs(points: Points) -> FloatArray:
 _FREEDOM = 2.0  # of Student's t for outlying rows
 
 
-def outlying_factor(process: Process) -> FloatArray:
-    """Return a factor on each row's noise variance, above 1 for outliers (Student's t)."""
+def outlying_factor(process: Process, factor: FloatArray | float = 1.0) -> FloatArray:
+    """Return the factor on each row's noise variance, above 1 for outliers (Student's t).
+
+    `factor` is the factor with which `process` was fitted.
+    """
     inverse = scipy.linalg.cho_solve((process.L_, True), np.eye(len(process.L_)))
-    away = process.alpha_ / np.sqrt(np.diag(inverse))
-    return np.asarray(np.maximum(1.0, (_FREEDOM + away**2) / (_FREEDOM + 1)), dtype=float)
+    square = factor * process.alpha_**2 / np.diag(inverse)
+    return np.asarray(np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1)), dtype=float)
 
 
 def learned_spreads(

@@ -102,7 +102,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         weight = np.ones(len(X)) if sample_weight is None else sample_weight
         log_s, random = np.log(y), np.random.default_rng(self.random_state)
         picked = self._thinned(X, random)
-        rows, outlying = X.take(picked), np.ones(len(picked))
+        rows = X.take(picked)
+        outlying: FloatArray = np.ones(len(picked))
         several = rows.line.ranks > 1
         self.process_: Any = None  # the prior, at first
         self.reach_: dict[float, float] = {}  # the most devices, by kind
@@ -126,7 +127,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 self.log_spreads_ = found
             process = Process(StepKernel(self.log_spreads_), alpha=noise, optimizer=None)
             self.process_ = process.fit(inputs, target)
-            outlying *= outlying_factor(process)
+            outlying = outlying_factor(process, outlying)
         self._fit_neighbours(X, log_s, weight, random, rows)
         return self
 

@@ -103,13 +103,15 @@ def fit_neighbours(
     `weight` (rows,) are effective numbers of runs.
     """
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6
-    for _ in range(2):
-        process = _fitted(rows.features, residual, spread, noise)
-        noise = noise * outlying_factor(process)
-    factor = _left_out_factor(process, rows.features)
-    process = _fitted(rows.features, residual, factor * spread, factor**2 * noise)
+    factor: FloatArray | float = 1.0
+    for _ in range(3):
+        process = _fitted(rows.features, residual, spread, noise * factor)
+        factor = outlying_factor(process, factor)
+    noise = noise * factor
+    wider = _left_out_factor(process, rows.features)
+    process = _fitted(rows.features, residual, wider * spread, wider**2 * noise)
     moved = process.predict(rows.features)
-    return Neighbours(process, min(moved.min(), 0.0), max(moved.max(), 0.0)), factor * spread
+    return Neighbours(process, min(moved.min(), 0.0), max(moved.max(), 0.0)), wider * spread
 
 
 def without_rows(spread: FloatArray) -> Neighbours:
