@@ -11,6 +11,8 @@ from typing import Self
 
 import psutil
 
+GRACE_S = 30.0  # time for a run to release its machines and load its records
+
 
 class UpError(Exception):
     """`make up` cannot start or continue. The message names the fix or shows the log."""
@@ -49,11 +51,10 @@ class Child:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
             raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
 
-    def end(self, *, grace_s: float) -> int:
-        """Terminate the process and its flow runs.
+    def end(self) -> int:
+        """Terminate the process and its flow runs, and kill those that remain after GRACE_S.
 
-        Returns the number of descendant processes that had to be killed.
-        grace_s: seconds to wait before the remaining processes are killed. Flow runs are terminated
+        Returns the number of descendant processes that had to be killed. Flow runs are terminated
         too, because they have separate process groups and a worker waits for them.
         """
         try:
@@ -65,7 +66,7 @@ class Child:
             with suppress(psutil.NoSuchProcess):
                 if one == first or "prefect." in " ".join(one.cmdline()):
                     one.terminate()
-        _, left = psutil.wait_procs(family, timeout=grace_s)
+        _, left = psutil.wait_procs(family, timeout=GRACE_S)
         for one in left:
             with suppress(psutil.NoSuchProcess):
                 one.kill()

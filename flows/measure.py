@@ -80,7 +80,7 @@ def measure_named(
         for limit in workspace.provider.limits():
             reporter().say(f"note: {limit}")
         reap(provider)
-        market(provider, refresh_id, republish=False, buying=True)
+        market(provider, refresh_id, republish=False)
         refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:

@@ -52,15 +52,15 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
     """Run the phases of a refresh in order, and store their seconds. The caller holds the lock."""
-    provider, buying = workspace.provider.name, max_usd != 0
+    provider = workspace.provider.name
     clock = time.monotonic()
-    if buying:
+    if max_usd != 0:
         for limit in workspace.provider.limits():
             reporter().say(f"note: {limit}")
     _reap(provider, max_usd)
     if provider == PROVIDER:
         load_public(workspace, datetime.now(UTC))
-    market(provider, refresh_id, republish=False, buying=buying)
+    market(provider, refresh_id, republish=False)
     before_s = time.monotonic() - clock
     measured = measure(refresh_id, provider, max_usd)
     clock = time.monotonic()

@@ -55,7 +55,6 @@ def stage(connection: Connection, table: pa.Table) -> None:
     connection.execute(
         f"create or replace temp table texts as select place, {', '.join(texts)} from incoming"
     )
-    connection.unregister("incoming")
     connection.execute("set timezone = 'UTC'")
     connection.execute((_FOLDER / "stage.sql").read_text())
 
@@ -100,9 +99,7 @@ def implausible(
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}
-    found = _ask(connection, "implausible", limits | {"workloads": list(workloads)})
-    connection.unregister("known_types")
-    return found
+    return _ask(connection, "implausible", limits | {"workloads": list(workloads)})
 
 
 def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
@@ -168,5 +165,4 @@ def append_imports(
             where raw_imports.import_id <> stamp.import_id
         """,
     )
-    connection.unregister("stamp")
     return new

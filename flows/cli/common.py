@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-
-from models.domain.suggestions import nearest_names
 
 if TYPE_CHECKING:
     from tasks.workspace.settings import Settings
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
 
 
 ProviderName = Literal["local", "ec2"]
-Market = Annotated[Literal["any", "on-demand", "spot"], typer.Option(help="Market of the offers.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 Provider = Annotated[ProviderName, typer.Option(help="Where machines come from.")]
 KnowingProvider = Annotated[
@@ -81,19 +78,3 @@ def provider_for(workload: str, provider: str | None) -> str:
     if why:
         typer.echo(f"note: {why}", err=True)
     return name
-
-
-def check_column(column: str, known: Iterable[str]) -> None:
-    """Raise BadParameter if `column`, without a leading minus, is not in `known`."""
-    known = list(known)
-    if column.removeprefix("-") not in known:
-        raise typer.BadParameter(f"no column {column!r} to sort by; {nearest_names(column, known)}")
-
-
-def filters(market: str, **texts: str | None) -> tuple[tuple[str, str], ...]:
-    """Return pairs (column of the offers, text that the column must contain).
-
-    market: "any" adds no filter. texts: a column without a text is not filtered.
-    """
-    wanted = {"market": "" if market == "any" else market, **texts}
-    return tuple((column, text) for column, text in wanted.items() if text)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.common import DryRun, Json, ProviderName, opened, settings, show
+from flows.cli.common import DryRun, Json, opened, settings, show
 
 app = typer.Typer()
 Facts = Annotated[
@@ -21,9 +21,6 @@ Facts = Annotated[
 def import_(
     file: Annotated[Path | None, typer.Argument(help="Measurement rows, CSV or Parquet.")] = None,
     workloads: Facts = None,
-    provider: Annotated[
-        ProviderName | None, typer.Option(help="Provider that the facts are for. Default: ec2.")
-    ] = None,
     dry_run: DryRun = False,
     force: Annotated[
         bool, typer.Option("--force", help="Load rows that look wrong: units, types, speeds.")
@@ -40,7 +37,7 @@ def import_(
         warehouse.create()
     imported = import_measurements(
         warehouse,
-        ImportFiles(measurements=file, workloads=workloads, provider=provider),
+        ImportFiles(measurements=file, workloads=workloads),
         datetime.now(UTC),
         local_types=found.local.instance_types,
         force=force,

@@ -53,7 +53,6 @@ from .public import (
 )
 
 _IMPORTS = "from imports"
-_LISTED = 12  # most names in a line of the summary
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,14 +75,12 @@ class Imported:
     def as_text(self) -> str:
         lines = [f"{self.rows} rows, {self.new} of them new"]
         for title, counts in self.counts.items():
-            named = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:_LISTED])
-            more = f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else ""
-            lines.append(f"{title}: {named}{more}")
-        lines += self.sentences
-        if self.dry_run:
-            return "\n".join([*lines, "dry run: nothing was loaded"])
-        lines.append(f"import {self.import_id}; `srift forget {self.import_id}` undoes it")
-        return "\n".join([*lines, f"to learn from it: {_refreshes(self.providers)}"])
+            lines.append(f"{title}: {', '.join(f'{name} ({n})' for name, n in counts.items())}")
+        end = f"import {self.import_id}: `srift forget {self.import_id}` undoes it, and"
+        end += f" {_refreshes(self.providers)} learns from it"
+        return "\n".join(
+            [*lines, *self.sentences, "dry run: nothing was loaded" if self.dry_run else end]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +99,10 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFiles:
-    """The files of an import: measurements, facts of workloads, or both.
-
-    `provider` is the provider for which the facts of workloads are stored.
-    """
+    """The files of an import: measurements, facts of workloads, or both."""
 
     measurements: Path | None = None
     workloads: Path | None = None
-    provider: str | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
         """Return a digest of the files and providers.
@@ -146,13 +139,11 @@ def import_measurements(
     facts, ignored = read_facts(files.workloads) if files.workloads else ([], [])
     types = known_devices(local_types)
     with _opened(warehouse, dry_run) as connection:
-        providers = {files.provider} if files.provider else set()
         if path:
             ignored = ignored + stage_measurements(connection, path, now)
             _count(connection, found, {name for known in types.values() for name in known})
-            providers |= set(found.counts.get("provider", ()))
         found.sentences += ignored_columns(ignored)
-        found.providers = tuple(sorted(providers or {PROVIDER}))
+        found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
         found.import_id = files.import_id(found.providers)
         remember(connection)
         names = [one.name if one else None for one in (path, files.workloads)]
@@ -249,7 +240,7 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     if workspace.settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
         return 0
     warehouse.create()
-    files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS, provider=PROVIDER)
+    files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
     loaded = import_measurements(warehouse, files, now, force=True)
     reporter().say(
         f"loaded {loaded.rows} rows, {ORIGIN}; they count for a workload until you have measured it"
@@ -289,12 +280,10 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
         note_import(connection, import_id, event="forgotten", noted_at=now)
         gone = changes(connection)
     rows, facts = gone["rows_gone"], gone["facts_gone"]
-    held = imports[import_id]
-    again = f"`srift import {MEASUREMENTS} --workloads {FACTS}`"
     sentence = (
         f"import {import_id} is forgotten: {rows} rows and facts of {facts} workloads no longer"
-        f" count. The model contains them until {_refreshes(held['providers'])};"
-        f" {again if import_id == PUBLIC_IMPORT else 'importing it again'} restores it"
+        f" count. The model contains them until {_refreshes(imports[import_id]['providers'])};"
+        " importing the files again restores them"
     )
     return Forgotten(import_id=import_id, rows=rows, facts=facts, sentence=sentence)
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-import pandas as pd
-
 from models.domain.setup_table import rows_of
-from warehouse.database import one_line
 from warehouse.export import export, published_rows, read_published, write_whole
 from warehouse.publication import Publication, publish
 from warehouse.reads import mart, measured_workloads, public_rows, reported
 
-from ..data_files.public import ORIGIN, PUBLIC_IMPORT, with_public_workloads
+from ..data_files.public import ORIGIN, PUBLIC_IMPORT
 from ..reporting import report_page
 from ..reporting.metrics import write_metrics
 from ..reporting.progress import reporter
@@ -69,16 +65,12 @@ def _renew_page(workspace: Workspace) -> None:
     try:
         frames = reported(workspace.warehouse)
         sources = {
-            name: report_page.PageSource(
-                illustrative=not spends_money(name), refresh=refresh_command(name, "25")
-            )
+            name: {"illustrative": not spends_money(name), "refresh": refresh_command(name, "25")}
             for name in frames["publications"]["provider"]
         }
         write_whole(page, report_page.draw(frames, sources))
     except Exception as error:  # the table is published even if the page fails
-        logging.getLogger(__name__).info("the report page could not be drawn", exc_info=True)
-        why = f"{type(error).__name__}: {one_line(error)}"
-        reporter().say(f"note: the report page {page} could not be drawn ({why})")
+        reporter().say(f"note: the report page {page} could not be drawn: {error!r}")
 
 
 def after_refresh(workspace: Workspace, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -89,30 +81,24 @@ def after_refresh(workspace: Workspace, rows: Sequence[Row]) -> tuple[list[Row],
     workloads. Further sentences name workloads with public or imported data and the commands for
     them.
     """
-    name, settings = workspace.provider.name, workspace.settings
+    name = workspace.provider.name
     own = [row for row in rows if row["provider"] == name]
     if not workspace.spends_money:
         return own, []
-    workspace = with_public_workloads(workspace)
-    measured = measured_workloads(workspace.warehouse, name)
+    measured, public = (f(workspace.warehouse, name) for f in (measured_workloads, public_rows))
     known = {*measured, *(row["workload"] for row in own if row["cluster"] is not None)}
     sentences = []
-    unknown = sorted({row["workload"] for row in own} - known)
-    if unknown:
+    if unknown := sorted({row["workload"] for row in own} - known):
         sentences.append(f"never measured on {name} machines, not shown: {', '.join(unknown)}")
-    public = sorted(public_rows(workspace.warehouse, name).keys() & known)
     if public:
         forget = f"`srift forget {PUBLIC_IMPORT}` leaves them out"
         sentences.append(f"from {ORIGIN}: {', '.join(public)}; {forget}")
-    facts = rows_of(mart(workspace.warehouse, "workloads", provider=name, digest=IMPORTED))
-    imported = {row["workload"]: row for row in facts if row["workload"] not in settings.workloads}
+    facts = mart(workspace.warehouse, "workloads", provider=name, digest=IMPORTED)
+    imported = sorted(set(facts["workload"]) - {*public, *workspace.settings.workloads})
     if imported:
-        counts = (f"{one} ({measured.get(one, 0)} rows)" for one in imported)
-        sentences.append(f"imported: {', '.join(counts)}")
-        most = max(imported, key=lambda one: measured.get(one, 0))
-        samples = "" if pd.notna(imported[most]["samples"]) else " --samples N"
-        command = f"srift recommend {most} --provider {name} --deadline 12h{samples} --batch B"
-        sentences.append(f"`{command}` asks about an import")
+        options = f"--provider {name} --deadline 12h --samples N --batch B"
+        command = f"`srift recommend {imported[0]} {options}`"
+        sentences.append(f"imported: {', '.join(imported)}; {command} asks about an import")
     elif not known:
         sentences.append(f"nothing is known of {name} machines: `srift import FILE` loads rows")
     return [row for row in own if row["workload"] in known], sentences

@@ -17,7 +17,7 @@ from ..data_files.public import ORIGIN, only_public
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import open_workspace, refresh_command
-from .known_workloads import known_elsewhere, unknown
+from .known_workloads import unknown
 
 
 def size(
@@ -33,27 +33,23 @@ def size(
         WarehouseMissing: if the workload has no runs on the provider.
     """
     workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
-    stated = name in workspace.settings.workloads
-    if not stated and (name, provider) not in workload_providers(workspace.warehouse):
-        raise unknown(workspace, name)
-    missing = known_elsewhere(workspace, name) or (
-        f"No run of {name!r} was measured on {provider}."
-        f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
-    )
-    if not workspace.warehouse.exists():
-        raise WarehouseMissing(missing)
     batches = 0.0, math.inf
-    if batch is not None:
-        batches = batch, batch
-    elif stated:
+    if name in workspace.settings.workloads:
         known = workspace.settings.workload(name)
         batches = known.global_batch_least, known.global_batch_most
+    elif (name, provider) not in workload_providers(workspace.warehouse):
+        raise unknown(workspace, name)
+    if batch is not None:
+        batches = batch, batch
     with one_thread():
         data = TrainingData(**training_frames(workspace.warehouse, provider))
         found = size_workload(data, name, batches=batches)
     types = {row["instance_type"] for rows in found.values() for row in rows}
     if not types:
-        raise WarehouseMissing(missing)
+        raise WarehouseMissing(
+            f"No run of {name!r} was measured on {provider}."
+            f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
+        )
     if instance_type not in (None, *types):
         near = nearest_names(str(instance_type), types)
         raise SettingsError(f"{name!r} was not measured on {instance_type!r}; {near}")

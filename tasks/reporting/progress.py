@@ -88,22 +88,9 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path)
 
     create_link_artifact(key="report", link=report.as_uri(), link_text="report.html")
 
-    shown = [
-        "workload",
-        "goal",
-        "rank",
-        "status",
-        "cluster",
-        "market",
-        "hours",
-        "usd",
-        "p_meets_constraint",
-        "reason",
-    ]
-    table = [{name: _plain(row[name]) for name in shown} for row in rows]
+    table = [{name: _plain(value) for name, value in row.items()} for row in rows]
     create_table_artifact(key="recommendations", table=table)
-    ordered = sorted(changes, key=lambda row: row["change"] not in _CHOICES)
-    lines = [f"- {_change(row)}" for row in ordered] or ["Nothing changed."]
+    lines = [f"- {_change(row)}" for row in changes] or ["Nothing changed."]
     create_markdown_artifact(key="what-changed", markdown="\n".join(["## What changed", *lines]))
 
 

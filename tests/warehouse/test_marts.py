@@ -16,10 +16,10 @@ from warehouse.append import (
 from warehouse.reads import (
     MOST_REPEATS,
     MOST_SETUPS,
-    counted_runs,
     launched,
     learning,
     mart,
+    measured_workloads,
     torch_lines,
     training_digest,
     training_frames,
@@ -111,7 +111,7 @@ def test_of_many_repeats_the_newest_are_learned_from(warehouse):
     days = f"timestamp '2026-01-01' + to_days(day::int) as measured_at from range({MOST_REPEATS + 5}) d(day)"
     taken = imported(warehouse, f"select 'a' as workload, '8' as batch, {days}")
     assert min(taken.measured_at) == pd.Timestamp("2026-01-06") and len(taken) == MOST_REPEATS
-    assert counted_runs(warehouse, "ec2") == MOST_REPEATS + 5
+    assert measured_workloads(warehouse, "ec2") == {"a": MOST_REPEATS + 5}
 
 
 def test_of_many_setups_each_workload_keeps_as_many(warehouse):

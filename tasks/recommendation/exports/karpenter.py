@@ -13,8 +13,7 @@ from typing import Any
 
 from models.domain.workload import Goal
 
-from .selection import RankedCluster, Selection, as_comment
-from .yaml_text import as_yaml, label
+from .selection import RankedCluster, Selection, as_comment, as_yaml, label
 
 
 def karpenter(selection: Selection) -> tuple[Any, str]:

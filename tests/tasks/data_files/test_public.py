@@ -53,12 +53,11 @@ def counted(here):
 
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here):
-    before = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
     assert provider_that_knows(here.warehouse, here.settings, NAME)[0] == "ec2"
     assert not knows_import(here.warehouse, PUBLIC_IMPORT)
     assert load_public(here, NOON) == 4853 and load_public(here, NOON) == 0
-    after = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
-    assert before == after >= public_workloads().keys() and counted(here) == (0, 992)
+    known = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
+    assert known >= public_workloads().keys() and counted(here) == (0, 992)
 
 
 @pytest.mark.slow
@@ -97,15 +96,6 @@ def test_ones_own_rows_or_code_take_their_place(here):
         note_workloads(connection, code, provider="ec2", noted_at=NOON)
     assert NAME not in measured_workloads(here.warehouse, "ec2")
     assert mart(here.warehouse, "workloads", workload=NAME)["parameters"].isna().all()
-
-
-def test_an_import_of_the_same_rows_counts_none_twice(here):
-    load_public(here, NOON)
-    own(here, pd.read_parquet(MEASUREMENTS).to_csv(index=False))
-    assert counted(here) == (992, 0)
-    own(here, ROW)
-    forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
-    assert counted(here) == (993, 0)
 
 
 def test_ones_own_facts_come_first(here, tmp_path):

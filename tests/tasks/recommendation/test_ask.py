@@ -7,7 +7,6 @@ import pytest
 from models.domain.workload import Goal
 from models.planner.planner import nothing
 from tasks.data_files.imports import ImportFiles, import_measurements
-from tasks.market.offers import OffersWanted
 from tasks.providers.base import ProviderError
 from tasks.recommendation.ask import Question, answer
 from tasks.recommendation.recommend import Case
@@ -66,8 +65,8 @@ def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(tmp
         lambda here: [o for o in offers if o.market == "on-demand"],
     )
     with pytest.raises(ProviderError):
-        spot = OffersWanted(filters=(("market", "spot"),))
-        answer("ec2", Question(workload="conv", goal=TWELVE, machines=spot), top=1)
+        spot = (("market", "spot"),)
+        answer("ec2", Question(workload="conv", goal=TWELVE, filters=spot), top=1)
 
 
 def test_an_imported_workload_is_answered_for_and_the_question_comes_before_what_is_stated(

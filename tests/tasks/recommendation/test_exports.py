@@ -173,18 +173,6 @@ def test_karpenters_lowest_price_is_the_cheapest_job_at_any_prices():
         assert adjusted[0] == pytest.approx(adjusted[1])
 
 
-def test_karpenter_has_a_pool_for_each_market_and_prices_by_hours_for_fastest():
-    found = document([one | {"goal": "fastest"} for one in UNIFORM], "karpenter")
-    pools = [one for one in found if one["kind"] == "NodePool"]
-    assert [(one["metadata"]["name"], one["spec"]["weight"]) for one in pools] == [
-        ("srift-resnet50-spot", 2),
-        ("srift-resnet50-on-demand", 1),
-    ]
-    prices = [float(one["spec"]["price"]) for one in found if one["kind"] == "NodeOverlay"]
-    assert prices[1] / prices[0] == pytest.approx(2.4, rel=1e-3) and len(prices) == 4
-    assert len({one["metadata"]["name"] for one in found}) == 6
-
-
 def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")

@@ -56,12 +56,7 @@ def test_after_a_refresh_where_machines_cost_only_what_is_known_there_is_shown_a
         NOON,
     )
     shown, said = after_refresh(here, rows)
-    assert shown == rows[1:2]
-    unknown, imported, command = said
-    assert unknown.endswith(": conv") and "foreign (2 rows)" in imported and "paper" in imported
-    assert "srift recommend foreign --provider ec2 --deadline 12h --samples N --batch B" in command
-    assert not any("--max-usd" in one for one in said)
+    unknown, imported = said
+    assert shown == rows[1:2] and unknown.endswith(": conv")
+    assert "foreign, paper; `srift recommend foreign --provider ec2 --deadline 12h" in imported
     assert after_refresh(replace(here, provider=DescribedMachines()), rows) == (rows[2:], [])
-    (tmp_path / "facts.csv").write_text(FACTS.replace("100,\n", "100,9\n"))
-    import_measurements(here.warehouse, ImportFiles(workloads=tmp_path / "facts.csv"), NOON)
-    assert "--samples" not in after_refresh(here, rows)[1][-1]

@@ -15,9 +15,7 @@ from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
 from tasks.recommendation.recommend import Case, recommend_all, supply_of, with_usual_goals
 from tasks.training.registry import Champion
-from tasks.workspace.settings import IMPORTED
 from tests.installed import NOON, DescribedMachines, champion, install, measured
-from warehouse import append
 
 GOALS = ["cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"]
 
@@ -58,15 +56,6 @@ def test_every_goal_of_every_workload_has_a_row(here):
     for row in bare:
         assert row["status"] == "infeasible" and row["reason"] and "offers" not in row
         assert (row["cluster"], row["usd"], row["model_version"]) == (None, None, None)
-
-
-def test_a_workload_without_measurements_leaves_the_others_alone(tmp_path):
-    rows = rows_of(install(tmp_path, "conv", "new_workload"), asked=champion())
-    new = [row for row in rows if row["workload"] == "new_workload"]
-    assert [(row["goal"], row["status"]) for row in new] == [(goal, "infeasible") for goal in GOALS]
-    assert all("`srift refresh" in row["reason"] for row in new)
-    assert all(row["newest_measurement_at"] is None for row in new)
-    assert firsts(rows, "conv")["cheapest"]["status"] == "recommended"
 
 
 @cache
@@ -126,21 +115,6 @@ def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_la
             assert ("srift import" in row["reason"]) is not spends
 
 
-def test_measured_runs_count_the_runs_of_that_setup(here):
-    def counted(runs):
-        return int(
-            firsts(case_of(here, runs=runs).plan().rows, "conv")["cheapest"]["measured_runs"]
-        )
-
-    before = firsts(case_of(here).plan().rows, "conv")["cheapest"]
-    columns = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
-    run = {name: before[name] for name in columns} | Mode()._asdict()
-    run |= {"provider": "local", "measured_at": pd.Timestamp("2026-11-20")}
-    others = [run | {"accumulation_steps": 64}, run | {"workload": "lm"}]
-    assert counted(pd.DataFrame([run, run, *others])) == 2
-    assert counted(pd.DataFrame([run | {"runs": 2}, run | {"runs": 5, "layout": None}])) == 7
-
-
 def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here):
     offers = here.provider.offers(NOON)
     day = {one.instance_type.name: NOON - timedelta(days=at) for at, one in enumerate(offers)}
@@ -150,21 +124,6 @@ def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here):
     for row in rows:
         assert row["price_as_of"] == min(day[one["instance_type"]] for one in row["cluster_offers"])
     assert {row["price_as_of"] for row in rows_of(here, offers)} == {min(day.values())}
-
-
-@pytest.mark.parametrize("digest", ["edited", IMPORTED])
-def test_old_runs_do_not_count_for_a_changed_workload(here, digest):
-    rows = case_of(here, digest=digest).plan().rows
-    assert {row["status"] for row in rows} == {"infeasible"}
-
-
-def test_the_measured_size_of_a_gradient_reaches_the_planner(here):
-    row = {"workload": "conv", "digest": here.workloads[0].digest, "samples": 1}
-    row |= {"gradient_bytes": 123, "parameters": 30}
-    with here.warehouse.transact() as connection:
-        append.note_workloads(connection, [row], provider="local", noted_at=NOON)
-    workload = case_of(here).workload
-    assert (workload.gradient_bytes, workload.parameters) == (123, 30)
 
 
 @dataclass

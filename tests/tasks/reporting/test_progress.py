@@ -62,7 +62,7 @@ def test_artifacts_hold_the_table_without_nan_and_the_changes(monkeypatch):
     before = {f"previous_{name}": value for name, value in choice.items()}
     change = row | choice | before | {"usd": 0.5, "change": "price", "cause": "prices"}
     gone = {"previous_cluster": None, "previous_status": None, "change": "goal"}
-    progress.publish_artifacts([row], [change, change | gone], Path("/report.html"))
+    progress.publish_artifacts([row], [change | gone, change], Path("/report.html"))
     assert made["recommendations"][0]["hours"] == 1.2346
     assert made["recommendations"][0]["usd"] is None and made["report"] == "file:///report.html"
     first, second = made["what-changed"].splitlines()[1:]

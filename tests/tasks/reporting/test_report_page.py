@@ -8,7 +8,6 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
 from tasks.reporting import report_page
-from tasks.reporting.report_page import PageSource
 from tests.flows.visitors import CHROMIUM, QUIET
 from tests.warehouse.builders import (
     INFEASIBLE,
@@ -28,7 +27,7 @@ from warehouse.reads import reported
 
 DAY = timedelta(days=1)
 HOSTILE = "<script>document.title='taken'</script><b>net</b> & {{ 7 * 7 }} $x$"
-SOURCES = {"local": PageSource(illustrative=True, refresh="srift refresh")}
+SOURCES = {"local": {"illustrative": True, "refresh": "srift refresh"}}
 NOTHING = INFEASIBLE | {"reason": "nothing is that cheap", "price_as_of": None}
 
 
@@ -84,7 +83,7 @@ def used(tmp_path_factory):
 def test_every_section_has_its_figures(used):
     page = used.read_text()
     assert page.count("<section") == 7
-    assert page.count("<svg") == 5  # two workloads, the model, the ledger, the refreshes
+    assert page.count("<svg") == 3  # two workloads and the model
     for word in ("nothing is that cheap", "worker died", "most uncertain", "20.0%", "0.04"):
         assert word in page, word
     assert len(page) < 1_000_000
