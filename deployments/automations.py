@@ -6,8 +6,6 @@ drifts on new runs, or 80 % of a month's dollars are spent or held.
 `--notify` names a notification block of the Prefect server as `type/name` (`prefect block ls`).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Start and end the processes of `make up`."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 All state is in SRIFT_HOME. Both servers require the credential that is stored there.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets
@@ -17,7 +15,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from automations import put, without_heartbeat
@@ -43,16 +40,6 @@ default_permission = READ
 database_uri = sqlite:///{database}
 authorization_function = same_origin:authenticate
 """
-
-
-class Stop(BaseException):
-    """Raised by Ctrl-C, SIGTERM, or a closed terminal."""
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    for one in SIGNALS:
-        signal.signal(one, signal.SIG_IGN)  # a second signal must not interrupt the shutdown
-    raise Stop
 
 
 say = partial(print, flush=True)
@@ -161,6 +148,8 @@ class Service:
         put(client, without_heartbeat())
 
     def end(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the shutdown
         for child in reversed(self.children):
             say(f"ending {child.name}")
             if killed := child.end():
@@ -225,8 +214,8 @@ def main(words: list[str]) -> int:
     except (SettingsError, OSError) as error:
         print(f"make up: {error}", file=sys.stderr)
         return 2
-    for one in SIGNALS:
-        signal.signal(one, stop)
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)
     try:
         with serving(service, options.prefect_file.resolve()):
             say(f"Prefect  {service.api.removesuffix('/api')}")
@@ -237,7 +226,7 @@ def main(words: list[str]) -> int:
                 for child in service.children:
                     child.check()
                 time.sleep(1.0)
-    except Stop:
+    except KeyboardInterrupt:
         say("ended")
         return 0
     except (UpError, OSError) as error:

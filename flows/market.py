@@ -1,7 +1,5 @@
 """Store current instance types and prices. The scheduled flow also publishes a new table."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from prefect import flow, task

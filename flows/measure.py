@@ -1,7 +1,5 @@
 """Measure under a dollar cap: buy one launch after another and load its records."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Run market, measure, retrain and publish under one refresh id. This flow has a schedule."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +16,7 @@ from tasks.data_files.imports import load_public
 from tasks.data_files.public import PROVIDER
 from tasks.doctor.report import refuse_unless_well
 from tasks.providers.base import NotSwept
-from tasks.reporting.progress import reporter, seconds_listed
+from tasks.reporting.progress import reporter
 from tasks.workspace.locking import Busy, patience_s, refresh_lock, store_timings
 from tasks.workspace.workspace import (
     Workspace,
@@ -75,7 +73,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
         workspace.warehouse.back_up()
     except DiskFull as error:  # the table is published, and the previous backup stays
         reporter().say(f"note: {error}")
-    reporter().say(f"seconds: {seconds_listed(seconds)}")
+    reporter().say(", ".join(f"{phase} {spent:.1f} s" for phase, spent in seconds.items()))
     return {
         "refresh_id": refresh_id,
         "measured": measured,

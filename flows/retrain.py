@@ -1,7 +1,5 @@
 """Judge published promises and drift, then fit a challenger and promote or refuse it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from prefect import flow, task

@@ -5,8 +5,6 @@ transaction (`Warehouse.transact`). All public functions except `note_import` an
 the number of new rows. Times are stored in UTC.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

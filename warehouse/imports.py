@@ -5,8 +5,6 @@ them (importing/problems.sql), and `append_imports` loads them. All tables belon
 connection, so that one transaction covers the three steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime

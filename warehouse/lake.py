@@ -93,13 +93,9 @@ class SharedWarehouse(Warehouse):
             return schema_digest(connection) is not None
 
     def create(self) -> None:
-        with (
-            self._explained(),
-            self._turn(),
-            self._session().cursor(_TABLES_FIRST) as connection,
-            transaction(connection),
-        ):
-            create_tables(connection, str(self))
+        """Create the tables if the catalogue has none, and this process's views."""
+        with self._open(read_only=False):
+            pass
 
     def carry_over(self, file: Warehouse) -> dict[str, int]:
         """Copy the rows of `file` that this warehouse lacks.

@@ -1,7 +1,5 @@
 """Publish a provider's recommendations, unless a check (checks/*.sql) finds a problem."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Read the warehouse as pandas frames. The marts (marts/*.sql) document the columns."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from datetime import datetime
@@ -88,9 +86,14 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
 
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
     """Return the number of runs in the mart `runs` for each workload."""
-    query = "select workload, count(*) as runs from runs where provider = $provider group by 1"
+    query = "select workload, count(*) from runs where provider = ? group by 1"
+    return _counts(warehouse, query, provider)
+
+
+def _counts(warehouse: Warehouse, query: str, provider: str) -> dict[str, int]:
+    """Return a count by name: the two columns of the query, which has one parameter."""
     with warehouse.read() as connection:
-        return dict(connection.execute(query, {"provider": provider}).fetchall())
+        return dict(connection.execute(query, [provider]).fetchall())
 
 
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
@@ -130,8 +133,8 @@ def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
 
     Runs of old definitions of a workload are not included.
     """
-    lines = mart(warehouse, "torch_lines", provider=provider)
-    return dict(zip(lines["torch_line"].tolist(), lines["runs"].astype(int).tolist(), strict=True))
+    query = "select torch_line, runs from torch_lines where provider = ?"
+    return _counts(warehouse, query, provider)
 
 
 def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
@@ -162,8 +165,7 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
 def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
     """Return the number of step times from the packaged public data set for each workload."""
     query = "select workload, rows from public_rows where provider = ?"
-    with warehouse.read() as connection:
-        return dict(connection.execute(query, [provider]).fetchall())
+    return _counts(warehouse, query, provider)
 
 
 def knows_import(warehouse: Warehouse, import_id: str) -> bool:

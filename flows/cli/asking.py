@@ -1,7 +1,5 @@
 """Define the commands that answer questions: recommend, size, table, export, offers, workloads."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -13,10 +11,8 @@ import typer
 
 from flows.cli.common import (
     Json,
-    KnowingProvider,
     Provider,
     ProviderName,
-    provider_for,
     settings,
     show,
 )
@@ -67,7 +63,7 @@ class Recommend:
         float | None,
         typer.Option(help="Required probability of meeting the limit, such as 0.9."),
     ] = None
-    provider: KnowingProvider = None
+    provider: Provider = "local"
     samples: Annotated[
         int | None,
         typer.Option(min=1, max=10**15, help="Samples to train. Default: as in srift.toml."),
@@ -92,27 +88,19 @@ class Recommend:
             raise typer.BadParameter("--p-required is between 0 and 1, such as 0.9")
         hours = None if self.deadline is None else hours_of(self.deadline)
         settings()
-        from tasks.reporting.live_progress import working
+        from models.domain.workload import GOALS, Goal
+        from tasks.recommendation.ask import Question, answer
+        from tasks.reporting.tables import print_recommendations
 
-        with working(f"asking the model about {self.workload}"):
-            from models.domain.workload import GOALS, Goal
-            from tasks.recommendation.ask import Question, answer
-            from tasks.reporting.tables import print_recommendations
-
-            name = GOALS[0] if self.budget is None else GOALS[1]
-            question = Question(
-                workload=self.workload,
-                goal=Goal(goal=name, hours=hours, usd=self.budget, p_required=self.p_required),
-                samples=self.samples,
-                batch=self.batch,
-                filters=_filters(market=self.market, instance_type=self.instance_type),
-            )
-            rows = answer(
-                provider_for(self.workload, self.provider),
-                question,
-                top=self.top,
-                pilots=self.pilots,
-            )
+        name = GOALS[0] if self.budget is None else GOALS[1]
+        question = Question(
+            workload=self.workload,
+            goal=Goal(goal=name, hours=hours, usd=self.budget, p_required=self.p_required),
+            samples=self.samples,
+            batch=self.batch,
+            filters=_filters(market=self.market, instance_type=self.instance_type),
+        )
+        rows = answer(self.provider, question, top=self.top, pilots=self.pilots)
         show(self.as_json, rows, print_recommendations)
 
 
@@ -123,7 +111,7 @@ def size(
         str | None, typer.Option("--type", help="One instance type. Default: all measured.")
     ] = None,
     batch: Batch = None,
-    provider: KnowingProvider = None,
+    provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
     """Show the largest efficient cluster, the bandwidth it needs, and the best batch."""
@@ -131,8 +119,7 @@ def size(
     from tasks.reporting.tables import print_sizing
 
     settings()
-    name = provider_for(workload, provider)
-    found = sized(name, workload, instance_type=instance_type, batch=batch)
+    found = sized(provider, workload, instance_type=instance_type, batch=batch)
     show(as_json, found, print_sizing)
 
 

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 ProviderName = Literal["local", "ec2"]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 Provider = Annotated[ProviderName, typer.Option(help="Where machines come from.")]
-KnowingProvider = Annotated[
-    ProviderName | None,
-    typer.Option(help="Default: the provider with data on the workload, local before ec2."),
-]
 MaxUsd = Annotated[
     float | None, typer.Option(min=0.0, help="Dollar cap, required on ec2; 0 measures nothing.")
 ]
@@ -62,19 +58,3 @@ def opened() -> tuple[Settings, Warehouse]:
 
     found = settings()
     return found, open_warehouse(found)
-
-
-def provider_for(workload: str, provider: str | None) -> str:
-    """Return `provider`. If it is None, return the provider that has data on the workload.
-
-    Prints a note to standard error if the choice may surprise the user.
-    """
-    if provider is not None:
-        return provider
-    from tasks.recommendation.known_workloads import provider_that_knows
-
-    found, warehouse = opened()
-    name, why = provider_that_knows(warehouse, found, workload)
-    if why:
-        typer.echo(f"note: {why}", err=True)
-    return name

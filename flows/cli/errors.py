@@ -3,8 +3,6 @@
 Exceptions with an `exit_code` are expected: their message is printed without a traceback.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +10,6 @@ from typing import Any
 
 import typer
 from typer.core import TyperGroup
-
-_INTERRUPTED = {
-    "refresh": "machines are released, measurements loaded, the table is unchanged",
-    "measure": "machines are released, measurements loaded",
-}
 
 
 class ExplainedGroup(TyperGroup):
@@ -27,8 +20,7 @@ class ExplainedGroup(TyperGroup):
             with explained():
                 return super().invoke(ctx)
         except (KeyboardInterrupt, _of_prefect("TerminationSignal", KeyboardInterrupt)):
-            left = _INTERRUPTED.get(ctx.invoked_subcommand, "nothing was changed")
-            fail(f"interrupted: {left}", 1)
+            fail("interrupted: machines are released, and measurements are loaded", 1)
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Define the commands that work on measurement files: import, forget, backtest."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path

@@ -4,8 +4,6 @@ A forgotten import stays in the warehouse, but the model no longer learns from i
 same files again restores it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,12 +45,12 @@ from .public import (
     ORIGIN,
     PROVIDER,
     PUBLIC_IMPORT,
-    are_waiting,
     public_workloads,
     with_public_workloads,
 )
 
 _IMPORTS = "from imports"
+Types = Mapping[str, Mapping[str, tuple[int, str]]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,14 +132,16 @@ def import_measurements(
     checked but nothing is loaded. Raises ImportRefused if a file is refused, and WarehouseError if
     the warehouse cannot be written. Nothing is loaded in either case.
     """
-    path = files.measurements
-    found = Imported(dry_run=dry_run)
+    path, found = files.measurements, Imported(dry_run=dry_run)
     facts, ignored = read_facts(files.workloads) if files.workloads else ([], [])
-    types = known_devices(local_types)
+    types, described = known_devices(local_types), [fact["workload"] for fact in facts]
     with _opened(warehouse, dry_run) as connection:
         if path:
             ignored = ignored + stage_measurements(connection, path, now)
-            _count(connection, found, {name for known in types.values() for name in known})
+            found.counts = staged_counts(connection)
+            found.rows = sum(found.counts.get("workload", {}).values())
+            found.new, other = counted_before(connection)
+            found.sentences = _doubts(found.counts, types, other)
         found.sentences += ignored_columns(ignored)
         found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
         found.import_id = files.import_id(found.providers)
@@ -152,13 +152,13 @@ def import_measurements(
         for provider in found.providers:
             note_workloads(connection, facts, provider=provider, digest="", **stamp)
         if facts:
-            changed = changes(connection, [fact["workload"] for fact in facts])
+            changed = changes(connection, described)
             found.counts["facts of workloads"] = {
                 kind: changed[f"facts_{kind}"] for kind in ("new", "changed", "same")
             }
         if path:
             if not force:
-                _judge(connection, path, types, [fact["workload"] for fact in facts])
+                _judge(connection, path, types, described)
             digest = digest_of_file(path)
             append_imports(connection, file_digest=digest, loaded_at=now, import_id=found.import_id)
         if dry_run:
@@ -182,30 +182,22 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
             yield connection
 
 
-def _count(connection: Connection, found: Imported, known_types: set[str]) -> None:
-    """Set the counts and warnings of `found` from the staged rows.
-
-    `known_types` are the names of instance types with a known device.
-    """
-    found.counts = staged_counts(connection)
-    found.rows = sum(found.counts.get("workload", {}).values())
-    found.new, other = counted_before(connection)
-    unknown = set(found.counts.get("instance type", ())) - known_types
+def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
+    """Return warnings on unknown instance types and on `other` rows with a known run_id."""
+    known = {name for names in types.values() for name in names}
+    unknown = sorted(set(counts.get("instance type", ())) - known)
+    doubts = []
     if unknown:
-        found.sentences.append(
-            f"no data sheet is known for {', '.join(sorted(unknown))}: predictions for these types"
-            " use measured rows only"
-        )
+        doubts.append(f"no data sheet is known for {', '.join(unknown)}: only measured rows count")
     if other:
-        found.sentences.append(
-            f"{other} rows repeat a known run_id with a different step_s: the first import counts"
-        )
+        doubts.append(f"{other} rows repeat a known run_id with another step_s: the first counts")
+    return doubts
 
 
 def _judge(
     connection: Connection,
     path: Path,
-    types: Mapping[str, Mapping[str, tuple[int, str]]],
+    types: Types,
     workloads: Sequence[str],
 ) -> None:
     """Raise ImportRefused if new rows of the file, or rows of `workloads`, are implausible.
@@ -255,10 +247,9 @@ def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Works
     If `workload` is one of the packaged workloads and has no measurements, the packaged step times
     are imported first. Raises WarehouseError if the warehouse cannot be written.
     """
-    spec, warehouse = workspace.settings.workloads.get(workload), workspace.warehouse
+    spec = workspace.settings.workloads.get(workload)
     public = workload in public_workloads() and (spec is None or spec.entrypoint is None)
-    absent = public and are_waiting(warehouse, workspace.settings)
-    if absent and not (warehouse.exists() and workload in measured_workloads(warehouse, PROVIDER)):
+    if public and workload not in measured_workloads(workspace.warehouse, PROVIDER):
         load_public(workspace, now)
     return with_public_workloads(workspace)
 

@@ -4,8 +4,6 @@ The whole file is refused if a single value is bad. The error names the line (or
 and the reason of each bad value.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 from collections import Counter

@@ -4,8 +4,6 @@ They are public measurements. Srift imports them when they are first needed. Aft
 this import, Srift does not load it again.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from functools import cache
@@ -13,9 +11,9 @@ from pathlib import Path
 
 import warehouse as package
 from warehouse.database import Warehouse
-from warehouse.reads import knows_import, public_rows
+from warehouse.reads import public_rows
 
-from ..workspace.settings import Settings, WorkloadSettings
+from ..workspace.settings import WorkloadSettings
 from ..workspace.workspace import Workspace
 
 PROVIDER = "ec2"
@@ -31,11 +29,6 @@ def public_workloads() -> dict[str, WorkloadSettings]:
     """Return the settings (samples, batches and goals) of the packaged workloads, by name."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
-
-
-def are_waiting(warehouse: Warehouse, settings: Settings) -> bool:
-    """True if the packaged step times were never loaded, but will be loaded when needed."""
-    return not settings.ec2.emulated and not knows_import(warehouse, PUBLIC_IMPORT)
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:

@@ -3,8 +3,6 @@
 The requests of a launch are tried as dry runs. The checks launch nothing and leave nothing behind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,11 +1,9 @@
 """Check what a refresh needs. The checks start no machine and change nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
-from warehouse.database import Warehouse, WarehouseMissing
+from warehouse.database import Warehouse
 from warehouse.export import read_published
 from warehouse.lake import SharedWarehouse
 
@@ -83,14 +81,11 @@ def policies_of(settings: Settings) -> dict[str, Any]:
 def share_warehouse(settings: Settings) -> str:
     """Copy the rows of the home's warehouse file into the shared warehouse, and return a message.
 
-    The file is kept. Raises SettingsError if srift.toml names no shared warehouse, and
-    WarehouseMissing if there is no file to copy.
+    The file is kept. Raises SettingsError if srift.toml names no shared warehouse.
     """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):
         raise SettingsError("no warehouse is shared: add a section [shared] to srift.toml")
-    if not file.exists():
-        raise WarehouseMissing(f"there is no warehouse at {file} to copy")
     copied = shared.carry_over(file)
     rows = [f"{count} of {table}" for table, count in copied.items() if count]
     return f"copied into {shared}: {', '.join(rows) or 'nothing new'}. {file} is no longer read"

@@ -4,8 +4,6 @@ The steps run as on a host: code from an archive, installed requirements, a clea
 if namespaces are available, no network and no view of other processes.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

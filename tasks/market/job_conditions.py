@@ -1,7 +1,5 @@
 """Learn start-up, interruptions, refusals and costs of a provider's machines from launches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

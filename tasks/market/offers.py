@@ -1,7 +1,5 @@
 """Store snapshots of instance types, workloads and prices, and read the newest offers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Answer a user's question about one workload, with the champion model and the newest prices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any

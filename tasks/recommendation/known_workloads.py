@@ -1,6 +1,4 @@
-"""List what is known about each workload, and find the provider that can answer for it."""
-
-from __future__ import annotations
+"""List what is known about each workload."""
 
 from typing import Any
 
@@ -10,9 +8,9 @@ from warehouse.database import Warehouse, rows_of_query
 from warehouse.reads import workload_providers
 
 from ..data_files.public import PROVIDER as PUBLIC
-from ..data_files.public import are_waiting, public_workloads
+from ..data_files.public import public_workloads
 from ..workspace.settings import Settings, SettingsError
-from ..workspace.workspace import PROVIDERS, Workspace, known_devices
+from ..workspace.workspace import Workspace, known_devices
 
 
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, Any]]:
@@ -40,36 +38,11 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
     return found + [{"workload": name, **nothing} for name in without]
 
 
-def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str) -> tuple[str, str]:
-    """Return a pair: the provider to ask about `workload`, and a remark on this choice.
-
-    The local provider is chosen if it has rows or facts of the workload, or if no provider has any.
-    Otherwise the first other provider by name is chosen. The remark is empty if only the local
-    provider, or no provider, has data.
-
-    Raises:
-        SettingsError: if neither srift.toml nor a provider knows the workload.
-    """
-    known = workload_providers(warehouse)
-    if are_waiting(warehouse, settings):
-        known |= {(name, PUBLIC) for name in public_workloads()}
-    providers = sorted(provider for name, provider in known if name == workload)
-    if not providers and workload not in settings.workloads:
-        names = {*settings.workloads, *(name for name, _ in known)}
-        raise SettingsError(f"unknown workload {workload!r}; {nearest_names(workload, names)}")
-    local = PROVIDERS[0]
-    if providers in ([], [local]):
-        return local, ""
-    chosen = local if local in providers else providers[0]
-    return chosen, (
-        f"{workload} has data on {' and '.join(providers)}: this answer is for {chosen};"
-        " --provider chooses another"
-    )
-
-
 def unknown(workspace: Workspace, workload: str) -> SettingsError:
     """Return the error to raise for a workload about which the provider has no data."""
-    provider = workspace.provider.name
-    known = workload_providers(workspace.warehouse)
-    names = {*workspace.settings.workloads, *(name for name, where in known if where == provider)}
+    known = workload_providers(workspace.warehouse) | {(one, PUBLIC) for one in public_workloads()}
+    elsewhere = [provider for name, provider in sorted(known) if name == workload]
+    if elsewhere:
+        return SettingsError(f"{workload!r} is known on {elsewhere[0]}: add --provider")
+    names = {*workspace.settings.workloads, *(name for name, _ in known)}
     return SettingsError(f"unknown workload {workload!r}; {nearest_names(workload, names)}")

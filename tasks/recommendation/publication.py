@@ -1,7 +1,5 @@
 """Check and store a publication, and update the published files and the report page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -9,15 +7,13 @@ from typing import Any
 from models.domain.setup_table import rows_of
 from warehouse.export import export, published_rows, read_published, write_whole
 from warehouse.publication import Publication, publish
-from warehouse.reads import mart, measured_workloads, public_rows, reported
+from warehouse.reads import reported
 
-from ..data_files.public import ORIGIN, PUBLIC_IMPORT
 from ..reporting import report_page
 from ..reporting.metrics import write_metrics
 from ..reporting.progress import reporter
 from ..training.registry import Champion
 from ..workspace.locking import alone
-from ..workspace.settings import IMPORTED
 from ..workspace.workspace import Workspace, refresh_command, spends_money
 
 Row = dict[str, Any]
@@ -71,34 +67,3 @@ def _renew_page(workspace: Workspace) -> None:
         write_whole(page, report_page.draw(frames, sources))
     except Exception as error:  # the table is published even if the page fails
         reporter().say(f"note: the report page {page} could not be drawn: {error!r}")
-
-
-def after_refresh(workspace: Workspace, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Return a pair: the published rows to show after a refresh, and sentences to print with them.
-
-    On local hosts all rows of the provider are shown, without sentences. On EC2, where measuring
-    costs money, the rows of workloads without data are hidden, and a sentence names these
-    workloads. Further sentences name workloads with public or imported data and the commands for
-    them.
-    """
-    name = workspace.provider.name
-    own = [row for row in rows if row["provider"] == name]
-    if not workspace.spends_money:
-        return own, []
-    measured, public = (f(workspace.warehouse, name) for f in (measured_workloads, public_rows))
-    known = {*measured, *(row["workload"] for row in own if row["cluster"] is not None)}
-    sentences = []
-    if unknown := sorted({row["workload"] for row in own} - known):
-        sentences.append(f"never measured on {name} machines, not shown: {', '.join(unknown)}")
-    if public:
-        forget = f"`srift forget {PUBLIC_IMPORT}` leaves them out"
-        sentences.append(f"from {ORIGIN}: {', '.join(public)}; {forget}")
-    facts = mart(workspace.warehouse, "workloads", provider=name, digest=IMPORTED)
-    imported = sorted(set(facts["workload"]) - {*public, *workspace.settings.workloads})
-    if imported:
-        options = f"--provider {name} --deadline 12h --samples N --batch B"
-        command = f"`srift recommend {imported[0]} {options}`"
-        sentences.append(f"imported: {', '.join(imported)}; {command} asks about an import")
-    elif not known:
-        sentences.append(f"nothing is known of {name} machines: `srift import FILE` loads rows")
-    return [row for row in own if row["workload"] in known], sentences

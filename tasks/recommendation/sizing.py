@@ -1,7 +1,5 @@
 """Answer `srift size`: how far a workload scales, and its best batch, according to its runs."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 from typing import Any
@@ -64,13 +62,11 @@ def size(
 
 
 def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each instance type that has no scaling result or an unknown bandwidth."""
+    """Return a note for each instance type that has no scaling result."""
     scaled = {row["instance_type"] for row in scaling}
     batches = {row["instance_type"]: row["batches"] for row in unknown}
-    notes = [
+    return [
         f"{name}: no global batch is known on one machine and on several;"
-        f" measured batches: {', '.join(f'{batch:g}' for batch in batches[name][:6])}"
+        f" measured batches: {', '.join(f'{batch:g}' for batch in batches[name])}"
         for name in sorted(batches.keys() - scaled)
     ]
-    links = {row["instance_type"] for row in scaling if row.get("stated_gbps", 0) is None}
-    return notes + [f"{name}: its bandwidth is unknown" for name in sorted(links)]

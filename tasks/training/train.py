@@ -1,7 +1,5 @@
 """Fit a challenger, score it on unseen setups, and promote it if the rule agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

@@ -3,8 +3,6 @@
 Local hosts have no network, so their environments are installed before they start.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Check the disk of SRIFT_HOME, and read its SQLite files."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import sqlite3

@@ -3,8 +3,6 @@
 The kernel releases a lock when its process dies.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Convert a published recommendation into a file for another tool (`srift export`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from models.domain.suggestions import nearest_names

@@ -7,8 +7,6 @@ the goal is to minimise hours, the overlay instead replaces the price by a numbe
 the hours.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from models.domain.workload import Goal

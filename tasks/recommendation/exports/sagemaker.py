@@ -1,7 +1,5 @@
 """Export parts of requests for SageMaker training jobs: machines, environment and time limits."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Select the published rows that an export uses: the requested rank, and ranks after it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

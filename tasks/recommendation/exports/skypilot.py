@@ -1,7 +1,5 @@
 """Export a SkyPilot task that starts the recommended machines and trains on them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .selection import PORT, RankedCluster, Selection, as_comment, as_yaml, label

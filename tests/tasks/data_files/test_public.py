@@ -21,7 +21,7 @@ from tasks.data_files.public import (
     public_workloads,
 )
 from tasks.recommendation.ask import Question, answer
-from tasks.recommendation.known_workloads import known_workloads, provider_that_knows
+from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import DescribedMachines, install
 from warehouse.append import note_workloads
 from warehouse.reads import knows_import, mart, measured_workloads
@@ -53,7 +53,6 @@ def counted(here):
 
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here):
-    assert provider_that_knows(here.warehouse, here.settings, NAME)[0] == "ec2"
     assert not knows_import(here.warehouse, PUBLIC_IMPORT)
     assert load_public(here, NOON) == 4853 and load_public(here, NOON) == 0
     known = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}

@@ -3,8 +3,7 @@
 import pytest
 
 from tasks.data_files.imports import ImportFiles, import_measurements
-from tasks.recommendation.known_workloads import known_workloads, provider_that_knows
-from tasks.workspace.settings import SettingsError
+from tasks.recommendation.known_workloads import known_workloads, unknown
 from tests.installed import NOON, install
 from tests.warehouse.builders import body, setup
 from warehouse.append import append_records, note_instance_types, note_workloads
@@ -67,12 +66,5 @@ def test_nothing_is_known_before_the_first_refresh_and_nothing_is_made(tmp_path)
     assert not here.warehouse.path.exists()
 
 
-def test_the_provider_that_knows_the_workload_is_asked(here):
-    def asked(workload):
-        return provider_that_knows(here.warehouse, here.settings, workload)
-
-    assert asked("conv") == ("local", "")
-    assert [asked(name)[0] for name in ("vit", "facts-only", "both")] == ["ec2", "ec2", "local"]
-    assert "--provider" in asked("both")[1]
-    with pytest.raises(SettingsError, match="'vit'"):
-        asked("vitt")
+def test_another_provider_or_the_nearest_name_is_named(here):
+    assert "ec2" in str(unknown(here, "vit")) and "'vit'" in str(unknown(here, "vitt"))
