@@ -243,10 +243,3 @@ def test_facts_of_two_imports_count_until_both_are_forgotten(warehouse):
     ids = [load(warehouse, "", text).import_id for text in (FACTS, FACTS + "big,20,80,\n")]
     assert forget_import(warehouse, ids[0], NOON).facts == 0
     assert forget_import(warehouse, ids[1], NOON).facts == 2
-
-
-def test_a_corrected_run_counts_once_the_first_is_forgotten(warehouse):
-    ids = [load(warehouse, row(run_id="r", step_s=step_s)).import_id for step_s in (0.5, 0.6)]
-    assert runs(warehouse).step_s.tolist() == [0.5]
-    forget_import(warehouse, ids[0], NOON)
-    assert runs(warehouse).step_s.tolist() == [0.6]

@@ -95,12 +95,3 @@ def test_ones_own_rows_or_code_take_their_place(here):
         note_workloads(connection, code, provider="ec2", noted_at=NOON)
     assert NAME not in measured_workloads(here.warehouse, "ec2")
     assert mart(here.warehouse, "workloads", workload=NAME)["parameters"].isna().all()
-
-
-def test_ones_own_facts_come_first(here, tmp_path):
-    file = tmp_path / "facts.csv"
-    file.write_text(f"workload,parameters,gradient_bytes\n{NAME},25557032,102228128\n")
-    import_measurements(here.warehouse, ImportFiles(workloads=file), NOON)
-    load_public(here, NOON)
-    facts = mart(here.warehouse, "workloads", provider="ec2", workload=NAME)
-    assert facts["parameters"].tolist() == [25557032]

@@ -81,15 +81,6 @@ def test_without_an_answer_the_package_counts_until_there_is_a_snapshot(tmp_path
     assert "2 offers" not in prices.snapshot_offers(here, "refresh-2", NOON)
 
 
-def test_the_provider_s_prices_are_never_replaced_by_older_prices_of_the_package(tmp_path):
-    machines = WithPackage()
-    here = noted(tmp_path, machines, snapshot=True)
-    machines.down = "expired"
-    assert "expired" in prices.snapshot_offers(here, "refresh-2", NOON + timedelta(hours=1))
-    for found in (prices.current_offers(here), prices.offers_now(here, NOON)):
-        assert {one.price_as_of for one in found} == {NOON}
-
-
 def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path):
     class Forgetful(WithPackage):
         def instance_types(self):

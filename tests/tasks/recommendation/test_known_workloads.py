@@ -5,8 +5,6 @@ import pytest
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.recommendation.known_workloads import known_workloads, unknown
 from tests.installed import NOON, install
-from tests.warehouse.builders import body, setup
-from warehouse.append import append_records, note_instance_types, note_workloads
 
 ROWS = """workload,provider,cluster,batch_per_device,step_s,precision,measured_at
 vit,ec2,1xg5.xlarge,16,0.5,fp32,2026-01-02
@@ -43,27 +41,6 @@ def test_rows_devices_and_facts_are_listed_by_provider(here):
     sizes = [facts[name] for name in ("parameters", "gradient_bytes", "flops_per_sample")]
     assert sizes == [10, 40, 1e9] and (facts["devices"], facts["imported_rows"]) == ([], 0)
     assert found["conv", ""]["in_settings"] and not vit["in_settings"]
-
-
-def test_measured_rows_are_not_imported_rows(here):
-    with here.warehouse.transact() as connection:
-        noted = [{"workload": "conv", "digest": "w1"}]
-        note_workloads(connection, noted, provider="local", noted_at=NOON)
-        sizes = ("cores", "memory_gib", "bandwidth_gbps", "device_memory_gib")
-        small = {"provider": "local", "name": "small", "digest": "s1", "devices": 1}
-        small |= dict.fromkeys(sizes, 1.0) | {"device": "cpu", "device_tflops": None}
-        note_instance_types(connection, [small], noted_at=NOON)
-        runs = [body(f"run{b}", of=setup(workload="conv", batch_per_device=b)) for b in ("8", "16")]
-        append_records(connection, runs, refresh_id="r", loaded_at=NOON)
-    conv = known(here)["conv", "local"]
-    assert (conv["measured_rows"], conv["imported_rows"], conv["devices"]) == (2, 0, ["cpu"])
-
-
-def test_nothing_is_known_before_the_first_refresh_and_nothing_is_made(tmp_path):
-    here = install(tmp_path)
-    here.warehouse.path.unlink()
-    assert set(known(here)) == {("conv", ""), ("lm", "")}
-    assert not here.warehouse.path.exists()
 
 
 def test_another_provider_or_the_nearest_name_is_named(here):

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import pandas as pd
-import pytest
 
 from models.domain.workload import Goal, Mode, Workload
 from models.step_time.model import fit
@@ -143,15 +142,3 @@ def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path):
     for p_required in (0.9, None):
         hopeless = pilots_of(here, model(), new_workload(hours=0.01, p_required=p_required))
         assert not hopeless["runs"] and hopeless["settled"] is None and hopeless["reason"]
-
-
-@pytest.mark.parametrize(("flops", "peak"), [(None, True), (1.5e10, False)])
-def test_without_a_guess_no_pilots_are_named(tmp_path, flops, peak):
-    known = model().model
-    if not peak:
-        alone = replace(known.facts.alone, sheets={})
-        known = replace(known, facts=replace(known.facts, alone=alone))
-    asked_of = Champion(version=1, model=known)
-    found = pilots_of(home(tmp_path, flops=flops), asked_of, new_workload())
-    assert (found["settled"], found["regret"], found["runs"]) == (None, None, [])
-    assert found["reason"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import cache
 
 import pandas as pd
@@ -115,17 +114,6 @@ def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_la
             assert ("srift import" in row["reason"]) is not spends
 
 
-def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here):
-    offers = here.provider.offers(NOON)
-    day = {one.instance_type.name: NOON - timedelta(days=at) for at, one in enumerate(offers)}
-    offers = [replace(one, price_as_of=day[one.instance_type.name]) for one in offers]
-    rows = rows_of(here, offers, asked=champion())
-    assert len({row["price_as_of"] for row in rows}) > 1
-    for row in rows:
-        assert row["price_as_of"] == min(day[one["instance_type"]] for one in row["cluster_offers"])
-    assert {row["price_as_of"] for row in rows_of(here, offers)} == {min(day.values())}
-
-
 @dataclass
 class Scored(DescribedMachines):
     """Machines with a placement score; after `patience` questions nobody answers."""
@@ -149,15 +137,6 @@ def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path):
         count = sum(one["count"] for one in spot)
         assert row["placement_score"] == (10 - count if single else None)
     assert len(machines.asked) == len(set(machines.asked)) <= recommend.MOST_SCORES
-
-
-@pytest.mark.parametrize(("patience", "most", "asked"), [(1, 20, 2), (1000, 1, 1)])
-def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, patience, most, asked):
-    monkeypatch.setattr(recommend, "MOST_SCORES", most)
-    machines = Scored(patience=patience)
-    rows = rows_of(install(tmp_path, provider=machines), asked=champion())
-    assert len(machines.asked) == asked
-    assert {row["placement_score"] for row in rows} > {None}
 
 
 def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(here):

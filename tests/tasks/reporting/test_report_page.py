@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import sync_playwright
 
 from tasks.reporting import report_page
 from tests.flows.visitors import CHROMIUM, QUIET
@@ -132,21 +132,3 @@ def test_the_page_works_in_a_browser(used):
             found = Axe().run(page).response["violations"]
             grave = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
             assert grave == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
-def test_the_table_is_filtered_sorted_and_unfolded(used):
-    with opened(used) as page:
-        count, first = page.locator("#count"), page.locator("#recommendations tbody:visible")
-        expect(count).to_have_text("3 first choices, 4 rivals")
-        page.locator("#recommendations").get_by_label("Workload").select_option("lm")
-        expect(count).to_have_text("1 of 3 first choices, 2 rivals")
-        assert page.locator("tr.rival:visible").count() == 0
-        page.locator(".fold:visible").first.press("Enter")
-        assert page.locator("tr.rival:visible").count() == 2
-        page.locator("#recommendations").get_by_label("Workload").select_option("")
-        for order in ("ascending", "descending"):
-            page.get_by_role("button", name="hours").press("Enter")
-            assert page.locator("th[aria-sort]").get_attribute("aria-sort") == order
-            expect(first.last).to_contain_text("infeasible")

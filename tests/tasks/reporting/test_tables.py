@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from models.campaign.campaign import PlannedLaunch
-from models.domain.cluster import Cluster
 from tasks.reporting import tables as printing
-from tests.installed import NOON, DescribedMachines
+from tests.installed import NOON
 from tests.warehouse.builders import offered, recommendation
 
 Rows = list[dict[str, Any]]
@@ -80,17 +78,6 @@ def test_the_frontier_and_pilots(printed):
     assert "64%" in printed([row() | {"pilots": pilots}])
     for settled, word in ((True, "settled"), (None, "open")):
         assert word in printed([row() | {"pilots": pilots | {"settled": settled, "runs": []}}])
-
-
-def test_launches_add_up(capsys):
-    offer = DescribedMachines().offers(NOON)[0]
-    launch = PlannedLaunch(
-        cluster=Cluster.of((2, offer)), items=(), est_s=10.0, est_usd=0.25, reason="two [profiles]"
-    )
-    rows = printing.launches_as_rows([launch] * 2)
-    printing.print_launches([row | {"said": [], "worst_usd": None} for row in rows])
-    shown = capsys.readouterr().out
-    assert "2xs.small" in shown and "two [profiles]" in shown and "$0.5000" in shown
 
 
 def test_imports_offers_and_workloads(capsys):
