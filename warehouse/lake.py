@@ -232,7 +232,7 @@ class _Session:
         with self._making_views:
             if self._has_views:
                 return
-            with self.cursor(_TABLES_FIRST) as connection:
+            with self.cursor(_TABLES_FIRST) as connection, transaction(connection):
                 create_tables(connection, str(warehouse))
             with self.cursor(_VIEWS_FIRST) as connection, transaction(connection):
                 create_views(connection)

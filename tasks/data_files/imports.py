@@ -218,7 +218,7 @@ def _judge(
     ]
     problems = sentences(path, implausible(connection, peaks, workloads))
     if problems:
-        raise ImportRefused(path, problems, hint="If the rows are right, load them with --force")
+        raise ImportRefused(path, ["--force loads these rows, if they are right", *problems])
 
 
 def load_public(workspace: Workspace, now: datetime) -> int:

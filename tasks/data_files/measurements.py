@@ -43,10 +43,10 @@ class ImportRefused(Exception):
 
     exit_code = 1
 
-    def __init__(self, path: Path, problems: Sequence[str], *, hint: str = "") -> None:
+    def __init__(self, path: Path, problems: Sequence[str]) -> None:
         self.problems = list(problems)
         lines = [f"{path} was refused, and nothing of it was loaded:", *self.problems[:_SHOWN]]
-        super().__init__("\n  ".join(lines) + (f"\n{hint}" if hint else ""))
+        super().__init__("\n  ".join(lines))
 
 
 def _whole(value: Any) -> Any:

@@ -226,8 +226,6 @@ def test_the_row_is_selected_by_goal_provider_and_rank():
             selected(among, **options)
     with pytest.raises(SettingsError):
         select(UNIFORM, "resnet5", NOW)
-    with pytest.raises(SettingsError):
-        export(selected(UNIFORM), "skypilots")
     never = row(1, "1xg4dn.xlarge", 1.0) | {"status": "infeasible", "cluster": None}
     with pytest.raises(ExportRefused):
         selected([never])
