@@ -95,3 +95,12 @@ def test_ones_own_rows_or_code_take_their_place(here):
         note_workloads(connection, code, provider="ec2", noted_at=NOON)
     assert NAME not in measured_workloads(here.warehouse, "ec2")
     assert mart(here.warehouse, "workloads", workload=NAME)["parameters"].isna().all()
+
+
+def test_an_import_of_the_same_rows_counts_none_twice(here):
+    load_public(here, NOON)
+    own(here, pd.read_parquet(MEASUREMENTS).to_csv(index=False))
+    assert counted(here) == (992, 0)
+    own(here, ROW)
+    forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
+    assert counted(here) == (993, 0)

@@ -159,3 +159,9 @@ def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(aws, tmp_
     policies = json.loads(CliRunner().invoke(app, ["doctor", "--print-policies"]).stdout)
     assert "arn:aws:s3:::mailbox/srift/code/*" in json.dumps(policies["node-policy"])
     assert "arn:aws:iam::999988887777:role/srift-node" in json.dumps(policies["controller-policy"])
+
+
+def test_a_quota_that_cannot_be_read_is_a_note(aws, examined):
+    action = "servicequotas:GetServiceQuota"
+    aws.faults = [Fault(action=action, code="AccessDeniedException", times=9)]
+    assert examined() == {}

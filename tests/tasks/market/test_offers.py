@@ -175,3 +175,12 @@ def test_offers_are_listed_in_order_with_unknown_prices_last(here):
     assert [(row["instance_type"], row["market"]) for row in found] == [("s.whole", "spot")]
     with pytest.raises(ProviderError, match="hole"):
         prices.listed(here, (("instance_type", "s.hole"),))
+
+
+def test_the_provider_s_prices_are_never_replaced_by_older_prices_of_the_package(tmp_path):
+    machines = WithPackage()
+    here = noted(tmp_path, machines, snapshot=True)
+    machines.down = "expired"
+    assert "expired" in prices.snapshot_offers(here, "refresh-2", NOON + timedelta(hours=1))
+    for found in (prices.current_offers(here), prices.offers_now(here, NOON)):
+        assert {one.price_as_of for one in found} == {NOON}

@@ -173,6 +173,12 @@ def test_karpenters_lowest_price_is_the_cheapest_job_at_any_prices():
         assert adjusted[0] == pytest.approx(adjusted[1])
 
 
+def test_karpenter_prices_by_hours_for_fastest():
+    found = document([one | {"goal": "fastest"} for one in UNIFORM], "karpenter")
+    prices = [float(one["spec"]["price"]) for one in found if one["kind"] == "NodeOverlay"]
+    assert prices[1] / prices[0] == pytest.approx(2.4, rel=1e-3)
+
+
 def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")

@@ -142,3 +142,21 @@ def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path):
     for p_required in (0.9, None):
         hopeless = pilots_of(here, model(), new_workload(hours=0.01, p_required=p_required))
         assert not hopeless["runs"] and hopeless["settled"] is None and hopeless["reason"]
+
+
+class DearSpot(DescribedMachines):
+    """Without an AWS account list prices are known and spot prices are not."""
+
+    def offers(self, now):
+        return [
+            one if one.market == "on-demand" else replace(one, usd_per_hour=None)
+            for one in super().offers(now)
+        ]
+
+
+def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
+    here = install(tmp_path, "conv", "new_workload", provider=DearSpot())
+    assert here.settings.campaign.market == "spot"
+    found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE))
+    assert found["runs"]
+    assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])

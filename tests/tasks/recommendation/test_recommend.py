@@ -161,3 +161,12 @@ def test_a_strategy_without_proof_of_learning_is_vetoed(here):
     case = case_of(here, modes=(Mode(), sparse))
     supply = supply_of(here, case.workload, case.known, case.experience.conditions)
     assert list(supply.vetoes) == [sparse]
+
+
+@pytest.mark.parametrize(("patience", "most", "asked"), [(1, 20, 2), (1000, 1, 1)])
+def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, patience, most, asked):
+    monkeypatch.setattr(recommend, "MOST_SCORES", most)
+    machines = Scored(patience=patience)
+    rows = rows_of(install(tmp_path, provider=machines), asked=champion())
+    assert len(machines.asked) == asked
+    assert {row["placement_score"] for row in rows} > {None}

@@ -54,3 +54,10 @@ def test_the_server_obeys_this_process_alone_and_ends_with_it(tmp_path):
             assert secret.get_secret_value() not in " ".join(server.cmdline())
             assert secret.get_secret_value() not in os.environ.values()
         assert not server.is_running()
+
+
+def test_a_server_that_the_operator_names_is_used(monkeypatch):
+    monkeypatch.setattr(prefect_server.subprocess, "Popen", lambda *_, **__: pytest.fail())
+    url = "http://127.0.0.1:4200/api"
+    with temporary_settings({PREFECT_API_URL: url}), prefect_server.own_server():
+        assert get_current_settings().api.url == url
