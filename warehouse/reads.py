@@ -124,7 +124,7 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 
 
 def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the drifts that exist now: the rows of the mart `drift` in which `drifting` is true."""
+    """Return the rows of the mart `drift` that are drifting now."""
     return mart(warehouse, "drift", provider=provider, drifting=True)
 
 
@@ -143,7 +143,7 @@ def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
 
 
 def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
-    """Return the marts machines, refusals, checkpoints, compilations and restarts, in this order."""
+    """Return the marts machines, refusals, checkpoints, compilations and restarts in this order."""
     names = ("machines", "refusals", "checkpoints", "compilations", "restarts")
     with warehouse.read() as connection:
         return tuple(select(connection, name, {"provider": provider}) for name in names)

@@ -18,7 +18,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Reporter:
-    """Writes lines to standard error, and on a terminal the current step of a campaign below them."""
+    """Writes lines to standard error, and on a terminal the current step of a campaign."""
 
     _runs = 0
 

@@ -381,7 +381,7 @@ _LEASES = """
 
 
 def print_workloads(known: Sequence[Row]) -> None:
-    """Print one line per workload and provider. The provider of a workload without data is empty."""
+    """Print one line per workload and provider (empty for a workload without data)."""
     columns = """
         workload: {workload}
         provider: {provider}
