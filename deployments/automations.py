@@ -6,8 +6,6 @@ drifts on new runs, or 80 % of a month's dollars are spent or held.
 `--notify` names a notification block of the Prefect server as `type/name` (`prefect block ls`).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from datetime import timedelta
@@ -57,8 +55,7 @@ def overdue(block: Any, deployment: str) -> AutomationCore:
 
     block: id of the notification block.
     """
-    hours = OVERDUE.total_seconds() / 3600
-    body = f"{deployment} did not complete within {hours:.0f} hours; `srift status` says more."
+    body = f"{deployment} did not complete within {OVERDUE}; `srift status` says more."
     return AutomationCore(
         name=f"srift: {deployment} did not complete",
         trigger=EventTrigger(
@@ -71,10 +68,12 @@ def overdue(block: Any, deployment: str) -> AutomationCore:
             threshold=1,
             within=OVERDUE,
         ),
-        actions=[
-            SendNotification(block_document_id=block, subject="Srift: no fresh table", body=body)
-        ],
+        actions=[_notify(block, "Srift: no fresh table", body)],
     )
+
+
+def _notify(block: Any, subject: str, body: str) -> SendNotification:
+    return SendNotification(block_document_id=block, subject=subject, body=body)
 
 
 def announced(block: Any, event: str, subject: str) -> AutomationCore:
@@ -88,11 +87,7 @@ def announced(block: Any, event: str, subject: str) -> AutomationCore:
             threshold=1,
             within=timedelta(0),
         ),
-        actions=[
-            SendNotification(
-                block_document_id=block, subject=subject, body="{{ event.payload.said }}"
-            )
-        ],
+        actions=[_notify(block, subject, "{{ event.payload.said }}")],
     )
 
 
@@ -107,21 +102,16 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
     """Install the automations that notify, and return their names.
 
-    A refresh without an active schedule gets no alarm, and its old alarm is removed. Raises
-    ObjectNotFound if the block `notify` does not exist.
+    A refresh without an active schedule gets no alarm. Raises ObjectNotFound if the block `notify`
+    does not exist.
     """
     kind, _, name = notify.partition("/")
     block = client.read_block_document_by_name(name=name, block_type_slug=kind).id
     wanted = [announced(block, event, subject) for event, subject in SUBJECTS.items()]
     for one in client.read_deployments():
-        if one.entrypoint != "flows.refresh.refresh":
-            continue
-        alarm = overdue(block, one.name)
-        if any(schedule.active for schedule in one.schedules):
-            wanted.append(alarm)
-        else:
-            for old in client.read_automations_by_name(alarm.name):
-                client.delete_automation(old.id)
+        scheduled = any(schedule.active for schedule in one.schedules)
+        if scheduled and one.entrypoint == "flows.refresh.refresh":
+            wanted.append(overdue(block, one.name))
     for automation in wanted:
         put(client, automation)
     return [one.name for one in wanted]

@@ -1,7 +1,5 @@
 """Start and end the processes of `make up`."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +8,8 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+
+GRACE_S = 30.0  # time for a run to release its machines and load its records
 
 
 class UpError(Exception):
@@ -49,11 +49,10 @@ class Child:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
             raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
 
-    def end(self, *, grace_s: float) -> int:
-        """Terminate the process and its flow runs.
+    def end(self) -> int:
+        """Terminate the process and its flow runs, and kill those that remain after GRACE_S.
 
-        Returns the number of descendant processes that had to be killed.
-        grace_s: seconds to wait before the remaining processes are killed. Flow runs are terminated
+        Returns the number of descendant processes that had to be killed. Flow runs are terminated
         too, because they have separate process groups and a worker waits for them.
         """
         try:
@@ -65,7 +64,7 @@ class Child:
             with suppress(psutil.NoSuchProcess):
                 if one == first or "prefect." in " ".join(one.cmdline()):
                     one.terminate()
-        _, left = psutil.wait_procs(family, timeout=grace_s)
+        _, left = psutil.wait_procs(family, timeout=GRACE_S)
         for one in left:
             with suppress(psutil.NoSuchProcess):
                 one.kill()

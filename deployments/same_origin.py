@@ -3,8 +3,6 @@
 MLflow's authentication alone trusts every page of localhost.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from flask import make_response, request

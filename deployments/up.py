@@ -3,8 +3,6 @@
 All state is in SRIFT_HOME. Both servers require the credential that is stored there.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets
@@ -17,17 +15,14 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import yaml
 from automations import put, without_heartbeat
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Crashed
 
-from models.domain.suggestions import nearest_names
 from processes import Child, UpError
 from tasks.workspace.credential import FILE, USER, make_credential
 from tasks.workspace.home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
@@ -39,24 +34,12 @@ HOST = "127.0.0.1"
 FOLDER = Path(__file__).resolve().parent
 PREFECT_FILE = FOLDER / "prefect.yaml"
 BIN = Path(sys.executable).parent
-SERVER_GRACE_S = 10.0
-RUN_GRACE_S = 30.0  # time for a run to release its machines and load its records
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AUTH_INI = """[mlflow]
 default_permission = READ
 database_uri = sqlite:///{database}
 authorization_function = same_origin:authenticate
 """
-
-
-class Stop(BaseException):
-    """Raised by Ctrl-C, SIGTERM, or a closed terminal."""
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    for one in SIGNALS:
-        signal.signal(one, signal.SIG_IGN)  # a second signal must not interrupt the shutdown
-    raise Stop
 
 
 say = partial(print, flush=True)
@@ -77,7 +60,6 @@ class Service:
         # Prefect's folder in /tmp may belong to another user.
         scratch = self.home / "tmp"
         scratch.mkdir(exist_ok=True)
-        path = os.environ.get("PATH", os.defpath)
         self.env = {
             **os.environ,
             "SRIFT_ROOT": str(settings.root),
@@ -91,7 +73,7 @@ class Service:
             "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
             "DO_NOT_TRACK": "1",
             "MLFLOW_DISABLE_TELEMETRY": "true",
-            "PATH": f"{BIN}{os.pathsep}{path}",
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }
 
     def spawn(self, name: str, *line: str, **env: str) -> Child:
@@ -166,12 +148,12 @@ class Service:
         put(client, without_heartbeat())
 
     def end(self) -> None:
-        killed = 0
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the shutdown
         for child in reversed(self.children):
             say(f"ending {child.name}")
-            killed += child.end(grace_s=RUN_GRACE_S if child.name == "worker" else SERVER_GRACE_S)
-        if killed:
-            say(f"{killed} processes were killed; run `srift reap` to end their machines")
+            if killed := child.end():
+                say(f"{killed} processes were killed; run `srift reap` to end their machines")
 
 
 def settle(client: SyncPrefectClient) -> None:
@@ -194,7 +176,7 @@ def _in_state(*types: str, **more: Any) -> FlowRunFilter:
 
 
 @contextmanager
-def serving(service: Service, prefect_file: Path) -> Iterator[SyncPrefectClient]:
+def serving(service: Service, prefect_file: Path) -> Iterator[None]:
     """Start the servers and the worker. End them after the block in reverse order.
 
     Raises UpError if a process does not start.
@@ -213,7 +195,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[SyncPrefectClient]
             settle(client)
             service.spawn("worker", "prefect", "worker", "start", "--pool", POOL)
             service.wait(pages)
-            yield client
+            yield
     finally:
         service.end()
 
@@ -224,38 +206,27 @@ def main(words: list[str]) -> int:
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N")
     parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N")
     parser.add_argument("--prefect-file", type=Path, default=PREFECT_FILE, metavar="FILE")
-    parser.add_argument(
-        "--fire", metavar="NAME", action="append", default=[], help="run this deployment now, too"
-    )
     options = parser.parse_args(words)
     try:
-        written = yaml.safe_load(options.prefect_file.read_text())["deployments"]
-        flows = {one["name"]: one["entrypoint"].rpartition(".")[2] for one in written}
-        for name in options.fire:
-            if name not in flows:
-                raise UpError(f"no deployment {name!r}; {nearest_names(name, flows)}")
         settings = load_settings()
         settings.set_server_variables()
         service = Service(settings, prefect=options.prefect_port, mlflow=options.mlflow_port)
-    except (UpError, SettingsError, OSError) as error:
+    except (SettingsError, OSError) as error:
         print(f"make up: {error}", file=sys.stderr)
         return 2
-    for one in SIGNALS:
-        signal.signal(one, stop)
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)
     try:
-        with serving(service, options.prefect_file.resolve()) as client:
+        with serving(service, options.prefect_file.resolve()):
             say(f"Prefect  {service.api.removesuffix('/api')}")
             say(f"MLflow   http://{HOST}:{options.mlflow_port}")
             say(f"log in   with {USER}:PASSWORD of {service.home / FILE}")
-            for name in options.fire:
-                fired = client.read_deployment_by_name(f"{flows[name]}/{name}")
-                client.create_flow_run_from_deployment(fired.id)
             say("Ctrl-C ends the servers and the worker.")
             while True:
                 for child in service.children:
                     child.check()
                 time.sleep(1.0)
-    except Stop:
+    except KeyboardInterrupt:
         say("ended")
         return 0
     except (UpError, OSError) as error:

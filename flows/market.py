@@ -1,7 +1,5 @@
 """Store current instance types and prices. The scheduled flow also publishes a new table."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from prefect import flow, task
@@ -16,16 +14,10 @@ take_offers = task(retries=2, retry_delay_seconds=10)(snapshot_offers)
 
 
 @flow(name="market", log_prints=True)
-def market(
-    provider: str = "local",
-    refresh_id: str | None = None,
-    republish: bool = True,
-    buying: bool = False,
-) -> str:
+def market(provider: str = "local", refresh_id: str | None = None, republish: bool = True) -> str:
     """Store the current offers and return a summary.
 
     republish: also publish a table with the new prices.
-    buying: add the provider's launch limits to the summary.
     """
     now = datetime.now(UTC)
     workspace = open_workspace(provider)
@@ -33,7 +25,7 @@ def market(
     workspace = with_public_workloads(workspace)
     refresh_id = refresh_id or new_refresh_id(now)
     note_definitions(workspace, now)
-    summary = take_offers(workspace, refresh_id, now, buying=buying)
+    summary = take_offers(workspace, refresh_id, now)
     reporter().say(summary)
     if republish:
         publish(provider, refresh_id)

@@ -1,7 +1,5 @@
 """Measure under a dollar cap: buy one launch after another and load its records."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -80,7 +78,7 @@ def measure_named(
         for limit in workspace.provider.limits():
             reporter().say(f"note: {limit}")
         reap(provider)
-        market(provider, refresh_id, republish=False, buying=True)
+        market(provider, refresh_id, republish=False)
         refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:

@@ -1,7 +1,5 @@
 """Recommend a cluster for every workload and goal, and publish the table."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from prefect import flow, task

@@ -1,7 +1,5 @@
 """End machines that outlived their deadline or controller, and load their records."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from prefect import flow, task

@@ -1,7 +1,5 @@
 """Run market, measure, retrain and publish under one refresh id. This flow has a schedule."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +16,7 @@ from tasks.data_files.imports import load_public
 from tasks.data_files.public import PROVIDER
 from tasks.doctor.report import refuse_unless_well
 from tasks.providers.base import NotSwept
-from tasks.reporting.progress import reporter, seconds_listed
+from tasks.reporting.progress import reporter
 from tasks.workspace.locking import Busy, patience_s, refresh_lock, store_timings
 from tasks.workspace.workspace import (
     Workspace,
@@ -52,15 +50,15 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
     """Run the phases of a refresh in order, and store their seconds. The caller holds the lock."""
-    provider, buying = workspace.provider.name, max_usd != 0
+    provider = workspace.provider.name
     clock = time.monotonic()
-    if buying:
+    if max_usd != 0:
         for limit in workspace.provider.limits():
             reporter().say(f"note: {limit}")
     _reap(provider, max_usd)
     if provider == PROVIDER:
         load_public(workspace, datetime.now(UTC))
-    market(provider, refresh_id, republish=False, buying=buying)
+    market(provider, refresh_id, republish=False)
     before_s = time.monotonic() - clock
     measured = measure(refresh_id, provider, max_usd)
     clock = time.monotonic()
@@ -75,7 +73,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
         workspace.warehouse.back_up()
     except DiskFull as error:  # the table is published, and the previous backup stays
         reporter().say(f"note: {error}")
-    reporter().say(f"seconds: {seconds_listed(seconds)}")
+    reporter().say(", ".join(f"{phase} {spent:.1f} s" for phase, spent in seconds.items()))
     return {
         "refresh_id": refresh_id,
         "measured": measured,

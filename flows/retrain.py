@@ -1,7 +1,5 @@
 """Judge published promises and drift, then fit a challenger and promote or refuse it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from prefect import flow, task
@@ -12,7 +10,7 @@ from tasks.reporting.progress import DRIFTED, PROMOTION_REFUSED, announce, repor
 from tasks.training.registry import load_champion
 from tasks.training.train import challenge, register
 from tasks.workspace.workspace import open_workspace
-from warehouse.reads import LEARNED, counted_runs, training_frames
+from warehouse.reads import LEARNED, measured_workloads, training_frames
 
 judge = task(judge_promises)
 find_drift = task(note_drift)
@@ -38,7 +36,7 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
         announce(DRIFTED, f"model.{provider}", drift)
     for slow in find_slow_runs(workspace, champion, refresh_id, now):
         reporter().say(slow)
-    counted = counted_runs(workspace.warehouse, provider)
+    counted = sum(measured_workloads(workspace.warehouse, provider).values())
     if counted > len(frames["runs"]):
         reporter().say(
             f"the model learns from {len(frames['runs']):,} of {counted:,} runs: {LEARNED}"

@@ -1,7 +1,5 @@
 """Map a function over values as Prefect tasks, on threads or on the Dask cluster of srift.toml."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from typing import Any

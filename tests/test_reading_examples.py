@@ -51,9 +51,3 @@ def test_the_table_is_read_from_a_bucket(published, s3):
         s3.upload_file(str(file), "company", f"srift/{file.name}")
     text = printed(EXAMPLES / "from_s3.py", "s3://company/srift")
     assert "conv" in text and "s.small" in text
-
-
-def test_the_model_in_force_answers_a_program_that_has_only_mlflow():
-    said = printed(EXAMPLES / "predict.py", furnished() / HOME, "conv", "1xs.small", "2xs.small")
-    assert [line.partition(":")[0] for line in said.splitlines()] == ["1xs.small", "2xs.small"]
-    assert "s a step (" in said

@@ -5,8 +5,6 @@ transaction (`Warehouse.transact`). All public functions except `note_import` an
 the number of new rows. Times are stored in UTC.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -53,10 +51,7 @@ def append_records(
         f"try_cast(body {'->>' if kind == 'VARCHAR' else '->'} '$.{name}' as {kind}) as {name}"
         for name, kind in types.items()
     )
-    try:
-        return insert(connection, "raw_runs", list(types), f"select {values} from texts")
-    finally:
-        connection.unregister("texts")
+    return insert(connection, "raw_runs", list(types), f"select {values} from texts")
 
 
 def _run(body: Row) -> dict[str, Any]:
@@ -67,10 +62,8 @@ def _run(body: Row) -> dict[str, Any]:
     setup, values, devices = body["setup"], body.get("values") or {}, body.get("devices") or ()
     ended = body.get("ended_unix")
     row = {**(body.get("item") or {}), **values, **setup, **body}
-    row |= {
-        name: body.get(name) or setup.get(name) or "" for name in ("workload_digest", "workload")
-    }
-    row |= {name: body.get(name) or "" for name in ("reason", "cause")}
+    for name in ("workload_digest", "workload", "reason", "cause"):
+        row[name] = body.get(name) or setup.get(name) or ""
     row["told_by"] = "node" if "attempt" in body else "controller"
     row["losses"] = values.get("losses")
     row["lost_unix"] = [loss["lost_unix"] for loss in setup.get("losses") or ()]
@@ -158,15 +151,12 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
         return 0
     known = connection.execute(f"select * from {table} limit 0").to_arrow_table().schema
     given = {key for row in rows for key in row}
-    if given - set(known.names):
-        raise ValueError(f"{table} has no column {', '.join(sorted(given - set(known.names)))}")
+    if unknown := given - set(known.names):
+        raise ValueError(f"{table} has no column {', '.join(sorted(unknown))}")
     schema = pa.schema([field for field in known if field.name in given])
     plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
     connection.register("incoming", pa.Table.from_pylist(plain, schema=schema))
-    try:
-        return insert(connection, table, schema.names, chosen)
-    finally:
-        connection.unregister("incoming")
+    return insert(connection, table, schema.names, chosen)
 
 
 def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
@@ -175,7 +165,6 @@ def insert(connection: Connection, table: str, columns: Sequence[str], chosen: s
     columns: names of the result's columns.
     A row is skipped if its key is already stored or occurs earlier in the result.
     """
-    known = _columns(connection, table)
     keys = ", ".join(f'"{key}"' for key in _KEYS.get(table, ()))
     names = ", ".join(f'"{name}"' for name in columns)
     query = f"select {names}, row_number() over () as append_order from ({chosen})"
@@ -185,7 +174,7 @@ def insert(connection: Connection, table: str, columns: Sequence[str], chosen: s
             qualify row_number() over (partition by {keys} order by append_order) = 1
         """
     order = ""
-    if "noted_order" in known:
+    if "noted_order" in _columns(connection, table):
         order = (
             f", append_order + (select coalesce(max(noted_order), 0) from {table}) as noted_order"
         )

@@ -2,9 +2,9 @@
 
 WarehouseError
 +-- WarehouseBusy        another process or thread holds the file
-+-- WarehouseMissing     there is nothing to read yet
++-- WarehouseMissing     there is no backup or published copy
 +-- WarehouseDamaged     the file cannot be read: `srift restore`
-+-- DiskFull, HomeReadOnly
++-- DiskFull
 +-- PublicationRefused   a check found rows that must not be published (publication.py)
 """
 
@@ -42,14 +42,11 @@ _SOURCE = re.compile(r"\b(?:from|join)\s+(\w+)")
 # DuckDB has no error classes for these causes; only the messages differ.
 _LOCKED = "Could not set lock on file"
 _FULL = re.compile("No space left on device|Disk quota exceeded|[Oo]ut of disk")
-_READ_ONLY = re.compile("Read-only file system|Permission denied")
+_REPLAY = "replaying WAL"
 _DAMAGED = re.compile(
-    "not a valid DuckDB database|[Cc]orrupt|checksum|replaying WAL"
-    "|Could not read (?:enough|all|from)"
+    f"not a valid DuckDB database|[Cc]orrupt|checksum|{_REPLAY}|Could not read (?:enough|all|from)"
 )
 _INSIDE_DUCKDB = (duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
-# `explained` removes quoted names and paths first, because they may contain any of these words.
-_QUOTED = re.compile(r'"[^"]*"|(?<!\w)\'[^\']*\'(?!\w)|\S*/\S*')
 
 
 class WarehouseError(Exception):
@@ -67,10 +64,6 @@ class WarehouseMissing(WarehouseError):
 
 
 class DiskFull(WarehouseError):
-    pass
-
-
-class HomeReadOnly(WarehouseError):
     pass
 
 
@@ -130,22 +123,10 @@ class Warehouse:
     def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield a read-only connection.
 
-        Raises WarehouseMissing if there is no warehouse, and WarehouseBusy if another process or
-        thread uses the file.
-        """
-        if not self.exists():
-            raise WarehouseMissing(f"there is no warehouse at {self} yet: run `srift refresh`")
-        with self._open(read_only=True) as connection:
-            yield connection
-
-    @contextmanager
-    def read_or_empty(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a read-only connection.
-
         If there is no warehouse, the connection is to an empty warehouse in memory. Raises
         WarehouseBusy if another process or thread uses the file.
         """
-        with self.read() if self.exists() else empty_warehouse() as connection:
+        with self._open(read_only=True) if self.exists() else empty_warehouse() as connection:
             yield connection
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
@@ -155,7 +136,7 @@ class Warehouse:
         params: if `relation` is a name, the values that columns of the rows must equal. If it is a
         query, the values of its parameters `$name`.
 
-        Raises WarehouseBusy, WarehouseMissing, and duckdb.Error for an unknown relation or column.
+        Raises WarehouseBusy, and duckdb.Error for an unknown relation or column.
         """
         with self.read() as connection:
             return select(connection, relation, params)
@@ -263,20 +244,17 @@ class Warehouse:
 
 def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
     """Return the WarehouseError for a DuckDB error caused by the file or the disk; else None."""
-    first_line = one_line(error)
-    words = _QUOTED.sub("", str(error).replace(str(path), ""))
+    words, first_line = str(error).replace(str(path), ""), one_line(error)
+    if not isinstance(error, (duckdb.IOException, *_INSIDE_DUCKDB)) and _REPLAY not in words:
+        return None  # the text of other errors may quote rows and names
     if _FULL.search(words):
         return DiskFull(f"the disk is full: {first_line}; free some space at {path.parent}")
-    if _READ_ONLY.search(words):
-        return HomeReadOnly(f"{path} cannot be written: {first_line}. Make its folder writable")
-    if isinstance(error, _INSIDE_DUCKDB) or _DAMAGED.search(words):
+    if not isinstance(error, duckdb.IOException) or _DAMAGED.search(words):
         return WarehouseDamaged(
             f"{path} is damaged: {first_line}."
             " `srift restore` brings back the copy of the last refresh"
         )
-    if isinstance(error, duckdb.IOException):
-        return WarehouseError(f"{path}: {first_line}. Nothing of this transaction was kept")
-    return None
+    return WarehouseError(f"{path}: {first_line}. Nothing of this transaction was kept")
 
 
 def one_line(error: Exception) -> str:

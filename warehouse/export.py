@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
-FILES = ("recommendations", "regret_ledger")  # also written as .parquet and .csv
+FILES = ("recommendations", "regret_ledger")  # also written in each of _KINDS
+_KINDS = ("parquet", "csv")
 VIEWS = frozenset({"recommendation_changes", "pareto"})
 STALE_AFTER_H = 48.0  # at least one nightly publication is missing
 _STORAGE = "v1.0.0"  # DuckDB 1.x cannot read the default format of 2.0
@@ -61,8 +63,7 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "recommendations.duckdb"
-    targets = [folder / f"{name}.{kind}" for name in FILES for kind in ("parquet", "csv")]
-    targets.append(database)
+    targets = [*(folder / f"{name}.{kind}" for name, kind in product(FILES, _KINDS)), database]
     with ExitStack() as leftovers:
         for target in targets:
             leftovers.callback(_beside(target).unlink, missing_ok=True)
@@ -98,12 +99,12 @@ def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
             kind = "view" if name in VIEWS else "table"
             place = f"column {name}.{column}" if column else f"{kind} {name}"
             connection.execute(f"comment on {place} is {quoted(comment or '')}")
-        for name in FILES:
-            as_text = "replace (to_json(cluster_offers) as cluster_offers)"
-            columns = {"parquet": "*", "csv": f"* {as_text}" if name == FILES[0] else "*"}
-            for kind, chosen in columns.items():
-                path = quoted(str(_beside(folder / f"{name}.{kind}")))
-                connection.execute(f"copy (select {chosen} from {name}) to {path} (format {kind})")
+        for name, kind in product(FILES, _KINDS):
+            columns = "*"
+            if (name, kind) == ("recommendations", "csv"):
+                columns = "* replace (to_json(cluster_offers) as cluster_offers)"
+            path = quoted(str(_beside(folder / f"{name}.{kind}")))
+            connection.execute(f"copy (select {columns} from {name}) to {path} (format {kind})")
         connection.execute("checkpoint published")
         connection.execute("use memory")
         connection.execute("detach published")
@@ -159,8 +160,7 @@ def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         with duckdb.connect(str(path), read_only=True) as connection:
             yield connection
     except duckdb.Error as error:
-        problem = explained(path, error)
-        if not isinstance(problem, WarehouseDamaged):
+        if not isinstance(problem := explained(path, error), WarehouseDamaged):
             raise (problem or error) from error
         raise WarehouseDamaged(
             f"the published copy is damaged: {one_line(error)}."

@@ -5,8 +5,6 @@ them (importing/problems.sql), and `append_imports` loads them. All tables belon
 connection, so that one transaction covers the three steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -55,7 +53,6 @@ def stage(connection: Connection, table: pa.Table) -> None:
     connection.execute(
         f"create or replace temp table texts as select place, {', '.join(texts)} from incoming"
     )
-    connection.unregister("incoming")
     connection.execute("set timezone = 'UTC'")
     connection.execute((_FOLDER / "stage.sql").read_text())
 
@@ -100,9 +97,7 @@ def implausible(
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}
-    found = _ask(connection, "implausible", limits | {"workloads": list(workloads)})
-    connection.unregister("known_types")
-    return found
+    return _ask(connection, "implausible", limits | {"workloads": list(workloads)})
 
 
 def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
@@ -168,5 +163,4 @@ def append_imports(
             where raw_imports.import_id <> stamp.import_id
         """,
     )
-    connection.unregister("stamp")
     return new

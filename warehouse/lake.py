@@ -25,11 +25,9 @@ from .append import insert
 from .database import (
     NO_DOWNLOADS,
     DiskFull,
-    HomeReadOnly,
     Warehouse,
     WarehouseBusy,
     WarehouseError,
-    WarehouseMissing,
     create_tables,
     create_views,
     explained,
@@ -95,13 +93,9 @@ class SharedWarehouse(Warehouse):
             return schema_digest(connection) is not None
 
     def create(self) -> None:
-        with (
-            self._explained(),
-            self._turn(),
-            self._session().cursor(_TABLES_FIRST) as connection,
-            transaction(connection),
-        ):
-            create_tables(connection, str(self))
+        """Create the tables if the catalogue has none, and this process's views."""
+        with self._open(read_only=False):
+            pass
 
     def carry_over(self, file: Warehouse) -> dict[str, int]:
         """Copy the rows of `file` that this warehouse lacks.
@@ -150,7 +144,7 @@ class SharedWarehouse(Warehouse):
             yield connection
 
     def _session(self) -> _Session:
-        return _session(self.lake, os.getpid())
+        return _session(self.lake)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -179,10 +173,7 @@ class SharedWarehouse(Warehouse):
         try:
             yield
         except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
-            problem = explained(self.path, error)
-            if isinstance(
-                problem, DiskFull | HomeReadOnly
-            ):  # the error concerns the published copies
+            if isinstance(problem := explained(self.path, error), DiskFull):
                 raise problem from error
             _session.cache_clear()  # a broken connection stays broken
             if isinstance(error, duckdb.TransactionException) and "conflict" in str(error).lower():
@@ -236,15 +227,12 @@ class _Session:
     def make_views(self, warehouse: SharedWarehouse) -> None:
         """Create the views at the first call in this process.
 
-        Raises WarehouseMissing if the shared warehouse has no tables, and WarehouseError if another
-        version of Srift made the tables.
+        Raises WarehouseError if another version of Srift made the tables.
         """
         with self._making_views:
             if self._has_views:
                 return
-            with self.cursor(_TABLES_FIRST) as connection:
-                if schema_digest(connection) is None:
-                    raise WarehouseMissing(f"{warehouse} is still empty: run `srift refresh`")
+            with self.cursor(_TABLES_FIRST) as connection, transaction(connection):
                 create_tables(connection, str(warehouse))
             with self.cursor(_VIEWS_FIRST) as connection, transaction(connection):
                 create_views(connection)
@@ -252,11 +240,8 @@ class _Session:
 
 
 @cache
-def _session(lake: Lake, process: int) -> _Session:
-    """Return the DuckDB session of this process.
-
-    process: id of this process. A fork needs a new session, because it cannot use its parent's.
-    """
+def _session(lake: Lake) -> _Session:
+    """Return the DuckDB session of this process."""
     return _Session(lake)
 
 

@@ -1,7 +1,5 @@
 """Read the warehouse as pandas frames. The marts (marts/*.sql) document the columns."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from datetime import datetime
@@ -83,25 +81,25 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
         group by all
         order by all
     """
-    with warehouse.read_or_empty() as connection:
-        return select(connection, query, {"provider": provider, "workloads": list(workloads)})
+    return warehouse.select(query, {"provider": provider, "workloads": list(workloads)})
 
 
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of runs in the mart `runs` for each workload.
+    """Return the number of runs in the mart `runs` for each workload."""
+    query = "select workload, count(*) from runs where provider = ? group by 1"
+    return _counts(warehouse, query, provider)
 
-    Raises WarehouseMissing if there is no warehouse.
-    """
-    query = "select workload, count(*) as runs from runs where provider = $provider group by 1"
+
+def _counts(warehouse: Warehouse, query: str, provider: str) -> dict[str, int]:
+    """Return a count by name: the two columns of the query, which has one parameter."""
     with warehouse.read() as connection:
-        return dict(connection.execute(query, {"provider": provider}).fetchall())
+        return dict(connection.execute(query, [provider]).fetchall())
 
 
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return the frames that a model is fitted on, by the names TRAINING_FRAMES.
 
-    `runs` has only the rows that LEARNED describes. Raises WarehouseMissing if there is no
-    warehouse.
+    `runs` has only the rows that LEARNED describes.
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
@@ -109,14 +107,6 @@ def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFra
             name: select(connection, query, {"provider": provider})
             for name, query in queries.items()
         }
-
-
-def counted_runs(warehouse: Warehouse, provider: str) -> int:
-    """Return the number of runs in the mart `runs`.
-
-    It includes the imported runs that `training_frames` leaves out.
-    """
-    return sum(measured_workloads(warehouse, provider).values())
 
 
 def training_digest(frames: dict[str, pd.DataFrame]) -> str:
@@ -134,12 +124,8 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 
 
 def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the drifts that exist now: the rows of the mart `drift` in which `drifting` is true.
-
-    The frame is empty if there is no warehouse.
-    """
-    with warehouse.read_or_empty() as connection:
-        return select(connection, "drift", {"provider": provider, "drifting": True})
+    """Return the rows of the mart `drift` that are drifting now."""
+    return mart(warehouse, "drift", provider=provider, drifting=True)
 
 
 def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
@@ -147,24 +133,19 @@ def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
 
     Runs of old definitions of a workload are not included.
     """
-    with warehouse.read_or_empty() as connection:
-        lines = select(connection, "torch_lines", {"provider": provider})
-    return dict(zip(lines["torch_line"].tolist(), lines["runs"].astype(int).tolist(), strict=True))
+    query = "select torch_line, runs from torch_lines where provider = ?"
+    return _counts(warehouse, query, provider)
 
 
 def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the mart `learning`. The frame is empty if there is no warehouse."""
-    with warehouse.read_or_empty() as connection:
-        return select(connection, "learning", {"provider": provider})
+    """Return the mart `learning`."""
+    return mart(warehouse, "learning", provider=provider)
 
 
 def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
-    """Return the marts machines, refusals, checkpoints, compilations and restarts, in this order.
-
-    The frames are empty if there is no warehouse.
-    """
+    """Return the marts machines, refusals, checkpoints, compilations and restarts in this order."""
     names = ("machines", "refusals", "checkpoints", "compilations", "restarts")
-    with warehouse.read_or_empty() as connection:
+    with warehouse.read() as connection:
         return tuple(select(connection, name, {"provider": provider}) for name in names)
 
 
@@ -177,21 +158,19 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
         union
         select workload, provider from stg_current where workload_same and kind <> 'probe'
     """
-    with warehouse.read_or_empty() as connection:
+    with warehouse.read() as connection:
         return set(connection.execute(query).fetchall())
 
 
 def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
     """Return the number of step times from the packaged public data set for each workload."""
     query = "select workload, rows from public_rows where provider = ?"
-    with warehouse.read_or_empty() as connection:
-        return dict(connection.execute(query, [provider]).fetchall())
+    return _counts(warehouse, query, provider)
 
 
 def knows_import(warehouse: Warehouse, import_id: str) -> bool:
     """Return True if the import `import_id` was ever made, even if it was forgotten."""
-    with warehouse.read_or_empty() as connection:
-        return len(select(connection, "stg_import_files", {"import_id": import_id})) > 0
+    return len(mart(warehouse, "stg_import_files", import_id=import_id)) > 0
 
 
 SPEND_BY = {
@@ -212,7 +191,6 @@ def lease_spend(
     by: a key of SPEND_BY. Each of its values has a row, with the value in the column `of`. The
     first row is the total. `usd` is None if a price is unknown.
     since: only leases that ended at or after this time count.
-    Raises WarehouseMissing if there is no warehouse.
     """
     query = f"""
         select {SPEND_BY[by]} as "of", count(distinct lease_id)::integer as leases,
@@ -228,10 +206,7 @@ def lease_spend(
 
 
 def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:
-    """Return the results of the queries report/*.sql, by file name without suffix.
-
-    Raises WarehouseMissing if there is no warehouse.
-    """
+    """Return the results of the queries report/*.sql, by file name without suffix."""
     with warehouse.read() as connection:
         return {
             file.stem: select(connection, file.read_text())

@@ -3,8 +3,6 @@
 Commands import what they need inside functions, so that `srift --help` starts fast.
 """
 
-from __future__ import annotations
-
 import gc
 import signal
 from typing import Annotated

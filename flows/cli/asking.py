@@ -1,27 +1,18 @@
 """Define the commands that answer questions: recommend, size, table, export, offers, workloads."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from flows.cli.common import (
     Json,
-    KnowingProvider,
-    Market,
     Provider,
     ProviderName,
-    check_column,
-    filters,
-    opened,
-    provider_for,
     settings,
     show,
 )
@@ -29,11 +20,8 @@ from models.domain.suggestions import nearest_names
 
 app = typer.Typer()
 _HOURS = {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}
-TypeText = Annotated[
-    str | None, typer.Option("--type", help="Types whose name contains this: g5, xlarge.")
-]
-DeviceText = Annotated[
-    str | None, typer.Option(help="Types whose device's name contains this: A10G.")
+Market = Annotated[
+    Literal["on-demand", "spot"] | None, typer.Option(help="Market of the offers. Default: both.")
 ]
 Batch = Annotated[
     int | None,
@@ -41,17 +29,20 @@ Batch = Annotated[
 ]
 
 
-def hours_of(deadline: str | None) -> float | None:
+def hours_of(deadline: str) -> float:
     """Parse a deadline `12h`, `90m`, `2d` or a number of hours, and return its hours.
 
     Raises BadParameter if the text has another form.
     """
-    if deadline is None:
-        return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd]?)", deadline.strip())
     if match is None or float(match[1]) <= 0:
         raise typer.BadParameter(f"deadline {deadline!r} is not of the form 12h, 90m or 2d")
     return float(match[1]) * _HOURS[match[2]]
+
+
+def _filters(**texts: str | None) -> list[tuple[str, str]]:
+    """Return pairs of a column of the offers and the text that it must contain."""
+    return [(column, text) for column, text in texts.items() if text]
 
 
 @app.command("recommend", help="Recommend clusters for a workload at current prices.")
@@ -72,15 +63,16 @@ class Recommend:
         float | None,
         typer.Option(help="Required probability of meeting the limit, such as 0.9."),
     ] = None
-    provider: KnowingProvider = None
+    provider: Provider = "local"
     samples: Annotated[
         int | None,
         typer.Option(min=1, max=10**15, help="Samples to train. Default: as in srift.toml."),
     ] = None
     batch: Batch = None
-    market: Market = "any"
-    instance_type: TypeText = None
-    device: DeviceText = None
+    market: Market = None
+    instance_type: Annotated[
+        str | None, typer.Option("--type", help="Types whose name contains this: g5, xlarge.")
+    ] = None
     top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5
     pilots: Annotated[
         int, typer.Option(min=0, max=9, help="How many runs to suggest that settle the choice.")
@@ -88,38 +80,27 @@ class Recommend:
     as_json: Json = False
 
     def __post_init__(self) -> None:
-        hours = hours_of(self.deadline)
-        if (hours is None) == (self.budget is None):
+        if (self.deadline is None) == (self.budget is None):
             raise typer.BadParameter("give either --deadline or --budget")
         if self.budget is not None and not math.isfinite(self.budget):
             raise typer.BadParameter("--budget is a finite number of dollars")
         if self.p_required is not None and not 0 < self.p_required < 1:
             raise typer.BadParameter("--p-required is between 0 and 1, such as 0.9")
+        hours = None if self.deadline is None else hours_of(self.deadline)
         settings()
-        from tasks.reporting.live_progress import working
+        from models.domain.workload import GOALS, Goal
+        from tasks.recommendation.ask import Question, answer
+        from tasks.reporting.tables import print_recommendations
 
-        with working(f"asking the model about {self.workload}"):
-            from models.domain.workload import GOALS, Goal
-            from tasks.market.offers import OffersWanted
-            from tasks.recommendation.ask import Question, answer
-            from tasks.reporting.tables import print_recommendations
-
-            wanted = filters(self.market, instance_type=self.instance_type, device=self.device)
-            goal = Goal(
-                goal=GOALS[0] if self.budget is None else GOALS[1],
-                hours=hours,
-                usd=self.budget,
-                p_required=self.p_required,
-            )
-            question = Question(
-                workload=self.workload,
-                goal=goal,
-                samples=self.samples,
-                batch=self.batch,
-                machines=OffersWanted(filters=wanted),
-            )
-            provider = provider_for(self.workload, self.provider)
-            rows = answer(provider, question, top=self.top, pilots=self.pilots)
+        name = GOALS[0] if self.budget is None else GOALS[1]
+        question = Question(
+            workload=self.workload,
+            goal=Goal(goal=name, hours=hours, usd=self.budget, p_required=self.p_required),
+            samples=self.samples,
+            batch=self.batch,
+            filters=_filters(market=self.market, instance_type=self.instance_type),
+        )
+        rows = answer(self.provider, question, top=self.top, pilots=self.pilots)
         show(self.as_json, rows, print_recommendations)
 
 
@@ -130,7 +111,7 @@ def size(
         str | None, typer.Option("--type", help="One instance type. Default: all measured.")
     ] = None,
     batch: Batch = None,
-    provider: KnowingProvider = None,
+    provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
     """Show the largest efficient cluster, the bandwidth it needs, and the best batch."""
@@ -138,8 +119,7 @@ def size(
     from tasks.reporting.tables import print_sizing
 
     settings()
-    name = provider_for(workload, provider)
-    found = sized(name, workload, instance_type=instance_type, batch=batch)
+    found = sized(provider, workload, instance_type=instance_type, batch=batch)
     show(as_json, found, print_sizing)
 
 
@@ -151,9 +131,6 @@ def table(
         ProviderName | None, typer.Option(help="Provider to show. Default: both.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Clusters per goal; --json has all.")] = 1,
-    sort: Annotated[
-        str | None, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print the published table: the first choice for each workload and goal."""
@@ -167,25 +144,7 @@ def table(
             near = nearest_names(wanted, known)
             raise typer.BadParameter(f"no row with {column} {wanted!r}; {near}")
         rows = [row for row in rows if wanted in (None, row[column])]
-    if rows and sort is not None:
-        rows = _in_order(rows, sort)
     show(as_json, rows, lambda rows: print_recommendations([r for r in rows if r["rank"] <= top]))
-
-
-def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    """Sort the rows by a column. Rows with an unknown value come last.
-
-    sort: name of the column; a leading minus sorts from the largest. Raises BadParameter if there
-    is no such column.
-    """
-    column = sort.removeprefix("-")
-    check_column(
-        sort,
-        [name for name in rows[0] if not any(isinstance(row[name], list | dict) for row in rows)],
-    )
-    known = [row for row in rows if row[column] is not None]
-    known.sort(key=itemgetter(column), reverse=sort.startswith("-"))
-    return known + [row for row in rows if row[column] is None]
 
 
 @app.command()
@@ -218,47 +177,38 @@ def export(
         typer.echo(f"warning: {warning}", err=True)
     if output is not None:
         output.write_text(f"{text.rstrip()}\n")
-        body, text = body | {"written": str(output)}, f"written: {output}"
+        text = f"written: {output}"
     show(as_json, body, text)
 
 
-@app.command("offers", help="List instance types with devices, bandwidth, prices and spot risk.")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffers:
-    """The options of `srift offers`. typer calls this class like a function."""
-
+@app.command()
+def offers(
     instance_type: Annotated[
         str | None, typer.Argument(help="Types whose name contains this: g5, xlarge.")
-    ] = None
-    device: DeviceText = None
-    market: Market = "any"
-    region: Annotated[str | None, typer.Option(help="Regions whose name contains this.")] = None
-    zone: Annotated[str | None, typer.Option(help="Zones whose name contains this.")] = None
-    sort: Annotated[
-        str, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")
-    ] = "usd_per_hour"
-    provider: Provider = "local"
-    as_json: Json = False
+    ] = None,
+    market: Market = None,
+    provider: Provider = "local",
+    as_json: Json = False,
+) -> None:
+    """List instance types with devices, bandwidth, prices and spot risk, cheapest first."""
+    from tasks.market.offers import listed
+    from tasks.reporting.tables import print_offers
+    from tasks.workspace.workspace import open_workspace
 
-    def __post_init__(self) -> None:
-        from tasks.market.offers import COLUMNS, OffersWanted, listed
-        from tasks.reporting.tables import print_offers
-        from tasks.workspace.workspace import open_workspace
-
-        settings()
-        check_column(self.sort, COLUMNS)
-        texts = {one: getattr(self, one) for one in ("instance_type", "device", "region", "zone")}
-        wanted = OffersWanted(filters=filters(self.market, **texts), sort=self.sort)
-        rows = listed(open_workspace(self.provider), wanted)
-        show(self.as_json, rows, print_offers)
+    settings()
+    wanted = _filters(market=market, instance_type=instance_type)
+    show(as_json, listed(open_workspace(provider), wanted), print_offers)
 
 
 @app.command()
 def workloads(as_json: Json = False) -> None:
     """List the known workloads with providers, devices, rows and facts."""
+    from tasks.data_files.imports import load_public
+    from tasks.data_files.public import PROVIDER
     from tasks.recommendation.known_workloads import known_workloads
     from tasks.reporting.tables import print_workloads
+    from tasks.workspace.workspace import open_workspace
 
-    found, warehouse = opened()
-    known = known_workloads(warehouse, found)
-    show(as_json, known, print_workloads)
+    found, workspace = settings(), open_workspace(PROVIDER)
+    load_public(workspace, datetime.now(UTC))
+    show(as_json, known_workloads(workspace.warehouse, found), print_workloads)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-
-from models.domain.suggestions import nearest_names
 
 if TYPE_CHECKING:
     from tasks.workspace.settings import Settings
@@ -17,13 +15,8 @@ if TYPE_CHECKING:
 
 
 ProviderName = Literal["local", "ec2"]
-Market = Annotated[Literal["any", "on-demand", "spot"], typer.Option(help="Market of the offers.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 Provider = Annotated[ProviderName, typer.Option(help="Where machines come from.")]
-KnowingProvider = Annotated[
-    ProviderName | None,
-    typer.Option(help="Default: the provider with data on the workload, local before ec2."),
-]
 MaxUsd = Annotated[
     float | None, typer.Option(min=0.0, help="Dollar cap, required on ec2; 0 measures nothing.")
 ]
@@ -65,35 +58,3 @@ def opened() -> tuple[Settings, Warehouse]:
 
     found = settings()
     return found, open_warehouse(found)
-
-
-def provider_for(workload: str, provider: str | None) -> str:
-    """Return `provider`. If it is None, return the provider that has data on the workload.
-
-    Prints a note to standard error if the choice may surprise the user.
-    """
-    if provider is not None:
-        return provider
-    from tasks.recommendation.known_workloads import provider_that_knows
-
-    found, warehouse = opened()
-    name, why = provider_that_knows(warehouse, found, workload)
-    if why:
-        typer.echo(f"note: {why}", err=True)
-    return name
-
-
-def check_column(column: str, known: Iterable[str]) -> None:
-    """Raise BadParameter if `column`, without a leading minus, is not in `known`."""
-    known = list(known)
-    if column.removeprefix("-") not in known:
-        raise typer.BadParameter(f"no column {column!r} to sort by; {nearest_names(column, known)}")
-
-
-def filters(market: str, **texts: str | None) -> tuple[tuple[str, str], ...]:
-    """Return pairs (column of the offers, text that the column must contain).
-
-    market: "any" adds no filter. texts: a column without a text is not filtered.
-    """
-    wanted = {"market": "" if market == "any" else market, **texts}
-    return tuple((column, text) for column, text in wanted.items() if text)

@@ -1,7 +1,5 @@
 """Define the commands that work on measurement files: import, forget, backtest."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.common import DryRun, Json, ProviderName, opened, settings, show
+from flows.cli.common import DryRun, Json, opened, settings, show
 
 app = typer.Typer()
 Facts = Annotated[
@@ -21,9 +19,6 @@ Facts = Annotated[
 def import_(
     file: Annotated[Path | None, typer.Argument(help="Measurement rows, CSV or Parquet.")] = None,
     workloads: Facts = None,
-    provider: Annotated[
-        ProviderName | None, typer.Option(help="Provider that the facts are for. Default: ec2.")
-    ] = None,
     dry_run: DryRun = False,
     force: Annotated[
         bool, typer.Option("--force", help="Load rows that look wrong: units, types, speeds.")
@@ -40,7 +35,7 @@ def import_(
         warehouse.create()
     imported = import_measurements(
         warehouse,
-        ImportFiles(measurements=file, workloads=workloads, provider=provider),
+        ImportFiles(measurements=file, workloads=workloads),
         datetime.now(UTC),
         local_types=found.local.instance_types,
         force=force,

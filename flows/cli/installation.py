@@ -1,7 +1,5 @@
 """Define the commands that check or repair an installation: doctor, check, restore."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

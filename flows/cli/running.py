@@ -1,7 +1,5 @@
 """Define the commands on running machines: refresh, measure, reap, status, spend."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -32,17 +30,12 @@ def refresh(
 
 
 def _print_published(provider: str) -> None:
-    """Print the first choices of the new table, and sentences on workloads without a choice."""
-    from tasks.recommendation.publication import after_refresh
+    """Print the provider's first choices in the new table."""
     from tasks.reporting.tables import print_recommendations
-    from tasks.workspace.workspace import open_workspace
     from warehouse.export import published_rows
 
-    workspace = open_workspace(provider)
-    firsts = [row for row in published_rows(workspace.published) if row["rank"] == 1]
-    rows, sentences = after_refresh(workspace, firsts)
-    print_recommendations(rows)
-    typer.echo("".join(f"\n{sentence}" for sentence in sentences))
+    rows = published_rows(settings().home / "published")
+    print_recommendations([r for r in rows if r["rank"] == 1 and r["provider"] == provider])
 
 
 @app.command()
@@ -101,11 +94,9 @@ def _server(provider: str, max_usd: float | None) -> Iterator[None]:
     refuse_to_spend(provider, max_usd)
     check_home(home)
     refuse_if_at_work(home)
-    from tasks.reporting.live_progress import live_reporter
-    from tasks.reporting.progress import reporting_to
     from tasks.workspace.prefect_server import own_server
 
-    with own_server(), reporting_to(live_reporter()):
+    with own_server():
         yield
 
 

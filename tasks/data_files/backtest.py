@@ -1,7 +1,5 @@
 """Run `srift backtest`: fit on a file, predict another file, and report the errors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Read instance types from a catalogue file (CSV or Parquet) that uses EC2's column names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -4,8 +4,6 @@ A forgotten import stays in the warehouse, but the model no longer learns from i
 same files again restores it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,13 +45,12 @@ from .public import (
     ORIGIN,
     PROVIDER,
     PUBLIC_IMPORT,
-    are_waiting,
     public_workloads,
     with_public_workloads,
 )
 
 _IMPORTS = "from imports"
-_LISTED = 12  # most names in a line of the summary
+Types = Mapping[str, Mapping[str, tuple[int, str]]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,14 +73,12 @@ class Imported:
     def as_text(self) -> str:
         lines = [f"{self.rows} rows, {self.new} of them new"]
         for title, counts in self.counts.items():
-            named = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:_LISTED])
-            more = f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else ""
-            lines.append(f"{title}: {named}{more}")
-        lines += self.sentences
-        if self.dry_run:
-            return "\n".join([*lines, "dry run: nothing was loaded"])
-        lines.append(f"import {self.import_id}; `srift forget {self.import_id}` undoes it")
-        return "\n".join([*lines, f"to learn from it: {_refreshes(self.providers)}"])
+            lines.append(f"{title}: {', '.join(f'{name} ({n})' for name, n in counts.items())}")
+        end = f"import {self.import_id}: `srift forget {self.import_id}` undoes it, and"
+        end += f" {_refreshes(self.providers)} learns from it"
+        return "\n".join(
+            [*lines, *self.sentences, "dry run: nothing was loaded" if self.dry_run else end]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +97,10 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFiles:
-    """The files of an import: measurements, facts of workloads, or both.
-
-    `provider` is the provider for which the facts of workloads are stored.
-    """
+    """The files of an import: measurements, facts of workloads, or both."""
 
     measurements: Path | None = None
     workloads: Path | None = None
-    provider: str | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
         """Return a digest of the files and providers.
@@ -141,18 +132,18 @@ def import_measurements(
     checked but nothing is loaded. Raises ImportRefused if a file is refused, and WarehouseError if
     the warehouse cannot be written. Nothing is loaded in either case.
     """
-    path = files.measurements
-    found = Imported(dry_run=dry_run)
+    path, found = files.measurements, Imported(dry_run=dry_run)
     facts, ignored = read_facts(files.workloads) if files.workloads else ([], [])
-    types = known_devices(local_types)
+    types, described = known_devices(local_types), [fact["workload"] for fact in facts]
     with _opened(warehouse, dry_run) as connection:
-        providers = {files.provider} if files.provider else set()
         if path:
             ignored = ignored + stage_measurements(connection, path, now)
-            _count(connection, found, {name for known in types.values() for name in known})
-            providers |= set(found.counts.get("provider", ()))
+            found.counts = staged_counts(connection)
+            found.rows = sum(found.counts.get("workload", {}).values())
+            found.new, other = counted_before(connection)
+            found.sentences = _doubts(found.counts, types, other)
         found.sentences += ignored_columns(ignored)
-        found.providers = tuple(sorted(providers or {PROVIDER}))
+        found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
         found.import_id = files.import_id(found.providers)
         remember(connection)
         names = [one.name if one else None for one in (path, files.workloads)]
@@ -161,13 +152,13 @@ def import_measurements(
         for provider in found.providers:
             note_workloads(connection, facts, provider=provider, digest="", **stamp)
         if facts:
-            changed = changes(connection, [fact["workload"] for fact in facts])
+            changed = changes(connection, described)
             found.counts["facts of workloads"] = {
                 kind: changed[f"facts_{kind}"] for kind in ("new", "changed", "same")
             }
         if path:
             if not force:
-                _judge(connection, path, types, [fact["workload"] for fact in facts])
+                _judge(connection, path, types, described)
             digest = digest_of_file(path)
             append_imports(connection, file_digest=digest, loaded_at=now, import_id=found.import_id)
         if dry_run:
@@ -191,30 +182,22 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
             yield connection
 
 
-def _count(connection: Connection, found: Imported, known_types: set[str]) -> None:
-    """Set the counts and warnings of `found` from the staged rows.
-
-    `known_types` are the names of instance types with a known device.
-    """
-    found.counts = staged_counts(connection)
-    found.rows = sum(found.counts.get("workload", {}).values())
-    found.new, other = counted_before(connection)
-    unknown = set(found.counts.get("instance type", ())) - known_types
+def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
+    """Return warnings on unknown instance types and on `other` rows with a known run_id."""
+    known = {name for names in types.values() for name in names}
+    unknown = sorted(set(counts.get("instance type", ())) - known)
+    doubts = []
     if unknown:
-        found.sentences.append(
-            f"no data sheet is known for {', '.join(sorted(unknown))}: predictions for these types"
-            " use measured rows only"
-        )
+        doubts.append(f"no data sheet is known for {', '.join(unknown)}: only measured rows count")
     if other:
-        found.sentences.append(
-            f"{other} rows repeat a known run_id with a different step_s: the first import counts"
-        )
+        doubts.append(f"{other} rows repeat a known run_id with another step_s: the first counts")
+    return doubts
 
 
 def _judge(
     connection: Connection,
     path: Path,
-    types: Mapping[str, Mapping[str, tuple[int, str]]],
+    types: Types,
     workloads: Sequence[str],
 ) -> None:
     """Raise ImportRefused if new rows of the file, or rows of `workloads`, are implausible.
@@ -235,7 +218,7 @@ def _judge(
     ]
     problems = sentences(path, implausible(connection, peaks, workloads))
     if problems:
-        raise ImportRefused(path, problems, hint="If the rows are right, load them with --force")
+        raise ImportRefused(path, ["--force loads these rows, if they are right", *problems])
 
 
 def load_public(workspace: Workspace, now: datetime) -> int:
@@ -249,7 +232,7 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     if workspace.settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
         return 0
     warehouse.create()
-    files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS, provider=PROVIDER)
+    files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
     loaded = import_measurements(warehouse, files, now, force=True)
     reporter().say(
         f"loaded {loaded.rows} rows, {ORIGIN}; they count for a workload until you have measured it"
@@ -264,10 +247,9 @@ def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Works
     If `workload` is one of the packaged workloads and has no measurements, the packaged step times
     are imported first. Raises WarehouseError if the warehouse cannot be written.
     """
-    spec, warehouse = workspace.settings.workloads.get(workload), workspace.warehouse
+    spec = workspace.settings.workloads.get(workload)
     public = workload in public_workloads() and (spec is None or spec.entrypoint is None)
-    absent = public and are_waiting(warehouse, workspace.settings)
-    if absent and not (warehouse.exists() and workload in measured_workloads(warehouse, PROVIDER)):
+    if public and workload not in measured_workloads(workspace.warehouse, PROVIDER):
         load_public(workspace, now)
     return with_public_workloads(workspace)
 
@@ -289,12 +271,10 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
         note_import(connection, import_id, event="forgotten", noted_at=now)
         gone = changes(connection)
     rows, facts = gone["rows_gone"], gone["facts_gone"]
-    held = imports[import_id]
-    again = f"`srift import {MEASUREMENTS} --workloads {FACTS}`"
     sentence = (
         f"import {import_id} is forgotten: {rows} rows and facts of {facts} workloads no longer"
-        f" count. The model contains them until {_refreshes(held['providers'])};"
-        f" {again if import_id == PUBLIC_IMPORT else 'importing it again'} restores it"
+        f" count. The model contains them until {_refreshes(imports[import_id]['providers'])};"
+        " importing the files again restores them"
     )
     return Forgotten(import_id=import_id, rows=rows, facts=facts, sentence=sentence)
 

@@ -4,8 +4,6 @@ The whole file is refused if a single value is bad. The error names the line (or
 and the reason of each bad value.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 from collections import Counter
@@ -45,12 +43,10 @@ class ImportRefused(Exception):
 
     exit_code = 1
 
-    def __init__(self, path: Path, problems: Sequence[str], *, hint: str = "") -> None:
+    def __init__(self, path: Path, problems: Sequence[str]) -> None:
         self.problems = list(problems)
         lines = [f"{path} was refused, and nothing of it was loaded:", *self.problems[:_SHOWN]]
-        if len(self.problems) > _SHOWN:
-            lines.append(f"and {len(self.problems) - _SHOWN} more")
-        super().__init__("\n  ".join(lines) + (f"\n{hint}" if hint else ""))
+        super().__init__("\n  ".join(lines))
 
 
 def _whole(value: Any) -> Any:
@@ -178,8 +174,7 @@ def read_table(path: Path) -> pa.Table:
             rows = [row | {"place": reader.line_num} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
         raise ImportRefused(path, [f"it cannot be read: {error}"]) from error
-    long = [row["place"] for row in rows if None in row]
-    if long:
+    if long := [row["place"] for row in rows if None in row]:
         raise ImportRefused(path, [f"line {line}: more values than columns" for line in long])
     schema = pa.schema([*((name, pa.string()) for name in names), ("place", pa.int64())])
     return pa.Table.from_pylist(rows, schema=schema)

@@ -4,20 +4,16 @@ They are public measurements. Srift imports them when they are first needed. Aft
 this import, Srift does not load it again.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import pandas as pd
-
 import warehouse as package
 from warehouse.database import Warehouse
-from warehouse.reads import knows_import, public_rows
+from warehouse.reads import public_rows
 
-from ..workspace.settings import Settings, WorkloadSettings
+from ..workspace.settings import WorkloadSettings
 from ..workspace.workspace import Workspace
 
 PROVIDER = "ec2"
@@ -33,28 +29,6 @@ def public_workloads() -> dict[str, WorkloadSettings]:
     """Return the settings (samples, batches and goals) of the packaged workloads, by name."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
-
-
-def are_waiting(warehouse: Warehouse, settings: Settings) -> bool:
-    """True if the packaged step times were never loaded, but will be loaded when needed."""
-    return not settings.ec2.emulated and not knows_import(warehouse, PUBLIC_IMPORT)
-
-
-def waiting(warehouse: Warehouse, settings: Settings) -> pd.DataFrame:
-    """Return a summary of the packaged step times that were not loaded yet, a row per workload.
-
-    It has the number of rows, the clusters, the newest time and the facts of each workload. The
-    frame is empty unless `are_waiting` is True.
-    """
-    if not are_waiting(warehouse, settings):
-        return pd.DataFrame(columns=["workload"])
-    rows = pd.read_parquet(MEASUREMENTS, columns=["workload", "cluster", "measured_at"])
-    counted = rows.groupby("workload", as_index=False).agg(
-        rows=("workload", "size"),
-        clusters=("cluster", "unique"),
-        newest_measured_at=("measured_at", "max"),
-    )
-    return counted.merge(pd.read_csv(FACTS), on="workload", how="left")
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:

@@ -1,7 +1,5 @@
 """Check workloads' data: folders exist, S3 prefixes can be listed, and volumes have room."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Describe the findings of `srift doctor`, one line per check."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

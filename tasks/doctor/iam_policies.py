@@ -1,7 +1,5 @@
 """Fill the IAM policies of deployments/iam with this installation's names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

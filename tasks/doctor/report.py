@@ -1,17 +1,14 @@
 """Check what a refresh needs. The checks start no machine and change nothing."""
 
-from __future__ import annotations
-
-import os
 from pathlib import Path
 from typing import Any
 
-from warehouse.database import Warehouse, WarehouseMissing
+from warehouse.database import Warehouse
 from warehouse.export import read_published
 from warehouse.lake import SharedWarehouse
 
 from ..providers.base import Provider, ProviderError
-from ..workspace.home import HISTORY, OPERATORS_STORE, Wrong, check_home, damage, registry_damage
+from ..workspace.home import Wrong, check_home, registry_damage
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.shared import open_warehouse
 from ..workspace.workspace import provider_of, spends_money
@@ -29,13 +26,15 @@ def examine(settings: Settings, provider: str) -> list[Finding]:
     found = examine_home(settings)
     if spends_money(provider):
         return found + examine_ec2(settings)
-    return [*found, *_local(provider_of(settings, provider)), *examine_data(settings)]
+    machines = provider_of(settings, provider)
+    found += [Finding("this machine", "note", limit) for limit in machines.limits()]
+    return [*found, judged("instance types", _types, machines), *examine_data(settings)]
 
 
 def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
-    """Return findings on SRIFT_HOME: disk, privacy, warehouse, table, registry and history.
+    """Return findings on SRIFT_HOME: disk, privacy, warehouse, table and registry.
 
-    thorough: also read every row of the warehouse, and check Prefect's history.
+    thorough: also read every row of the warehouse.
     """
     home, warehouse = settings.home, open_warehouse(settings, wait_s=1.0)
     found = [judged("home", check_home, home)]
@@ -47,7 +46,6 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
         judged("warehouse", _warehouse, warehouse, thorough),
         judged("published table", lambda: f"{len(read_published(home / 'published'))} rows"),
         judged("model registry", _registry, home),
-        judged("Prefect's history", _history, home, thorough),
     ]
 
 
@@ -83,14 +81,11 @@ def policies_of(settings: Settings) -> dict[str, Any]:
 def share_warehouse(settings: Settings) -> str:
     """Copy the rows of the home's warehouse file into the shared warehouse, and return a message.
 
-    The file is kept. Raises SettingsError if srift.toml names no shared warehouse, and
-    WarehouseMissing if there is no file to copy.
+    The file is kept. Raises SettingsError if srift.toml names no shared warehouse.
     """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):
         raise SettingsError("no warehouse is shared: add a section [shared] to srift.toml")
-    if not file.exists():
-        raise WarehouseMissing(f"there is no warehouse at {file} to copy")
     copied = shared.carry_over(file)
     rows = [f"{count} of {table}" for table, count in copied.items() if count]
     return f"copied into {shared}: {', '.join(rows) or 'nothing new'}. {file} is no longer read"
@@ -104,25 +99,9 @@ def _warehouse(warehouse: Warehouse, thorough: bool) -> str:
 
 
 def _registry(home: Path) -> str:
-    if OPERATORS_STORE in os.environ:  # the URL may hold a password
-        return f"not checked: {OPERATORS_STORE} or [shared] names another store"
     if found := registry_damage(home):
         raise Wrong(found)
-    return "can be read" if (home / "mlflow.db").exists() else "there is none yet"
-
-
-def _history(home: Path, thorough: bool) -> str:
-    if HISTORY in os.environ:
-        return f"not checked: {HISTORY} or [shared] names another store"
-    store = Path(os.environ.get("PREFECT_HOME", home / "prefect")) / "prefect.db"
-    if thorough and (found := damage(store)):
-        raise Wrong(f"{store} is damaged ({found}): move it away; only the history of runs is lost")
-    return "can be read" if store.exists() else "there is none yet"
-
-
-def _local(provider: Provider) -> list[Finding]:
-    limits = [Finding("this machine", "note", limit) for limit in provider.limits()]
-    return [*limits, judged("instance types", _types, provider)]
+    return "can be read"
 
 
 def _types(provider: Provider) -> str:

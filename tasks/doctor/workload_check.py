@@ -4,15 +4,12 @@ The steps run as on a host: code from an archive, installed requirements, a clea
 if namespaces are available, no network and no view of other processes.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -58,22 +55,29 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     untried = [one for one in (*stated.strategies, *stated.switches) if one not in ("ddp", "none")]
     if untried:
         notes.append(f"not checked, since only one process ran: {', '.join(untried)}")
-    question = {"workload": asdict(file), "precisions": list(stated.precisions), "batch": batch}
-    with tempfile.TemporaryDirectory(prefix="srift-check-") as place:
-        answer = Path(place) / "answer.json"
-        _lay_out(Path(place), file, source)
-        command = without_network(isolation, [python, "-m", "node.check", str(answer)])
+    question = {"workload": asdict(file), "precisions": stated.precisions, "batch": batch}
+    with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
+        place = Path(name_of_place)
+        answer, folder = place / "answer.json", place / "home"
+        _lay_out(place, file, source)
+        own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
         try:
-            code = _run(command, Path(place), file, question, timeout_s)
+            done = subprocess.run(
+                without_network(isolation, [python, "-m", "node.check", str(answer)]),
+                input=json.dumps({**question, "folder": str(folder)}).encode(),
+                stdout=sys.stderr.fileno(),  # keeps the workload's prints out of the output
+                cwd=folder / file.folder,
+                env=agent.clean_environment(folder) | own | file.env,
+                timeout=timeout_s,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise CheckFailed(
                 f"two steps of {batch} samples took more than {timeout_s:g} s:"
                 " allow more with --timeout"
             ) from None
-        if not answer.exists():
-            killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-            memory = ", probably out of memory" if killed else ""
-            raise CheckFailed(f"the workload's process ended with exit code {code}{memory}")
+        if not answer.exists():  # -9 and 137: out of memory
+            raise CheckFailed(f"the workload's process ended with exit code {done.returncode}")
         precisions = json.loads(answer.read_text())
     return {
         "workload": name,
@@ -94,26 +98,6 @@ def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
         target.write_bytes(content)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(agent.__file__).parent, place / "code" / "node", ignore=ignored)
-
-
-def _run(
-    command: Sequence[str],
-    place: Path,
-    file: WorkloadFile,
-    question: Mapping[str, Any],
-    timeout_s: float,
-) -> int:
-    folder = place / "home"
-    own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        command,
-        input=json.dumps({**question, "folder": str(folder)}).encode(),
-        stdout=sys.stderr.fileno(),  # keeps the workload's prints out of the command's output
-        cwd=folder / file.folder,
-        env=agent.clean_environment(folder) | own | file.env,
-        timeout=timeout_s,
-        check=False,
-    ).returncode
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:

@@ -1,7 +1,5 @@
 """Learn start-up, interruptions, refusals and costs of a provider's machines from launches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -133,6 +131,4 @@ def _in_words(held: pd.DataFrame) -> str:
     `held` has a row per spot machine of the type (see `spot_held`).
     """
     count, hours = int(held["interrupted"].sum()), held["hours"].sum()
-    noun = "interruption" if count == 1 else "interruptions"
-    last = pd.Timestamp(held["asked_at"].max())
-    return f"own launches: {count} {noun} in {hours:.3g} machine-hours, the last on {last:%Y-%m-%d}"
+    return f"own launches: interruptions in {hours:.3g} machine-hours: {count}"

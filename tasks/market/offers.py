@@ -1,10 +1,8 @@
 """Store snapshots of instance types, workloads and prices, and read the newest offers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,27 +10,26 @@ import pandas as pd
 
 from models.domain.cluster import InstanceType, Offer
 from models.domain.setup_table import rows_of
-from models.domain.suggestions import nearest_names
 from models.domain.workload import Workload
 from warehouse import append, reads
-from warehouse.database import WarehouseMissing
+from warehouse.database import rows_of_query
 
 from ..providers.base import ProviderError
 from ..workspace.workspace import Workspace, refresh_command
 
-_OF_TYPE = (*("devices", "device", "device_memory_gib", "cores", "memory_gib", "bandwidth_gbps"),)
+_OF_TYPE = ("devices", "device", "device_memory_gib", "cores", "memory_gib", "bandwidth_gbps")
 _OF_OFFER = ("market", "region", "zone")
 COLUMNS = (
     *("instance_type", *_OF_TYPE, *_OF_OFFER),
     *("usd_per_hour", "interrupted_a_day", "price_as_of"),
 )
-_FEW = 12  # most names that an error lists
 _FACTS = {
     "parameters": int,
     "gradient_bytes": int,
     "flops_per_sample": float,
     "checkpoint_bytes": int,
 }
+Filters = Sequence[tuple[str, str]]  # pairs of one of COLUMNS and a text
 
 
 def note_definitions(workspace: Workspace, now: datetime) -> None:
@@ -58,14 +55,11 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
         append.note_instance_types(connection, rows, noted_at=now)
 
 
-def snapshot_offers(
-    workspace: Workspace, refresh_id: str, now: datetime, *, buying: bool = True
-) -> str:
+def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str:
     """Store the current offers and return a sentence about them.
 
     If the provider does not answer, the offers that come with the package are stored, unless they
     are older than the last snapshot or equal to it. In these cases the last snapshot stays in use.
-    If `buying` is True and a campaign could buy nothing, the sentence also says why.
     """
     source = ""
     try:
@@ -73,10 +67,8 @@ def snapshot_offers(
     except ProviderError as error:
         offers = _packaged(workspace)
         if not offers:
-            last = current_offers(workspace)
-            kept = f"the last snapshot{_as_of(last)} stays in use" if last else "no price is known"
-            return f"prices: {error}; {kept}"
-        source = f"; {error}, so these are packaged offers{_as_of(offers)}"
+            return f"prices: {error}; the last snapshot, if there is one, stays in use"
+        source = f"; {error}, so these are packaged offers of {_newest(offers):%Y-%m-%d}"
     rows = [
         {
             "provider": offer.instance_type.provider,
@@ -94,11 +86,7 @@ def snapshot_offers(
     types = len({offer.instance_type.name for offer in offers})
     unpriced = sum(offer.usd_per_hour is None for offer in offers)
     unknown = f", {unpriced} unpriced" if unpriced else ""
-    sentence = f"prices: {len(offers)} offers of {types} instance types{unknown}{source}"
-    if buying and workspace.can_launch:
-        hint = nothing_to_buy(offers, workspace.settings.campaign.market)
-        sentence += f"; {hint}" if hint else ""
-    return sentence
+    return f"prices: {len(offers)} offers of {types} instance types{unknown}{source}"
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
@@ -108,78 +96,50 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
     """
     if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
         return ""
-    if not offers:
-        return (
-            "no instance type is on offer: add a section [local.instance_types.NAME], or types to"
-            " instance_types under [ec2]"
-        )
-    other = "on-demand" if market == "spot" else "spot"
     return (
-        f"no instance type has a {market} price, so nothing can be measured: set a price, or"
-        f' market = "{other}" under [campaign]'
+        f"no instance type has a {market} price, so nothing can be measured: see `srift offers`,"
+        " and `market` under [campaign]"
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffersWanted:
-    """Filters and order of listed offers.
+def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
+    """Return the offers that pass all filters.
 
-    `filters` are (column, text) pairs. An offer passes if the column's value contains the text.
-    Upper and lower case are equal. If some offer's value equals the text, only equal values pass.
-    `sort` is a column, with a leading - for descending order. Unknown values come last. The columns
-    are COLUMNS.
+    An offer passes if the column's value contains the text. Upper and lower case are equal. If some
+    offer's value equals the text, only equal values pass.
+
+    Raises:
+        ProviderError: if no offer passes.
     """
-
-    filters: tuple[tuple[str, str], ...] = ()
-    sort: str = "usd_per_hour"
-
-    def among(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return the offers that pass all filters.
-
-        Raises:
-            ProviderError: if no offer passes.
-        """
-        frame = pd.DataFrame([_row(offer) for offer in offers], columns=list(COLUMNS))
-        passed = pd.Series(True, index=frame.index)
-        for column, text in self.filters:
-            values, wanted = frame[column].astype(str), text.lower()
-            exact = values.str.lower() == wanted
-            found = exact if exact.any() else values.str.lower().str.contains(wanted, regex=False)
-            passed &= found
-            if offers and not passed.any():
-                provider, known = offers[0].instance_type.provider, set(values)
-                every = f"`srift offers --provider {provider}` lists all"
-                near = nearest_names(text, known, otherwise=every if len(known) > _FEW else None)
-                together = "" if not found.any() else " together with the other filters"
-                raise ProviderError(
-                    f"none of {len(offers)} offers of {provider} has {column} {text!r}"
-                    f"{together or f': {near}'}"
-                )
-        return [offer for offer, good in zip(offers, passed, strict=True) if good]
+    frame = pd.DataFrame([_row(offer) for offer in offers], columns=[*COLUMNS])
+    passed = pd.Series(True, index=frame.index)
+    for column, text in filters:
+        values = frame[column].astype(str).str.lower()
+        exact = values == text.lower()
+        passed &= exact if exact.any() else values.str.contains(text.lower(), regex=False)
+    if len(offers) and not passed.any():
+        wanted = " and ".join(f"{column} {text!r}" for column, text in filters)
+        raise ProviderError(f"none of {len(offers)} offers has {wanted}: see `srift offers`")
+    return [offer for offer, good in zip(offers, passed, strict=True) if good]
 
 
-def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
-    """Return the `wanted` offers as rows with the keys COLUMNS.
+def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
+    """Return the offers that pass `filters` as rows with the keys COLUMNS, cheapest first.
 
     The offers come from the newest snapshot. If there is no snapshot, they come from the package,
     and if the package has none, from the provider. `usd_per_hour` is the whole bill of a machine.
     `interrupted_a_day` is the chance that a spot machine is interrupted within a day, else None.
+    Offers without a price come last.
 
     Raises:
         ProviderError: if no offers are known or no offer passes the filters.
     """
-    offers = (
-        current_offers(workspace)
-        or _packaged(workspace)
-        or workspace.provider.offers(datetime.now(UTC))
-    )
-    name = workspace.provider.name
+    name, now = workspace.provider.name, datetime.now(UTC)
+    offers = current_offers(workspace) or _packaged(workspace) or workspace.provider.offers(now)
     if not offers:
         raise ProviderError(f"no offers of {name} are known: run `{refresh_command(name, '0')}`")
-    rows = [_row(offer) for offer in wanted.among(offers)]
-    column, descending = wanted.sort.removeprefix("-"), wanted.sort.startswith("-")
-    frame = pd.DataFrame(rows).sort_values(column, ascending=not descending, kind="stable")
-    return [rows[at] for at in frame.index]
+    rows = [_row(offer) for offer in matching(offers, filters)]
+    return sorted(rows, key=lambda row: row["usd_per_hour"] or math.inf)
 
 
 def _row(offer: Offer) -> dict[str, Any]:
@@ -207,39 +167,32 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     try:
         return workspace.provider.offers(now)
     except ProviderError:
-        offers = _packaged(workspace) or current_offers(workspace)
-        if not offers:
-            raise
-        return offers
+        if offers := _packaged(workspace) or current_offers(workspace):
+            return offers
+        raise
 
 
 def current_offers(workspace: Workspace) -> list[Offer]:
-    """Return the offers of known instance types in the newest snapshot.
-
-    The list is empty if the warehouse does not exist.
-    """
-    name = workspace.provider.name
-    try:
-        frame = reads.mart(workspace.warehouse, "offers", provider=name)
-        described = reads.mart(workspace.warehouse, "instance_types", provider=name)
-    except WarehouseMissing:
-        return []
-    columns = InstanceType.__dataclass_fields__
+    """Return the offers of known instance types in the newest snapshot."""
+    query = "from {} where provider = $provider"
+    params = {"provider": workspace.provider.name}
+    with workspace.warehouse.read() as connection:
+        rows = rows_of_query(connection, query.format("offers"), params)
+        described = rows_of_query(connection, query.format("instance_types"), params)
     types = {
-        row["name"]: InstanceType(**{column: _known(row[column]) for column in columns})
-        for row in rows_of(described)
+        row["name"]: InstanceType(**{name: row[name] for name in InstanceType.__dataclass_fields__})
+        for row in described
     }
-    moments = {moment: _moment(moment) for moment in frame["price_as_of"].unique()}
     found = [
         Offer(
             instance_type=types[row["instance_type"]],
             **{column: row[column] for column in _OF_OFFER},
-            usd_per_hour=_known(row["usd_per_hour"]),
+            usd_per_hour=row["usd_per_hour"],
             interruptions_per_hour=row["interruptions_per_hour"] or 0.0,
-            price_as_of=moments[row["price_as_of"]],
-            interruption_source=_known(row["interruption_source"]) or "",
+            price_as_of=row["price_as_of"].replace(tzinfo=UTC),
+            interruption_source=row["interruption_source"] or "",
         )
-        for row in rows_of(frame)
+        for row in rows
         if row["instance_type"] in types
     ]
     return workspace.provider.billed(found)
@@ -251,34 +204,13 @@ def _packaged(workspace: Workspace) -> list[Offer]:
     The list is empty if they are older than the last snapshot or equal to it.
     """
     offers, last = workspace.provider.packaged_offers(), current_offers(workspace)
-    if not offers or not last:
-        return offers
-    older = _newest(offers) < _newest(last)
-    return [] if older or set(map(_key, last)) == set(map(_key, offers)) else offers
+    if offers and last and (_newest(offers) < _newest(last) or set(offers) == set(last)):
+        return []
+    return offers
 
 
 def _newest(offers: Sequence[Offer]) -> datetime:
     return max(offer.price_as_of for offer in offers)
-
-
-def _key(offer: Offer) -> tuple[object, ...]:
-    """Return the values by which two offers are compared: identity and price."""
-    return offer.instance_type.name, offer.market, offer.region, offer.zone, offer.usd_per_hour
-
-
-def _as_of(offers: Sequence[Offer]) -> str:
-    return f" (of {_newest(offers):%Y-%m-%d})" if offers else ""
-
-
-def _known(value: Any) -> Any:
-    """Return the value, or None if it is missing."""
-    return None if pd.isna(value) else value
-
-
-def _moment(value: object) -> datetime:
-    """Convert a time from the warehouse to a datetime. A time without a zone is in UTC."""
-    moment = pd.Timestamp(str(value)).to_pydatetime()
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
@@ -286,7 +218,7 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
 
     A fact is used only if it belongs to the same definition (digest) of the workload.
     """
-    facts = {(row["workload"], row["digest"]): row for row in rows_of(known) if "digest" in row}
+    facts = {(row["workload"], row["digest"]): row for row in rows_of(known)}
     found = []
     for workload in workloads:
         row = facts.get((workload.name, workload.digest), {})
@@ -297,13 +229,7 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
-    """Return the workload after adding the facts in the warehouse.
-
-    The workload is unchanged if the warehouse does not exist.
-    """
-    name = workspace.provider.name
-    try:
-        known = reads.mart(workspace.warehouse, "workloads", provider=name, workload=workload.name)
-    except WarehouseMissing:
-        return workload
+    """Return the workload after adding the facts in the warehouse."""
+    provider, name = workspace.provider.name, workload.name
+    known = reads.mart(workspace.warehouse, "workloads", provider=provider, workload=name)
     return with_facts([workload], known)[0]

@@ -1,21 +1,18 @@
 """Answer a user's question about one workload, with the champion model and the newest prices."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 
-from models.domain.setup_table import rows_of
 from models.domain.workload import Goal, Workload
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart, measured_setups
 
 from ..data_files.imports import asked_of_public
 from ..data_files.public import only_public
-from ..market.offers import OffersWanted, current_offers, note_definitions, snapshot_offers
+from ..market.offers import Filters, current_offers, matching, note_definitions, snapshot_offers
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..training.train import first_champion
@@ -29,7 +26,7 @@ from .recommend import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question: a workload, one goal, and the machines to compare.
+    """A question: a workload, one goal, and filters of the machines to compare.
 
     `samples` (of the whole job) and `batch` (the global batch) override the values of srift.toml.
     """
@@ -38,7 +35,7 @@ class Question:
     goal: Goal
     samples: int | None = None
     batch: int | None = None
-    machines: OffersWanted = field(default_factory=OffersWanted)
+    filters: Filters = ()
 
 
 def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> list[dict[str, Any]]:
@@ -70,17 +67,14 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
     # The warehouse is closed before planning, which is slow, so that other processes can write.
     with workspace.warehouse.read(), one_thread():
-        everything = current_offers(workspace)
+        offers = current_offers(workspace)
         runs = measured_setups(workspace.warehouse, provider, [name])
-        wanted = question.machines.among(everything)
-        case = Case.of(workspace, champion, workload, wanted, runs)
+        case = Case.of(workspace, champion, workload, matching(offers, question.filters), runs)
     with one_thread():
-        found = case.plan(top=top)
-        named = None
+        found, named = case.plan(top=top), None
         if pilots:
-            filters = tuple(one for one in question.machines.filters if one[0] != "market")
-            buyable = replace(question.machines, filters=filters).among(everything)
-            named = pilots_for(case, found, buyable=buyable, count=pilots)
+            filters = [pair for pair in question.filters if pair[0] != "market"]
+            named = pilots_for(case, found, buyable=matching(offers, filters), count=pilots)
             for run in named["runs"]:
                 del run["planned"]
     first, *others = found.rows
@@ -90,11 +84,10 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
     """Store the current prices, fit a first model to public data, and return it as the champion."""
-    now = datetime.now(UTC)
-    name = workspace.provider.name
+    now, name = datetime.now(UTC), workspace.provider.name
     reporter().say(f"there is no model of {name} machines yet: fitting one to public step times")
     note_definitions(workspace, now)
-    reporter().say(snapshot_offers(workspace, new_refresh_id(now), now, buying=False))
+    reporter().say(snapshot_offers(workspace, new_refresh_id(now), now))
     return first_champion(workspace, now)
 
 
@@ -106,43 +99,41 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
     Raises:
         SettingsError: if the workload is unknown, or an import lacks samples or batch.
     """
-    name = question.workload
-    if name in workspace.settings.workloads:
-        known = workspace.settings.workload(name)
-    else:
-        known = _imported(workspace, name, question.samples, question.batch)
-    if question.batch:
-        known = replace(known, global_batch_least=question.batch, global_batch_most=question.batch)
-    goal = replace(question.goal, overshoot_price=workspace.settings.choice.overshoot_price)
-    return replace(known, samples=question.samples or known.samples, goals=(goal,))
-
-
-def _imported(workspace: Workspace, name: str, samples: int | None, batch: int | None) -> Workload:
-    """Return an imported workload with the global batch `batch`.
-
-    If `samples` is None, the number of samples comes from the import.
-
-    Raises:
-        SettingsError: if the workload is unknown, or if samples or batch are missing.
-    """
-    provider, facts = workspace.provider.name, list[dict[str, Any]]()
-    if workspace.warehouse.exists():
-        facts = rows_of(mart(workspace.warehouse, "workloads", provider=provider, digest=IMPORTED))
-    known = {str(row["workload"]): row["samples"] for row in facts}
-    if name not in known:
-        raise unknown(workspace, name)
-    if samples is None and pd.notna(known[name]):
-        samples = int(known[name])
-    if samples is None or batch is None:
+    name, settings = question.workload, workspace.settings
+    known = settings.workload(name) if name in settings.workloads else _imported(workspace, name)
+    batch = question.batch or known.global_batch_least
+    if not (batch and (question.samples or known.samples)):
         raise SettingsError(
             f"{name!r} is known from imports only: add --samples N --batch B, or set `samples` and"
             f" `global_batch` under [workloads.{name}] in srift.toml"
         )
+    return replace(
+        known,
+        samples=question.samples or known.samples,
+        global_batch_least=batch,
+        global_batch_most=question.batch or known.global_batch_most,
+        goals=(replace(question.goal, overshoot_price=settings.choice.overshoot_price),),
+    )
+
+
+def _imported(workspace: Workspace, name: str) -> Workload:
+    """Return an imported workload. Its batch is 0, and so are its samples if they are unknown.
+
+    Raises:
+        SettingsError: if the workload is unknown.
+    """
+    provider = workspace.provider.name
+    facts = mart(
+        workspace.warehouse, "workloads", provider=provider, digest=IMPORTED, workload=name
+    )
+    if not len(facts):
+        raise unknown(workspace, name)
+    (samples,) = facts["samples"]
     return Workload(
         name=name,
         digest=IMPORTED,
-        samples=samples,
-        global_batch_least=batch,
-        global_batch_most=batch,
+        samples=0 if pd.isna(samples) else int(samples),
+        global_batch_least=0,
+        global_batch_most=0,
         goals=(),
     )

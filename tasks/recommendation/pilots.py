@@ -1,7 +1,5 @@
 """Name the runs (pilots) that would settle an open choice, and their costs. Nothing is bought."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain

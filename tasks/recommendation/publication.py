@@ -1,27 +1,19 @@
 """Check and store a publication, and update the published files and the report page."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-import pandas as pd
-
 from models.domain.setup_table import rows_of
-from warehouse.database import one_line
 from warehouse.export import export, published_rows, read_published, write_whole
 from warehouse.publication import Publication, publish
-from warehouse.reads import mart, measured_workloads, public_rows, reported
+from warehouse.reads import reported
 
-from ..data_files.public import ORIGIN, PUBLIC_IMPORT, with_public_workloads
 from ..reporting import report_page
 from ..reporting.metrics import write_metrics
 from ..reporting.progress import reporter
 from ..training.registry import Champion
 from ..workspace.locking import alone
-from ..workspace.settings import IMPORTED
 from ..workspace.workspace import Workspace, refresh_command, spends_money
 
 Row = dict[str, Any]
@@ -69,50 +61,9 @@ def _renew_page(workspace: Workspace) -> None:
     try:
         frames = reported(workspace.warehouse)
         sources = {
-            name: report_page.PageSource(
-                illustrative=not spends_money(name), refresh=refresh_command(name, "25")
-            )
+            name: {"illustrative": not spends_money(name), "refresh": refresh_command(name, "25")}
             for name in frames["publications"]["provider"]
         }
         write_whole(page, report_page.draw(frames, sources))
     except Exception as error:  # the table is published even if the page fails
-        logging.getLogger(__name__).info("the report page could not be drawn", exc_info=True)
-        why = f"{type(error).__name__}: {one_line(error)}"
-        reporter().say(f"note: the report page {page} could not be drawn ({why})")
-
-
-def after_refresh(workspace: Workspace, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Return a pair: the published rows to show after a refresh, and sentences to print with them.
-
-    On local hosts all rows of the provider are shown, without sentences. On EC2, where measuring
-    costs money, the rows of workloads without data are hidden, and a sentence names these
-    workloads. Further sentences name workloads with public or imported data and the commands for
-    them.
-    """
-    name, settings = workspace.provider.name, workspace.settings
-    own = [row for row in rows if row["provider"] == name]
-    if not workspace.spends_money:
-        return own, []
-    workspace = with_public_workloads(workspace)
-    measured = measured_workloads(workspace.warehouse, name)
-    known = {*measured, *(row["workload"] for row in own if row["cluster"] is not None)}
-    sentences = []
-    unknown = sorted({row["workload"] for row in own} - known)
-    if unknown:
-        sentences.append(f"never measured on {name} machines, not shown: {', '.join(unknown)}")
-    public = sorted(public_rows(workspace.warehouse, name).keys() & known)
-    if public:
-        forget = f"`srift forget {PUBLIC_IMPORT}` leaves them out"
-        sentences.append(f"from {ORIGIN}: {', '.join(public)}; {forget}")
-    facts = rows_of(mart(workspace.warehouse, "workloads", provider=name, digest=IMPORTED))
-    imported = {row["workload"]: row for row in facts if row["workload"] not in settings.workloads}
-    if imported:
-        counts = (f"{one} ({measured.get(one, 0)} rows)" for one in imported)
-        sentences.append(f"imported: {', '.join(counts)}")
-        most = max(imported, key=lambda one: measured.get(one, 0))
-        samples = "" if pd.notna(imported[most]["samples"]) else " --samples N"
-        command = f"srift recommend {most} --provider {name} --deadline 12h{samples} --batch B"
-        sentences.append(f"`{command}` asks about an import")
-    elif not known:
-        sentences.append(f"nothing is known of {name} machines: `srift import FILE` loads rows")
-    return [row for row in own if row["workload"] in known], sentences
+        reporter().say(f"note: the report page {page} could not be drawn: {error!r}")

@@ -34,7 +34,6 @@ from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace, refresh_command
 
 SEED = 7
-UNPRICED_SHARE = 0.25  # a caution is added if a larger share of instance types has no price
 MOST_SCORES = 20  # the most requests for spot placement scores per publication
 
 Row = dict[str, Any]
@@ -122,14 +121,15 @@ class Case:
             ("not compared, without run or data sheet:", left_out),
         ):
             notes += [f"{what} {', '.join(names)}"] if names else []
+        known = [] if model is None else comparable(model, known, guessed=guessed)
         return replace(
             self,
             workload=workload,
             model=model,
             guessed=guessed,
-            known=[] if model is None else comparable(model, known, guessed=guessed),
+            known=known,
             by_data_sheet=sheets,
-            notes=notes,
+            notes=notes if known else [],
         )
 
     def plan(self, *, top: int = 5) -> Recommendation:
@@ -155,27 +155,21 @@ class Case:
         reasons.
         """
         measured = self.runs["measured_at"].max() if len(self.runs) else None
-        predicted = self.model is not None and len(self.known) > 0
+        newest = None  # the warehouse's times are UTC
+        if not pd.isna(measured):
+            newest = pd.Timestamp(measured).tz_localize(UTC).to_pydatetime()
         rows = []
         for row in found.rows:
             offers = row.pop("offers")
-            reason = _reason(row, offers, self) if predicted else row["reason"]
-            if row["rank"] == 1:
-                reason += "".join(map(as_caution, _cautions(row, self)))
+            prices = (one.price_as_of for one in offers or self.offers)
             more = {
                 "provider": self.workspace.provider.name,
-                "newest_measurement_at": (  # the warehouse's times are UTC
-                    None
-                    if pd.isna(measured)
-                    else pd.Timestamp(measured).tz_localize(UTC).to_pydatetime()
-                ),
+                "newest_measurement_at": newest,
                 "model_version": None if self.champion is None else str(self.champion.version),
                 "placement_score": None,
-                "price_as_of": min(
-                    (one.price_as_of for one in offers or self.offers), default=None
-                ),
+                "price_as_of": min(prices, default=None),
                 "interruption_source": _interruption_source(offers, self.experience.interruptions),
-                "reason": reason,
+                "reason": _reason(row, offers, self),
             }
             rows.append(row | more)
         return replace(found, rows=rows)
@@ -296,19 +290,15 @@ def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str])
     other types, the source is the one stated with the offer.
     """
     spot = [offer for offer in offers if offer.market == "spot"]
-    names = [(offer.instance_type.name, offer.interruption_source) for offer in spot]
-    sources = {name: experience.get(name) or advised for name, advised in names}
-    sources = {name: source for name, source in sources.items() if source}
-    if len(sources) == 1:
-        return next(iter(sources.values()))
-    return "; ".join(f"{name}: {source}" for name, source in sources.items()) or None
+    sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]
+    return "; ".join(dict.fromkeys(filter(None, sources))) or None
 
 
 def _cautions(row: Row, case: Case) -> list[str]:
     """Return warnings about the row.
 
-    There is a warning if the constraint is likely to be missed, if the model's error is large or
-    its intervals are too narrow, and if many prices are unknown.
+    There is a warning if the constraint is likely to be missed, and if the model's error is large
+    or its intervals are too narrow.
     """
     found, champion = [], case.champion
     chance = row["p_meets_constraint"]
@@ -322,11 +312,6 @@ def _cautions(row: Row, case: Case) -> list[str]:
     scores = None if champion is None else champion.scoreboard
     if champion is not None and scores is not None and (error := caution(scores)):
         found.append(f"model version {champion.version}: {error}")
-    types = {one.instance_type.name for one in case.offers}
-    priced = {one.instance_type.name for one in case.offers if one.usd_per_hour is not None}
-    count = len(types - priced)
-    if count > UNPRICED_SHARE * len(types):
-        found.append(f"{count} of {len(types)} instance types on offer have no known price")
     return found
 
 
@@ -336,25 +321,25 @@ def _unpredictable(case: Case) -> str:
     remedy = f"`srift import FILE`, then `{refresh_command(name, '0')}`"
     if case.workspace.can_launch:
         remedy = f"`{refresh_command(name, '25')}`"
-    what = f"this workload was not measured on {name} machines as it is defined now"
-    modes = () if case.champion is None else case.champion.model.modes_of(case.workload.name)
-    if modes and not set(modes) & set(case.workload.modes):
-        what = f"this workload was measured in {', '.join(map(str, modes))} alone"
-    elif case.model is not None:
-        what = f"no {name} machine on offer was measured as it is defined now"
-    return f"no step time can be predicted: {what}; {remedy} would help"
+    what = "no machine on offer" if case.model else "this workload"
+    return (
+        f"no step time can be predicted: {what} was measured on {name} as it is defined now, in a"
+        f" mode that the workload tolerates; {remedy} would help"
+    )
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
     """Return the planner's reason, with further texts added.
 
     The added texts name devices that were predicted from data sheets, and explain prices that
-    differ from the public price. In the first row, the case's notes are added too.
+    differ from the public price. In the first row, the case's notes and cautions are added too.
     """
     devices = dict.fromkeys(offer.instance_type.device for offer in offers)
-    sheets = [f"{one} by its data sheet alone" for one in devices if one in case.by_data_sheet]
-    prices = dict.fromkeys(offer.own_price for offer in offers if offer.own_price)
-    return "; ".join([*sheets, row["reason"], *prices, *(case.notes if row["rank"] == 1 else ())])
+    texts = [f"{one} by its data sheet alone" for one in devices if one in case.by_data_sheet]
+    texts += [row["reason"], *dict.fromkeys(one.own_price for one in offers if one.own_price)]
+    if row["rank"] > 1:
+        return "; ".join(texts)
+    return "; ".join([*texts, *case.notes]) + "".join(map(as_caution, _cautions(row, case)))
 
 
 def with_usual_goals(workload: Workload) -> Workload:

@@ -1,7 +1,5 @@
 """Answer `srift size`: how far a workload scales, and its best batch, according to its runs."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +15,7 @@ from ..data_files.public import ORIGIN, only_public
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import open_workspace, refresh_command
-from .known_workloads import known_elsewhere, unknown
+from .known_workloads import unknown
 
 
 def size(
@@ -33,27 +31,23 @@ def size(
         WarehouseMissing: if the workload has no runs on the provider.
     """
     workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
-    stated = name in workspace.settings.workloads
-    if not stated and (name, provider) not in workload_providers(workspace.warehouse):
-        raise unknown(workspace, name)
-    missing = known_elsewhere(workspace, name) or (
-        f"No run of {name!r} was measured on {provider}."
-        f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
-    )
-    if not workspace.warehouse.exists():
-        raise WarehouseMissing(missing)
     batches = 0.0, math.inf
-    if batch is not None:
-        batches = batch, batch
-    elif stated:
+    if name in workspace.settings.workloads:
         known = workspace.settings.workload(name)
         batches = known.global_batch_least, known.global_batch_most
+    elif (name, provider) not in workload_providers(workspace.warehouse):
+        raise unknown(workspace, name)
+    if batch is not None:
+        batches = batch, batch
     with one_thread():
         data = TrainingData(**training_frames(workspace.warehouse, provider))
         found = size_workload(data, name, batches=batches)
     types = {row["instance_type"] for rows in found.values() for row in rows}
     if not types:
-        raise WarehouseMissing(missing)
+        raise WarehouseMissing(
+            f"No run of {name!r} was measured on {provider}."
+            f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
+        )
     if instance_type not in (None, *types):
         near = nearest_names(str(instance_type), types)
         raise SettingsError(f"{name!r} was not measured on {instance_type!r}; {near}")
@@ -68,13 +62,11 @@ def size(
 
 
 def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each instance type that has no scaling result or an unknown bandwidth."""
+    """Return a note for each instance type that has no scaling result."""
     scaled = {row["instance_type"] for row in scaling}
     batches = {row["instance_type"]: row["batches"] for row in unknown}
-    notes = [
+    return [
         f"{name}: no global batch is known on one machine and on several;"
-        f" measured batches: {', '.join(f'{batch:g}' for batch in batches[name][:6])}"
+        f" measured batches: {', '.join(f'{batch:g}' for batch in batches[name])}"
         for name in sorted(batches.keys() - scaled)
     ]
-    links = {row["instance_type"] for row in scaling if row.get("stated_gbps", 0) is None}
-    return notes + [f"{name}: its bandwidth is unknown" for name in sorted(links)]

@@ -4,9 +4,8 @@ node_exporter's textfile collector reads the file. The age of the table in secon
 `time() - srift_published_timestamp_seconds`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,51 +13,37 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from models.planner.choice_rule import row_misses
 
-Row = Mapping[str, Any]
-
-_GOAL = ("provider", "workload", "goal", "constraint")
-_FIGURES = {
-    "hours": "hours",
-    "usd": "dollars",
-    "p_meets_constraint": "chance that the constraint is met",
-}
-_MOMENTS = {
-    "published": ("published_at", ("provider",), "of the publication"),
-    "price": ("price_as_of", ("provider",), "of the newest price"),
-    "measurement": ("newest_measurement_at", ("provider", "workload"), "of the newest measurement"),
+_LABELS = ("provider", "workload", "goal", "constraint_hours", "constraint_usd")
+_COLUMNS = {
+    "srift_choice_feasible": "feasible",
+    "srift_choice_hours": "hours",
+    "srift_choice_usd": "usd",
+    "srift_choice_p_meets_constraint": "p_meets_constraint",
+    "srift_published_timestamp_seconds": "published_at",
+    "srift_price_timestamp_seconds": "price_as_of",
+    "srift_measurement_timestamp_seconds": "newest_measurement_at",
 }
 
 
-def write_metrics(path: Path, rows: Iterable[Row]) -> None:
-    """Write metrics of the first choices among the published `rows`.
+def write_metrics(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write metrics of the first choices among the published `rows`. Times are in Unix seconds.
 
+    A choice is feasible (1) if it meets its goal with the required probability (default: 50 %).
     Raises OSError if the file cannot be written.
     """
-    firsts = [row for row in rows if row["rank"] == 1]
     registry = CollectorRegistry()
-    sure = "1 if the first choice meets its goal with the required probability (default: 50 %)"
-    feasible = Gauge("srift_choice_feasible", sure, _GOAL, registry=registry)
-    figures = {
-        name: Gauge(f"srift_choice_{name}", f"First choice: {text}", _GOAL, registry=registry)
-        for name, text in _FIGURES.items()
+    gauges = {
+        column: Gauge(name, f"{column} of the first choice", _LABELS, registry=registry)
+        for name, column in _COLUMNS.items()
     }
-    for row in firsts:
-        limits = (row["constraint_hours"], row["constraint_usd"])
-        labels = (
-            row["provider"],
-            row["workload"],
-            row["goal"],
-            next((f"{one:g}" for one in limits if one), ""),
-        )
-        feasible.labels(*labels).set(row["cluster"] is not None and not row_misses(row))
-        for name, gauge in figures.items():
-            if row[name] is not None:
-                gauge.labels(*labels).set(row[name])
-    for name, (column, by, text) in _MOMENTS.items():
-        moment = Gauge(
-            f"srift_{name}_timestamp_seconds", f"Unix time {text}", by, registry=registry
-        )
-        known = [row for row in firsts if row[column] is not None]
-        for row in sorted(known, key=lambda one: one[column]):  # the newest is set last
-            moment.labels(*(row[label] for label in by)).set(row[column].timestamp())
+    for row in rows:
+        if row["rank"] > 1:
+            continue
+        labels = ["" if row[name] is None else row[name] for name in _LABELS]
+        values = {**row, "feasible": row["cluster"] is not None and not row_misses(row)}
+        for column, gauge in gauges.items():
+            value = values[column]
+            if value is not None:
+                number = value.timestamp() if isinstance(value, datetime) else value
+                gauge.labels(*labels).set(number)
     write_to_textfile(str(path), registry)

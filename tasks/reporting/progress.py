@@ -1,11 +1,9 @@
 """Report the progress and results of a flow as lines, and as Prefect artifacts and events."""
 
-from __future__ import annotations
-
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +14,49 @@ RECOMMENDATION_CHANGED = "srift.recommendation.changed"
 PROMOTION_REFUSED = "srift.promotion.refused"
 DRIFTED = "srift.drift"
 MONEY_SHORT = "srift.money.short"
+_CLEAR_LINE = "\r\x1b[K"
 
 
 class Reporter:
-    """Writes plain lines to standard error. The base class of other reporters."""
+    """Writes lines to standard error, and on a terminal the current step of a campaign."""
+
+    _runs = 0
 
     def say(self, text: str) -> None:
         """Log `text` to the flow run and to standard error."""
         log_to_run(text)
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        self._write(f"{text}\n")
 
     def start(self, runs: int) -> None:
         """Start the progress display of a campaign of `runs` runs."""
+        self._runs = runs
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """Show the progress of the campaign.
+        """Show the progress of the campaign on a terminal.
 
         what: the current step. done: number of finished runs.
         usd: dollars so far; None if a price is unknown.
         """
+        if sys.stderr.isatty():
+            spent = "price unknown" if usd is None else f"${usd:.4f}"
+            columns = shutil.get_terminal_size().columns - 1
+            self._write(f"{done}/{self._runs} runs  {spent}  {what}"[:columns])
 
     def stop(self) -> None:
         """End the progress display of the campaign."""
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(_CLEAR_LINE + text if sys.stderr.isatty() else text)
+        sys.stderr.flush()
 
 
-_reporter: ContextVar[Reporter] = ContextVar("reporter")
-_PLAIN = Reporter()
+_REPORTER = Reporter()
 
 
 def reporter() -> Reporter:
-    """Return the reporter of this context. The default writes plain lines."""
-    return _reporter.get(_PLAIN)
-
-
-@contextmanager
-def reporting_to(other: Reporter) -> Iterator[None]:
-    """Use the reporter `other` within the block."""
-    token = _reporter.set(other)
-    try:
-        yield
-    finally:
-        other.stop()
-        _reporter.reset(token)
-
-
-def seconds_listed(seconds: Mapping[str, float]) -> str:
-    """Return the seconds of each phase as text, the longest phase first."""
-    longest = sorted(seconds.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{phase} {spent:.1f} s" for phase, spent in longest)
+    """Return the reporter of this process."""
+    return _REPORTER
 
 
 def log_to_run(text: str) -> None:
@@ -88,22 +80,9 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path)
 
     create_link_artifact(key="report", link=report.as_uri(), link_text="report.html")
 
-    shown = [
-        "workload",
-        "goal",
-        "rank",
-        "status",
-        "cluster",
-        "market",
-        "hours",
-        "usd",
-        "p_meets_constraint",
-        "reason",
-    ]
-    table = [{name: _plain(row[name]) for name in shown} for row in rows]
+    table = [{name: _plain(value) for name, value in row.items()} for row in rows]
     create_table_artifact(key="recommendations", table=table)
-    ordered = sorted(changes, key=lambda row: row["change"] not in _CHOICES)
-    lines = [f"- {_change(row)}" for row in ordered] or ["Nothing changed."]
+    lines = [f"- {_change(row)}" for row in changes] or ["Nothing changed."]
     create_markdown_artifact(key="what-changed", markdown="\n".join(["## What changed", *lines]))
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,36 +38,12 @@ _LONG = 12  # rows; a longer table is folded
 _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageSource:
-    """What the page says about a provider.
-
-    illustrative: True if the provider's prices are not real.
-    refresh: the command that refreshes the provider's recommendations.
-    """
-
-    illustrative: bool
-    refresh: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """A titled table with an optional chart."""
-
-    title: str
-    text: TextTable
-    svg: Markup | None
-
-    @property
-    def folded(self) -> bool:
-        return self.svg is not None or len(self.text.lines) > _LONG
-
-
-def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, PageSource]) -> str:
+def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, Row]) -> str:
     """Return the page as HTML.
 
     frames: the result of `warehouse.reads.reported`.
-    sources: an entry for every provider that has published.
+    sources: for every provider that has published, `illustrative` (True if its prices are not real)
+    and `refresh`, the command that refreshes its recommendations.
     """
     rows = {name: _rows(frame) for name, frame in frames.items()}
     recommended = rows["recommendations"]
@@ -120,12 +96,14 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 Plot = Callable[["Axes", pd.DataFrame], None]
 
 
-def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> list[Panel]:
+def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> Sequence[Row]:
+    """Return a panel for each title in `rows`: a table, and a chart if `plot` is given."""
     panels = []
-    for title, group in groupby(rows, key=lambda row: str(row["title"])):
+    for title, group in groupby(rows, key=itemgetter("title")):
         shown = list(group)
-        svg = _svg(plot, pd.DataFrame(shown)) if plot else None
-        panels.append(Panel(title=title, text=text_table(shown, columns), svg=svg))
+        svg, text = plot and _svg(plot, pd.DataFrame(shown)), text_table(shown, columns)
+        folded = svg is not None or len(text.lines) > _LONG
+        panels.append({"title": title, "text": text, "svg": svg, "folded": folded})
     return panels
 
 
@@ -176,28 +154,6 @@ def _errors(axes: Axes, frame: pd.DataFrame) -> None:
     percent = 100 * frame.set_index("version")[[*names]].astype(float).rename(columns=names)
     percent.plot(ax=axes, marker="o", color=[_ACCENT, _GREY, _SECOND], ylabel="%")
     axes.axhline(90, color=_GREY, linestyle="--", linewidth=1)
-
-
-def _ratios(axes: Axes, frame: pd.DataFrame) -> None:
-    """Plot, for each choice, the measured step time divided by the promised step time.
-
-    A vertical line shows the promised interval.
-    """
-    axes.vlines(frame.index, frame["low"], frame["high"], _GREY, label="promised interval")
-    within = frame["within_interval"].astype(bool)
-    for chosen, marker, color, label in (
-        (frame[within], "o", _ACCENT, "measured inside"),
-        (frame[~within], "x", _SECOND, "measured outside"),
-    ):
-        axes.scatter(chosen.index, chosen["ratio"], marker=marker, color=color, label=label)
-    axes.set(xlabel="choice, the newest last", ylabel="measured / promised step")
-
-
-def _spent(axes: Axes, frame: pd.DataFrame) -> None:
-    """Plot the dollars of each refresh."""
-    usd = frame["usd"].astype(float).fillna(0.0)
-    usd.index = pd.Index(f"{moment:%m-%d %H:%M}" for moment in frame["started_at"])
-    usd.plot.bar(ax=axes, color=_ACCENT, rot=45, ylabel="US dollars")
 
 
 _SECTIONS = {
@@ -287,7 +243,6 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         verdict: {verdict}
         regret: {regret:?.1%}
         """,
-        _ratios,
     ),
     "refreshes": (
         """
@@ -298,7 +253,6 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         not measured: {failed_runs:g}
         usd: {usd:.4g}
         """,
-        _spent,
     ),
     "spent": (
         """

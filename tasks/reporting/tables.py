@@ -1,6 +1,6 @@
-"""Print tables and sentences: with rich on a terminal, as plain text elsewhere.
+"""Print tables and sentences with rich.
 
-rich is imported inside functions, because plain text does not need it.
+rich is imported inside functions, because most programs that import this module print nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import string
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from models.domain.cluster import ANY_ZONE
 from models.domain.workload import Mode
 
 from .progress import goal_text
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from models.campaign.campaign import PlannedLaunch
 
 Row = Mapping[str, Any]
-OLD_PRICES = timedelta(days=7)
+_WIDE = 10_000  # columns, if the output is not a terminal: nothing is folded
 _CAUTION = re.compile(r"; caution: ([^;]+)")
 
 
@@ -50,7 +49,8 @@ def without_cautions(reason: str) -> str:
 class _Cell(string.Formatter):
     """Formats the values of a table cell.
 
-    A missing value becomes "unknown", or "" if its format begins with "?".
+    A missing value becomes "unknown", or "" if its format begins with "?". The values of a list are
+    formatted one by one.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -58,6 +58,8 @@ class _Cell(string.Formatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         plain = format_spec.removeprefix("?")
+        if isinstance(value, list | tuple):
+            return ", ".join(self.format_field(each, format_spec) for each in value)
         if value is None or value != value:
             return "" if plain != format_spec else "unknown"
         if isinstance(value, str):
@@ -93,14 +95,13 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     )
 
 
-def _say(text: str, style: str = "") -> None:
-    """Print `text`: with the rich style `style` and wrapped on a terminal, plain elsewhere."""
-    if not sys.stdout.isatty():
-        print(text)
-        return
+def _print(shown: Any, style: str = "") -> None:
+    """Print a text or a rich table, folded to the width of a terminal and plain elsewhere."""
     from rich.console import Console
 
-    Console().print(text, style=style, markup=False)  # a reason may contain square brackets
+    width = None if sys.stdout.isatty() else _WIDE
+    # A reason may contain square brackets, and a name colons.
+    Console(width=width, markup=False, emoji=False, highlight=False).print(shown, style=style)
 
 
 def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
@@ -110,39 +111,23 @@ def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
     """
     if not rows:
         return
-    if title:
-        _say(f"\n{title}", style="bold")
-    text = text_table(rows, columns)
-    if sys.stdout.isatty():
-        _draw_table(text)
-        return
-    lines = [text.headings, *text.lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = [
-            cell.rjust(width) if heading in text.numbers else cell.ljust(width)
-            for cell, width, heading in zip(line, widths, text.headings, strict=True)
-        ]
-        print("  ".join(cells).rstrip())
-
-
-def _draw_table(text: TextTable) -> None:
-    """Print a table with rich, with its cells folded to the width of the terminal."""
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
+    if title:
+        _print(f"\n{title}", style="bold")
+    text, table = text_table(rows, columns), Table(box=None, pad_edge=False)
     for heading in text.headings:
-        justify: Literal["right", "left"] = "right" if heading in text.numbers else "left"
-        table.add_column(heading, justify=justify, overflow="fold")
+        table.add_column(
+            heading, justify="right" if heading in text.numbers else "left", overflow="fold"
+        )
     for line in text.lines:
         table.add_row(*line)
-    Console(markup=False).print(table)
+    _print(table)
 
 
 def _print_notes(notes: Iterable[str]) -> None:
     for note in dict.fromkeys(notes):
-        _say(f"note: {note}")
+        _print(f"note: {note}")
 
 
 COLUMN_LEGEND = (
@@ -193,16 +178,15 @@ def print_recommendations(
     illustrative: providers whose prices are not real. Other prices are printed with their age.
     """
     for provider in {row["provider"] for row in rows} & set(illustrative):
-        _say(f"provider {provider}: prices are illustrative", style="italic")
+        _print(f"provider {provider}: prices are illustrative", style="italic")
     billed = [row for row in rows if row["provider"] not in illustrative and row["price_as_of"]]
     if billed:
         oldest = min(row["price_as_of"] for row in billed)
         age = (now or datetime.now(UTC)) - oldest
-        text = f"prices as of {oldest:%Y-%m-%d %H:%M} UTC"
-        text += f", {age.days} days old" if age > OLD_PRICES else ""
+        text = f"prices as of {oldest:%Y-%m-%d %H:%M} UTC, {age.days} days old"
         if any(row["usd_storage"] for row in billed):
             text += "; usd includes volumes, public addresses and requests (--json lists them)"
-        _say(text, style="italic")
+        _print(text, style="italic")
     _print_notes(cautions_in(str(row["reason"]) for row in rows))
     key = itemgetter("provider", "workload")
     for provider, workload in dict.fromkeys(map(key, rows)):
@@ -210,25 +194,24 @@ def print_recommendations(
         _print_workload(group)
         sources = {row["interruption_source"] for row in group} - {None, ""}
         if sources and provider not in illustrative:
-            _say(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
+            _print(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
     if any(row["cluster"] or row.get("frontier") for row in rows):
-        _say(f"\n{COLUMN_LEGEND}", style="italic")
+        _print(f"\n{COLUMN_LEGEND}", style="italic")
 
 
 def _print_workload(rows: Sequence[Row]) -> None:
     """Print the rows of one workload and provider: choices, reasons, frontier and pilots."""
-    _say(f"\n{rows[0]['workload']} ({rows[0]['provider']})", style="bold")
+    _print(f"\n{rows[0]['workload']} ({rows[0]['provider']})", style="bold")
     shown = [_recommended(row) for row in rows]
     for choice in shown:
         if choice["rank"] > 1:
             choice["goal"] = ""  # the first choice names the goal
-    if any(row["cluster"] for row in rows) or len({row["reason"] for row in rows}) > 1:
-        _print_table(shown, _RECOMMENDED)
+    _print_table(shown, _RECOMMENDED)
     reasons = [
         f"  {row['cluster'] or row['status']}: {without_cautions(row['reason'])}" for row in rows
     ]
     for reason in dict.fromkeys(reasons):
-        _say(reason, style="dim")
+        _print(reason, style="dim")
     for row in rows:
         frontier = [_described(one) for one in row.get("frontier") or ()]
         title = f"not beaten in both hours and dollars, of {row.get('candidates')} candidates"
@@ -246,20 +229,17 @@ def _print_pilots(pilots: Row) -> None:
         else f"choosing now is expected to cost {math.expm1(regret):.1%} more than the best choice"
     )
     if pilots["reason"]:
-        _say(f"\n{pilots['reason']}")
+        _print(f"\n{pilots['reason']}")
     elif pilots["settled"] is None:
-        _say(f"\nopen: {loss}; a few runs would not settle the choice")
+        _print(f"\nopen: {loss}; a few runs would not settle the choice")
     elif pilots["settled"]:
-        _say(f"\nsettled: {loss}")
+        _print(f"\nsettled: {loss}")
     else:
         usd = sum(run["usd"] for run in runs)
         title = f"open: {loss}; these {len(runs)} runs are the most informative and cost ${usd:.2g}"
         shown = [_described(run) for run in runs]
         for run in shown:
-            run["kind"] = run["kind"].replace("train", "step time")
-            if run["assured_after"] is not None:
-                run["regret_after"] = None
-            elif run["regret_after"] is not None:
+            if run["regret_after"] is not None:
                 run["regret_after"] = math.expm1(run["regret_after"])
         _print_table(shown, _PILOTS, title)
 
@@ -315,7 +295,7 @@ def print_launches(rows: Sequence[Row]) -> None:
     seconds, usd = sum(row["est_s"] for row in rows), sum(row["est_usd"] for row in rows)
     worst = [row["worst_usd"] for row in rows if row["worst_usd"] is not None]
     at_worst = f", at worst ${sum(worst):.2f} before the cap" if worst else ""
-    _say(
+    _print(
         f"{len(rows)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst}; nothing was started"
     )
 
@@ -361,7 +341,7 @@ def print_measured(found: Row, provider: str) -> None:
     spent = found["spent"]
     reasons = [run["reason"] for run in found["runs"] if run["reason"]]
     _print_notes([*reasons, *spent["notes"]])
-    _say(
+    _print(
         f"{spent['launches']} launches, ${spent['usd']:.4f}; the measurements are stored.\n"
         f"`srift refresh --provider {provider} --max-usd 0` learns from them and publishes"
     )
@@ -370,25 +350,25 @@ def print_measured(found: Row, provider: str) -> None:
 def print_status(found: Row) -> None:
     """Print the result of `tasks.monitoring.status.status_of`."""
     work, table = found["at_work"], found["published"]
+    refresh = "no refresh is running"
     if work:
-        _say(
+        refresh = (
             f"refresh {work['refresh_id']} is running"
             f" (process {work['pid']}, since {work['started_at']})"
         )
-    else:
-        _say("no refresh is running")
+    _print(refresh)
     leases = [lease for lease in found["leases"] if not lease["problem"]]
     _print_table(leases, _LEASES)
     if not found["leases"]:
-        _say("no machine is held")
+        _print("no machine is held")
     if table:
         model = f"model version {table['model_version']}" if table["model_version"] else "no model"
         age = table["published_at_h_ago"]
-        _say(f"published: {table['rows']} rows, {age:.1f} h ago, {model}")
+        _print(f"published: {table['rows']} rows, {age:.1f} h ago, {model}")
     if found["report_page"]:
         print(f"page: {found['report_page']}")  # not wrapped, so that a terminal can open the link
     for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
-        _say(sentence)
+        _print(sentence)
     _print_notes([*found["stale"], *found["limits"]])
 
 
@@ -401,27 +381,21 @@ _LEASES = """
 
 
 def print_workloads(known: Sequence[Row]) -> None:
-    """Print one line per workload and provider, then the workloads without data."""
+    """Print one line per workload and provider (empty for a workload without data)."""
     columns = """
         workload: {workload}
         provider: {provider}
-        devices: {device_names}
-        measured: {measured_rows:d}
-        imported: {imported_rows:d}
-        public: {public_rows:d}
-        parameters: {parameters:.3g}
-        gradient bytes: {gradient_bytes:.3g}
-        FLOPs a sample: {flops_per_sample:.3g}
+        devices: {devices}
+        measured: {measured_rows:?d}
+        imported: {imported_rows:?d}
+        public: {public_rows:?d}
+        parameters: {parameters:?.3g}
+        gradient bytes: {gradient_bytes:?.3g}
+        FLOPs a sample: {flops_per_sample:?.3g}
         newest row: {newest_measured_at:?%Y-%m-%d}
     """
-    shown = [row | {"device_names": ", ".join(row["devices"])} for row in map(dict, known)]
-    _print_table([row for row in shown if row["provider"]], columns)
-    nothing = [row["workload"] for row in known if not row["provider"]]
-    if nothing or not known:
-        _say(
-            f"nothing is known yet of {', '.join(nothing) or 'any workload'}:"
-            " run `srift refresh` to measure here, or `srift import` to load measurements"
-        )
+    _print_table(known, columns)
+    _print_notes(["`srift refresh` measures, and `srift import` loads measurements"])
 
 
 def print_offers(rows: Sequence[Row]) -> None:
@@ -435,15 +409,12 @@ def print_offers(rows: Sequence[Row]) -> None:
         GiB: {memory_gib:g}
         Gbit/s: {bandwidth_gbps:g}
         market: {market}
+        region: {region}
         zone: {zone}
         usd/h: {usd_per_hour:.4f}
         cut a day: {interrupted_a_day:?.1%}
     """
-    shown = [row | {"device": row["device"].replace(" ", "-")} for row in map(dict, rows)]
-    for row in shown:
-        if row["zone"] == ANY_ZONE:
-            row["zone"] = row["region"]
-    _print_table(shown, columns)
+    _print_table(rows, columns)
 
 
 def print_spend(found: Row) -> None:
@@ -458,10 +429,10 @@ def print_spend(found: Row) -> None:
     if rows:
         _print_table([*rows, {**found["total"], "of": "in all"}], by)
     else:
-        _say(f"nothing was spent on {found['provider']} machines")
+        _print(f"nothing was spent on {found['provider']} machines")
     _print_table(found["held"], _LEASES + "usd at most: {usd_at_deadline:.4f}", "held")
     if not found["held"] and not found["unreadable"]:
-        _say("no machine is held")
+        _print("no machine is held")
     _print_notes([f"{one}: its cost is unknown" for one in found["unreadable"]])
 
 
@@ -474,7 +445,7 @@ _SCALE = """
 
 def print_sizing(found: Row) -> None:
     """Print the result of `srift size`."""
-    _say(f"{found['workload']} ({found['provider']})", style="bold")
+    _print(f"{found['workload']} ({found['provider']})", style="bold")
     columns = """
         at 90 %: {largest_90:g}
         at 80 %: {largest_80:g}
@@ -530,14 +501,12 @@ def print_check(found: Row) -> None:
         for one in found["precisions"]
         if one["figures"]
     ]
-    for row in trained:
-        row["losses"] = ", ".join(f"{loss:.4g}" for loss in row["losses"])
     columns = """
         precision: {precision}
         batch: {batch:}
         step s: {step_s:.3g}
         input s: {input_s:.3g}
-        losses: {losses:}
+        losses: {losses:.4g}
         peak bytes: {peak_bytes:.4g}
         parameters: {parameters:,}
         gradient bytes: {gradient_bytes:,}
@@ -551,28 +520,23 @@ def print_check(found: Row) -> None:
 def print_imports(imports: Sequence[Row]) -> None:
     """Print one line per import, including forgotten imports."""
     if not imports:
-        _say("nothing was ever imported")
+        _print("nothing was ever imported")
     columns = """
         import: {import_id}
-        files: {files}
+        file: {file:?}
+        facts file: {facts_file:?}
         imported (UTC): {imported_at:%Y-%m-%d %H:%M}
         rows: {rows:}
         facts: {facts:}
         providers: {providers}
         workloads: {workloads}
-        state: {state}
+        forgotten: {forgotten}
     """
-    shown = []
-    for row in imports:
-        files = ", ".join(filter(None, (row["file"], row["facts_file"])))
-        state = "forgotten" if row["forgotten"] else ""
-        lists = {name: ", ".join(row[name]) for name in ("providers", "workloads")}
-        shown.append({**row, "files": files, "state": state, **lists})
-    _print_table(shown, columns)
+    _print_table(imports, columns)
 
 
 def print_scores(frame: pd.DataFrame, title: str, sentences: Sequence[str]) -> None:
     """Print `title`, the scoreboard `frame` rounded to four decimals, and notes."""
     text = frame.round(4).to_string(index=False) if len(frame) else ""
-    _say(f"{title}\n{text}".rstrip())
+    _print(f"{title}\n{text}".rstrip())
     _print_notes(sentences)

@@ -3,8 +3,6 @@
 `srift_models` is the copy of the package `models` that is stored with the version.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

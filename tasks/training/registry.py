@@ -6,7 +6,6 @@ is imported inside functions, because the import takes seconds.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -134,18 +133,15 @@ def _client(home: Path) -> Iterator[MlflowClient]:
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     # MLflow sets these variables, which would then look like the operator's choice.
-    for name, value in ((OPERATORS_STORE, chosen), ("MLFLOW_REGISTRY_URI", None)):
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    os.environ.pop("MLFLOW_REGISTRY_URI", None)
+    if not chosen:
+        os.environ.pop(OPERATORS_STORE, None)
     # This logger prints the traceback of every error.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield mlflow.MlflowClient(uri, uri)
-        except RegistryError:
-            raise
         except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
             why = disk_trouble(error) or str(error).partition("\n")[0]
             raise RegistryError(f"the model registry failed, the champion stays: {why}") from error
@@ -236,13 +232,13 @@ def load_champion(home: Path, provider: str) -> Champion | None:
     number, folder = known
     try:
         model = load((folder / "artifacts" / "model.pickle").read_bytes())
-        scores = json.loads((folder / "artifacts" / "scoreboard.json").read_text())
+        scores = pd.read_json(folder / "artifacts" / "scoreboard.json", dtype=False)
     except (OSError, ValueError, KeyError) as error:
         raise RegistryError(
             f"version {number} of {name} cannot be read: {error}. Artifacts have absolute paths:"
             " move SRIFT_HOME back, or delete its mlflow.db and run `srift refresh`"
         ) from error
-    return Champion(version=number, model=model, scoreboard=pd.DataFrame(scores))
+    return Champion(version=number, model=model, scoreboard=scores)
 
 
 def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:

@@ -1,7 +1,5 @@
 """Fit a challenger, score it on unseen setups, and promote it if the rule agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -131,30 +129,23 @@ def register(
 
 def card(provider: str, challenger: Challenger, provenance: Provenance, now: datetime) -> str:
     """Return the model card: what the model predicts, its errors, and how to call it."""
-    pooled = challenger.scoreboard[challenger.scoreboard["group"] == "all"]
-    lines = [
-        f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows,"
-        f" mean error {row['mean_error']:.1%}, "
-        f"median {row['median_error']:.1%}, 90 % intervals cover {row['coverage_90']:.0%}"
-        for row in pooled.to_dict("records")
-    ]
-    return "\n".join(
-        [
-            f"# {registry.name_of(provider)}",
-            f"Step time of PyTorch DDP training on `{provider}` machines,"
-            f" fitted {now:%Y-%m-%d %H:%M} UTC on "
-            f"{provenance.training_rows} measured runs (digest {provenance.training_digest}), "
-            f"code {provenance.code_commit}, seed {provenance.seed}.",
-            f"Workloads: {', '.join(challenger.model.workloads)}. "
-            f"Instance types: {', '.join(challenger.model.instance_types)}."
-            " Any other name is refused.",
-            "Errors on groups of setups that the fit did not see:",
-            *lines,
-            challenger.decision.reason,
-            f'Use: `mlflow.pyfunc.load_model("models:/{registry.name_of(provider)}@champion")'
-            ".predict(frame)` with "
-            "text columns `workload`, `cluster` (`2xa+1xb`), `batch_per_device` (`32+32+12`) "
-            "and optionally `layout`, "
-            "`accumulation_steps`, `strategy`, `precision`, `switches`. Intervals are 90 %.",
-        ]
+    name, pooled = registry.name_of(provider), challenger.scoreboard.query("group == 'all'")
+    scores = "\n".join(
+        f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows, mean error"
+        f" {row['mean_error']:.1%}, median {row['median_error']:.1%}, 90 % intervals cover"
+        f" {row['coverage_90']:.0%}"
+        for row in rows_of(pooled)
     )
+    return f"""# {name}
+Step time of PyTorch DDP training on `{provider}` machines, fitted {now:%Y-%m-%d %H:%M} UTC on
+{provenance.training_rows} measured runs (digest {provenance.training_digest}),
+code {provenance.code_commit}, seed {provenance.seed}.
+Workloads: {", ".join(challenger.model.workloads)}.
+Instance types: {", ".join(challenger.model.instance_types)}. Any other name is refused.
+Errors on groups of setups that the fit did not see:
+{scores}
+{challenger.decision.reason}
+Use: `mlflow.pyfunc.load_model("models:/{name}@champion").predict(frame)` with text columns
+`workload`, `cluster` (`2xa+1xb`), `batch_per_device` (`32+32+12`) and optionally `layout`,
+`accumulation_steps`, `strategy`, `precision`, `switches`. Intervals are 90 %.
+"""

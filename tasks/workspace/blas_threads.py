@@ -3,8 +3,6 @@
 A fit of 4,853 rows on 2 busy cores takes 48 to 90 s with two threads, 4 to 6 s with one.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from threadpoolctl import threadpool_limits

@@ -1,7 +1,5 @@
 """Create the credential of SRIFT_HOME, `srift:PASSWORD`, for the servers of `make up`."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import stat

@@ -3,8 +3,6 @@
 Local hosts have no network, so their environments are installed before they start.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time
@@ -32,14 +30,10 @@ def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
     environment = environment_at(home, spec)
     if installed(environment) is None:
         reporter().say(f"installing the requirements of workload {spec.name} ({spec.requirements})")
-    try:
-        # pip may write into the folder that it builds, so it gets a copy.
-        with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:
-            unpack(source.travels_as(source.read()), Path(folder) / "code")
-            python = install(spec.requirements, Path(folder) / "code", environment, spec.name)
-    except OSError as error:
-        raise NotInstalled(f"requirements of {spec.name} were not installed: {error}") from error
-    return python
+    # pip may write into the folder that it builds, so it gets a copy.
+    with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:
+        unpack(source.travels_as(source.read()), Path(folder) / "code")
+        return install(spec.requirements, Path(folder) / "code", environment, spec.name)
 
 
 def not_installable(settings: Settings) -> dict[str, str]:

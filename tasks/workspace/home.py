@@ -1,7 +1,5 @@
 """Check the disk of SRIFT_HOME, and read its SQLite files."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import sqlite3
@@ -29,23 +27,6 @@ _READ_ONLY = ("readonly database", "Read-only file system")
 
 class Wrong(ProviderError):
     """A check failed; the message names the problem and the fix."""
-
-
-def damage(store: Path) -> str:
-    """Return a description of the damage of a SQLite file.
-
-    Returns "" if the file is intact, missing or locked.
-    """
-    if not store.exists():
-        return ""
-    try:
-        with closing(_opened(store)) as connection:
-            (found,) = connection.execute("pragma quick_check(1)").fetchone()
-    except sqlite3.OperationalError:  # locked by another process
-        return ""
-    except sqlite3.DatabaseError as error:
-        return str(error)
-    return "" if found == "ok" else str(found)
 
 
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
@@ -92,13 +73,20 @@ def check_home(home: Path) -> str:
 def registry_damage(home: Path) -> str:
     """Return a sentence on the damage of the home's model registry and the fix.
 
-    Returns "" if the registry is intact.
+    Returns "" if the file is intact, missing or locked.
     """
-    found = damage(home / "mlflow.db")
-    if not found:
+    store = home / "mlflow.db"
+    try:
+        with closing(_opened(store)) as connection:
+            (found,) = connection.execute("pragma quick_check(1)").fetchone()
+    except sqlite3.OperationalError:  # missing, or locked by another process
+        return ""
+    except sqlite3.DatabaseError as error:
+        found = error
+    if found == "ok":
         return ""
     return (
-        f"the model registry {home / 'mlflow.db'} is damaged: {found}. Move it away and run"
+        f"the model registry {store} is damaged: {found}. Move it away and run"
         " `srift refresh`, which fits the model again"
     )
 

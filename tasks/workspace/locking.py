@@ -3,8 +3,6 @@
 The kernel releases a lock when its process dies.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -25,9 +23,15 @@ _POLL_S = 2.0
 
 
 class Busy(Exception):
-    """Another refresh runs in this home."""
+    """Another refresh runs in this home. `other` is the result of `at_work`."""
 
     exit_code = 1
+
+    def __init__(self, other: Mapping[str, Any]) -> None:
+        super().__init__(
+            f"refresh {other.get('refresh_id')} (process {other.get('pid')}, since"
+            f" {other.get('started_at')}) runs in this home: wait, or end it and run `srift reap`"
+        )
 
 
 @contextmanager
@@ -50,9 +54,9 @@ def refresh_lock(
             if other is None:
                 continue  # a reader held the lock for a moment
             if left_s <= 0:
-                raise _busy(other)
+                raise Busy(other)
             if left_s == patience_s:
-                reporter().say(f"{_describe(other)}; waiting for its end")
+                reporter().say(f"waiting: {Busy(other)}")
             sleep(_POLL_S)
             left_s -= _POLL_S
         file.truncate(0)
@@ -77,7 +81,7 @@ def refuse_if_at_work(home: Path) -> None:
     """Raise Busy if a refresh runs. Commands call this before they start Prefect, which is slow."""
     other = at_work(home)
     if other is not None:
-        raise _busy(other)
+        raise Busy(other)
 
 
 def patience_s() -> float:
@@ -124,14 +128,3 @@ def store_timings(workspace: Workspace, refresh_id: str, seconds: Mapping[str, f
     rows = [{"phase": phase, "seconds": spent} for phase, spent in seconds.items()]
     with workspace.warehouse.transact() as connection:
         append.append(connection, "raw_timings", rows, refresh_id=refresh_id)
-
-
-def _busy(other: Mapping[str, Any]) -> Busy:
-    return Busy(f"{_describe(other)}; nothing was started. Wait, or end it and run `srift reap`")
-
-
-def _describe(other: Mapping[str, Any]) -> str:
-    return (
-        f"refresh {other.get('refresh_id')} (process {other.get('pid')}, since"
-        f" {other.get('started_at')}) runs in this home"
-    )

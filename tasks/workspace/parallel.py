@@ -1,7 +1,5 @@
 """Map a function over values in several processes, for commands that run outside a flow."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from typing import Any

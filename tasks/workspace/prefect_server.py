@@ -1,7 +1,5 @@
 """Run Prefect's server for a single command."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

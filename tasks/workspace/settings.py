@@ -11,7 +11,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -158,8 +157,8 @@ class WorkloadSettings(_Section):
     @field_validator("env")
     @classmethod
     def _allowed(cls, env: dict[str, str]) -> dict[str, str]:
-        for name, value in env.items():
-            if not _VARIABLE.fullmatch(name) or "\0" in value:
+        for name in env:
+            if not _VARIABLE.fullmatch(name):
                 raise ValueError(f"{name!r} is not the name of a variable")
             if any(fnmatchcase(name, pattern) for pattern in _RESERVED.split()):
                 raise ValueError(f"{name} is reserved: Srift, torchrun or the machine sets it")
@@ -222,8 +221,6 @@ class Shared(_Section):
     def _complete(self) -> Shared:
         if bool(self.host) != bool(self.data):
             raise ValueError("set both host and data, or neither")
-        if self.dask and find_spec("prefect_dask") is None:
-            raise ValueError("Dask is not installed: run `pip install 'srift[dask]'`")
         return self
 
     def url(self, database: str, driver: str) -> str:
@@ -338,14 +335,12 @@ class Settings(_Section):
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
         """Return a pair: the description of a workload that is sent to machines, and its code.
 
-        Raises SettingsError if the name is unknown, or the code or data cannot be read.
+        Raises SettingsError if the name is unknown or the data cannot be read, and OSError if the
+        code cannot be read.
         """
         source, function = self.source(name)
         stated, data = self.stated(name), self.data(name)
-        try:
-            contents = source.read()
-        except OSError as error:
-            raise SettingsError(f"workloads.{name}: cannot read {error.filename}") from None
+        contents = source.read()
         data_digest = "" if data is None else data.digest
         digest = source.digest(
             contents, function, stated.arguments, env=stated.env, data=data_digest
@@ -391,37 +386,36 @@ class Settings(_Section):
         return self.travelling(name)[0].digest
 
 
-def find_file(start: Path | None = None) -> Path:
-    """Return the path of the nearest srift.toml in the folder `start` or a folder above it.
-
-    start: the working directory if None. Raises SettingsError if there is no srift.toml.
-    """
-    here = (start or Path.cwd()).resolve()
-    for folder in (here, *here.parents):
-        if (folder / FILE).is_file():
-            return folder / FILE
-    raise SettingsError(f"no {FILE} in {here} or above it: change to a project, or create the file")
-
-
 def load_settings(file: Path | None = None) -> Settings:
     """Return the settings of `file`, or of the nearest srift.toml if `file` is None.
 
-    The search for srift.toml starts at the folder SRIFT_ROOT if this variable is set. Raises
-    SettingsError, which names every wrong key.
+    The search for srift.toml starts at the folder SRIFT_ROOT if this variable is set, else at the
+    working directory, and continues in the folders above. Raises SettingsError, which names every
+    wrong key.
     """
-    start = os.environ.get(f"{PREFIX}ROOT")
-    path = (file or find_file(Path(start) if start else None)).resolve()
+    here = Path(os.environ.get(f"{PREFIX}ROOT") or ".").resolve()
+    found = (folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file())
+    path = file or next(found, None)
+    if path is None:
+        raise SettingsError(f"no {FILE} in {here} or above it: change to a project, or create it")
     try:
         body = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
-    variables = [name for name in sorted(os.environ) if name.upper().startswith(PREFIX)]
+    variables = [
+        name
+        for name, value in sorted(os.environ.items())
+        if name.upper().startswith(PREFIX) and name != f"{PREFIX}ROOT" and value
+    ]
     try:
         for variable in variables:
-            _override(body, variable)
-        settings = Settings(root=path.parent, **body)
+            _merge(body, _stated_by(variable))
+        settings = Settings(root=path.resolve().parent, **body)
     except (TypeError, ValueError) as error:
-        lines = [f"{path}, with {', '.join(variables) or 'no variables'}:", *_problems(error)]
+        problems = [str(error)]
+        if isinstance(error, ValidationError):
+            problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        lines = [f"{path}, with {', '.join(variables) or 'no variables'}:", *problems]
         raise SettingsError("\n  ".join(lines)) from None
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
@@ -429,35 +423,26 @@ def load_settings(file: Path | None = None) -> Settings:
     return settings
 
 
-def _override(body: dict[str, Any], variable: str) -> None:
-    """Override a value in `body` with the variable SRIFT_SECTION__KEY.
+def _stated_by(variable: str) -> dict[str, Any]:
+    """Return what the variable SRIFT_SECTION__KEY states, in the form of a parsed srift.toml.
 
-    body: the parsed srift.toml. The variable holds JSON for a list or a section. A section changes
-    only the keys that it names. Raises ValueError if the value is malformed.
+    The variable holds JSON for a list or a section. Raises ValueError if it is malformed.
     """
     *sections, key = variable.lower()[len(PREFIX) :].split("__")
     value: Any = os.environ[variable]
-    if not value or (not sections and key == "root"):
-        return
-    if not sections and key == "home":
+    if variable == f"{PREFIX}HOME":
         value = str(Path(value).expanduser().absolute())
     elif value[0] in "[{":
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"{variable}: not valid JSON: {error}") from None
+        value = json.loads(value)
     for section in reversed(sections):
         key, value = section, {key: value}
-    try:
-        _merge(body, {key: value})
-    except TypeError as error:
-        raise ValueError(f"{variable}: {error}") from None
+    return {key: value}
 
 
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Override values in `body` with `changes`. Sections are merged key by key.
 
-    Raises TypeError if `changes` has a section where `body` has a plain value.
+    Raises ValueError if `changes` has a section where `body` has a plain value.
     """
     for key, value in changes.items():
         if not isinstance(value, dict):
@@ -465,13 +450,4 @@ def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
         elif isinstance(body.setdefault(key, {}), dict):
             _merge(body[key], value)
         else:
-            raise TypeError(f"{key} is not a section")
-
-
-def _problems(error: Exception) -> list[str]:
-    if not isinstance(error, ValidationError):
-        return [str(error)]
-    return [
-        f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}"
-        for one in error.errors()
-    ]
+            raise ValueError(f"{key} is not a section")

@@ -1,7 +1,5 @@
 """Open the warehouse of an installation: the file in SRIFT_HOME, or a shared warehouse."""
 
-from __future__ import annotations
-
 from warehouse.database import WAIT_S, Warehouse
 from warehouse.lake import TURN_S, Lake, SharedWarehouse
 

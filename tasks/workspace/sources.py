@@ -1,7 +1,5 @@
 """Select the files of a workload's code, compute their digest, and pack them for machines."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

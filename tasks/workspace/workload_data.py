@@ -1,7 +1,5 @@
 """Read the setting `data` of a workload: a folder of this machine, or a prefix in S3."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

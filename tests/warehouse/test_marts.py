@@ -6,7 +6,7 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import DEFINED, NOON, PROFILE, ROWS, TYPES, body, record, setup
+from tests.warehouse.builders import DEFINED, NOON, PROFILE, ROWS, TYPES, body, setup
 from warehouse.append import (
     append,
     append_records,
@@ -16,10 +16,9 @@ from warehouse.append import (
 from warehouse.reads import (
     MOST_REPEATS,
     MOST_SETUPS,
-    counted_runs,
     launched,
-    learning,
     mart,
+    measured_workloads,
     torch_lines,
     training_digest,
     training_frames,
@@ -111,7 +110,7 @@ def test_of_many_repeats_the_newest_are_learned_from(warehouse):
     days = f"timestamp '2026-01-01' + to_days(day::int) as measured_at from range({MOST_REPEATS + 5}) d(day)"
     taken = imported(warehouse, f"select 'a' as workload, '8' as batch, {days}")
     assert min(taken.measured_at) == pd.Timestamp("2026-01-06") and len(taken) == MOST_REPEATS
-    assert counted_runs(warehouse, "ec2") == MOST_REPEATS + 5
+    assert measured_workloads(warehouse, "ec2") == {"a": MOST_REPEATS + 5}
 
 
 def test_of_many_setups_each_workload_keeps_as_many(warehouse):
@@ -180,14 +179,6 @@ def test_restarts_of_elastic_runs_are_told_apart(defined):
     run = mart(defined, "elastic_runs").iloc[0]
     assert [run.starts, run.lost_machines, run.lost_steps, run.checkpoint_every] == [4, 2, 6, 4]
     assert run.seconds == 99 and counts(defined) == [0, 0, 0, 0]
-
-
-def test_learning_runs_keep_their_losses_apart(defined):
-    values = {"losses": [2.0, None], "steps_a_window": 20, "diverged": True}
-    load(defined, body("l", kind="learn", values=values, item={"seed": 7}))
-    [row] = learning(defined, "local").to_dict("records")
-    assert (row["seed"], row["steps_a_window"], row["diverged"]) == (7, 20, True)
-    assert row["losses"][0] == 2.0 and counts(defined) == [0, 0, 0, 0]
 
 
 def test_a_changed_workload_is_measured_anew(defined):
@@ -280,24 +271,3 @@ def test_spend_adds_up_by_refresh_and_by_workload(warehouse):
     by_workload = mart(warehouse, "lease_spend").set_index(["lease_id", "workload"]).usd
     assert by_workload["x", "tiny"] == 0.1875 and by_workload["x", "other"] == 0.0625
     assert by_workload["y", ""] == 0.25
-
-
-def test_a_version_that_a_new_registry_counts_again_stands_beside_the_old(warehouse):
-    made = {"training_digest": "d", "promoted": True, "reason": "", "code_commit": "abc"}
-    score = {"split": "workload", "group": "all", "rows": 9}
-    for refresh_id, error in (("old", 0.5), ("new", 0.1)):
-        of = {"provider": "local", "version": "1", "refresh_id": refresh_id}
-        with warehouse.transact() as connection:
-            for new in (1, 0):
-                assert append(connection, "raw_models", [made | of], trained_at=NOON) == new
-                assert (
-                    append(connection, "raw_scores", [score | {"mean_error": error}], **of) == new
-                )
-    versions = mart(warehouse, "model_versions").set_index("refresh_id")
-    assert versions.mean_error.to_dict() == {"old": 0.5, "new": 0.1}
-
-
-def test_a_run_without_an_end_was_measured_when_it_was_loaded(defined):
-    body_without_end = record("x") | {"setup": setup(), "ended_unix": None}
-    load(defined, body_without_end)
-    assert mart(defined, "runs").measured_at[0] == NOON.replace(tzinfo=None)

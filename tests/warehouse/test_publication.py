@@ -141,13 +141,6 @@ def test_sound_rows_are_published_and_twice_changes_nothing(warehouse):
     assert list(table.cluster_offers[0]) == [offered("small", 2, 0.01)]
 
 
-def test_a_recommendation_that_lacks_a_column_is_refused(warehouse):
-    row = recommendation()
-    del row["hours"]
-    with pytest.raises(ValueError, match="hours"):
-        publish(warehouse, [row], stamp(1))
-
-
 def test_the_current_publication_is_each_providers_newest(warehouse):
     for publication in (stamp(2), stamp(1), stamp(1, provider="ec2")):
         publish(warehouse, [recommendation()], publication)

@@ -1,7 +1,5 @@
 """Export an EC2 Fleet request, which starts either all machines together in one zone, or none."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

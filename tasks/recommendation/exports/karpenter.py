@@ -7,14 +7,11 @@ the goal is to minimise hours, the overlay instead replaces the price by a numbe
 the hours.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from models.domain.workload import Goal
 
-from .selection import RankedCluster, Selection, as_comment
-from .yaml_text import as_yaml, label
+from .selection import RankedCluster, Selection, as_comment, as_yaml, label
 
 
 def karpenter(selection: Selection) -> tuple[Any, str]:

@@ -1,7 +1,5 @@
 """Export parts of requests for SageMaker training jobs: machines, environment and time limits."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 from ...providers.ec2.api import shape_of
 from .selection import ExportRefused, RankedCluster, Selection
 
-MAX_GROUPS = 5  # SageMaker's limit on the instance groups of a training job
 MAX_RUNTIME_S = 28 * 86400  # SageMaker's limit on the duration of a training job
 # The runtime limit is this factor times the 90th percentile of the hours. It is generous, because a
 # stopped job costs money and produces nothing. It only stops jobs that hang.
@@ -55,8 +52,6 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
     missing = [f"ml.{kind}" for kind in cluster.types if f"ml.{kind}" not in offered]
     if missing:
         return f"SageMaker does not offer {' and '.join(missing)}"
-    if len(cluster.offers) > MAX_GROUPS:
-        return f"a training job has at most {MAX_GROUPS} instance groups"
     if cluster.row["hours_p90"] * 3600 > MAX_RUNTIME_S:
         return f"a training job runs at most {MAX_RUNTIME_S // 86400} days"
     return ""

@@ -1,11 +1,12 @@
 """Select the published rows that an export uses: the requested rank, and ranks after it."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import yaml
 
 from models.domain.cluster import ANY_ZONE, parse_cluster, parse_numbers
 from models.domain.suggestions import nearest_names
@@ -99,7 +100,7 @@ class Selection:
         usd = "unknown dollars"
         if row["usd"] is not None:
             usd = f"${row['usd']:.4g} (90th percentile ${row['usd_p90']:.4g})"
-        chances = {"meet the constraint": "p_meets_constraint", "be the best": "p_best"}
+        chance = row["p_meets_constraint"]
         return [
             f"{row['workload']}, {goal_text(row)}: rank {self.first.rank}, {self.first.name}"
             f" in {row['region']}",
@@ -108,11 +109,7 @@ class Selection:
             f"predicted: {row['hours']:.3g} hours (90th percentile {row['hours_p90']:.3g}),"
             f" {usd}; a step {row['step_s']:.3g} s"
             f" (90 % interval {row['step_low_s']:.3g} to {row['step_high_s']:.3g})",
-            *(
-                f"probability to {what}: {row[column]:.0%}"
-                for what, column in chances.items()
-                if row[column] is not None
-            ),
+            *([] if chance is None else [f"probability to meet the constraint: {chance:.0%}"]),
             f"prices as of {row['price_as_of']:%Y-%m-%d %H:%M} UTC,"
             f" {self._age_h('price_as_of') / 24:.1f} days before this export",
             f"training: {row['strategy']} in {row['precision']}, switches {row['switches']};"
@@ -185,3 +182,12 @@ def select(
 
 def as_comment(lines: Sequence[str]) -> str:
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
+
+def as_yaml(value: Any) -> str:
+    return str(yaml.safe_dump(value, sort_keys=False, width=1000))
+
+
+def label(text: str) -> str:
+    """Return a name for Kubernetes and SkyPilot: lower-case letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")

@@ -1,11 +1,8 @@
 """Export a SkyPilot task that starts the recommended machines and trains on them."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from .selection import PORT, RankedCluster, Selection, as_comment
-from .yaml_text import as_yaml, label
+from .selection import PORT, RankedCluster, Selection, as_comment, as_yaml, label
 
 
 def skypilot(selection: Selection) -> tuple[Any, str]:
@@ -22,7 +19,7 @@ def skypilot(selection: Selection) -> tuple[Any, str]:
         "resources": resources[0] if len(resources) == 1 else {"ordered": resources},
         "envs": first.environment | {"TRAINING_SCRIPT": "train.py"},
         "workdir": ".",
-        "setup": 'python3 -c "import torch" || pip install torch\n',
+        "setup": 'python3 -c "import torch" || pip install torch',
         "run": _run(first),
     }
     notes = [
@@ -50,5 +47,5 @@ def _run(cluster: RankedCluster) -> str:
     return (
         f'{before}torchrun --nnodes "$SKYPILOT_NUM_NODES" --node-rank "$SKYPILOT_NODE_RANK"'
         f' --nproc-per-node {devices} --master-addr "$(echo "$SKYPILOT_NODE_IPS" | head -n1)"'
-        f' --master-port {PORT} "$TRAINING_SCRIPT"\n'
+        f' --master-port {PORT} "$TRAINING_SCRIPT"'
     )

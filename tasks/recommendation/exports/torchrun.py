@@ -1,7 +1,5 @@
 """Export a Python file with the batch of each torchrun process, and the commands that start it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .selection import PORT, Row, Selection, as_comment

@@ -148,13 +148,6 @@ def test_files_of_another_form_are_refused(warehouse, tmp_path):
             import_measurements(warehouse, ImportFiles(measurements=path), NOON)
 
 
-def test_unknown_columns_and_types_are_said(warehouse):
-    loaded = load(warehouse, row(cluster="1xmine", colour="red"))
-    assert any("colour" in sentence for sentence in loaded.sentences)
-    assert any("mine" in sentence for sentence in loaded.sentences)
-    assert loaded.as_text().startswith("1 rows, 1 of them new")
-
-
 def test_one_run_id_with_two_contents_is_refused_in_a_file_and_first_counts_between_files(
     warehouse,
 ):
@@ -180,14 +173,6 @@ def test_implausible_rows_take_force(warehouse, text):
         load(warehouse, text)
     assert runs(warehouse).empty
     assert load(warehouse, text, force=True).new > 0
-
-
-def test_rows_are_judged_by_those_loaded_before_and_not_again(warehouse):
-    load(warehouse, row())
-    with pytest.raises(ImportRefused):
-        load(warehouse, row(step_s=500))
-    load(warehouse, row(step_s=500), force=True)
-    assert load(warehouse, row(step_s=500)).new == 0
 
 
 def test_facts_make_rows_implausible(warehouse):
@@ -254,22 +239,7 @@ def test_facts_alone_are_an_import(warehouse):
         load(warehouse, "", FACTS.replace("1e6", "-1"))
 
 
-def test_the_last_facts_count_until_they_are_forgotten(warehouse):
-    texts = [FACTS, FACTS.replace("1e6", "2e6"), FACTS]
-    ids = [load(warehouse, "", text).import_id for text in texts]
-    assert mart(warehouse, "workloads").parameters.tolist() == [1e6]
-    forget_import(warehouse, ids[0], NOON)
-    assert mart(warehouse, "workloads").parameters.tolist() == [2e6]
-
-
 def test_facts_of_two_imports_count_until_both_are_forgotten(warehouse):
     ids = [load(warehouse, "", text).import_id for text in (FACTS, FACTS + "big,20,80,\n")]
     assert forget_import(warehouse, ids[0], NOON).facts == 0
     assert forget_import(warehouse, ids[1], NOON).facts == 2
-
-
-def test_a_corrected_run_counts_once_the_first_is_forgotten(warehouse):
-    ids = [load(warehouse, row(run_id="r", step_s=step_s)).import_id for step_s in (0.5, 0.6)]
-    assert runs(warehouse).step_s.tolist() == [0.5]
-    forget_import(warehouse, ids[0], NOON)
-    assert runs(warehouse).step_s.tolist() == [0.6]

@@ -21,7 +21,7 @@ from tasks.data_files.public import (
     public_workloads,
 )
 from tasks.recommendation.ask import Question, answer
-from tasks.recommendation.known_workloads import known_workloads, provider_that_knows
+from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import DescribedMachines, install
 from warehouse.append import note_workloads
 from warehouse.reads import knows_import, mart, measured_workloads
@@ -53,12 +53,10 @@ def counted(here):
 
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here):
-    before = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
-    assert provider_that_knows(here.warehouse, here.settings, NAME)[0] == "ec2"
     assert not knows_import(here.warehouse, PUBLIC_IMPORT)
     assert load_public(here, NOON) == 4853 and load_public(here, NOON) == 0
-    after = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
-    assert before == after >= public_workloads().keys() and counted(here) == (0, 992)
+    known = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
+    assert known >= public_workloads().keys() and counted(here) == (0, 992)
 
 
 @pytest.mark.slow
@@ -106,12 +104,3 @@ def test_an_import_of_the_same_rows_counts_none_twice(here):
     own(here, ROW)
     forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
     assert counted(here) == (993, 0)
-
-
-def test_ones_own_facts_come_first(here, tmp_path):
-    file = tmp_path / "facts.csv"
-    file.write_text(f"workload,parameters,gradient_bytes\n{NAME},25557032,102228128\n")
-    import_measurements(here.warehouse, ImportFiles(workloads=file), NOON)
-    load_public(here, NOON)
-    facts = mart(here.warehouse, "workloads", provider="ec2", workload=NAME)
-    assert facts["parameters"].tolist() == [25557032]

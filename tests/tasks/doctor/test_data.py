@@ -5,8 +5,6 @@ import json
 import pytest
 
 from tasks.doctor.aws import examine_ec2
-from tasks.doctor.data import examine_data
-from tasks.doctor.findings import Finding
 from tasks.workspace.settings import load_settings
 from tests.ec2_home import project
 from tests.fake_ec2 import NOON, FakeAws, Fault
@@ -68,12 +66,3 @@ def test_what_does_not_fit_on_a_volume_is_wrong(aws, tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.doctor.data.KEPT_FREE_BYTES", 100 * 2**30)
     first = of_data(aws, having(tmp_path, "s3://photos/cats"))[0]
     assert first[0] == "wrong" and "volume_gib to 101" in first[1]
-
-
-def test_a_folder_is_looked_at_for_local_hosts_too_and_an_address_for_machines_alone(tmp_path):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "1.jpg").write_bytes(b"x")
-    says = f"1 files of 1 bytes in {tmp_path / 'images'}"
-    assert list(examine_data(having(tmp_path, "images"))) == [Finding("data of conv", "ok", says)]
-    assert list(examine_data(having(tmp_path, "s3://photos/cats"))) == []
-    assert list(examine_data(load_settings(project(tmp_path)))) == []

@@ -134,18 +134,6 @@ def test_a_missing_service_role_comes_with_its_command(aws, examined, code):
     assert examined('markets = ["on-demand"]', "[campaign]", 'market = "on-demand"') == {}
 
 
-def test_private_subnets_need_their_tag(aws, examined):
-    assert list(examined('subnets = "private"')) == [LAUNCHES]
-    aws.account.tagged = True
-    assert examined('subnets = "private"') == {}
-
-
-def test_a_quota_that_cannot_be_read_is_a_note(aws, examined):
-    action = "servicequotas:GetServiceQuota"
-    aws.faults = [Fault(action=action, code="AccessDeniedException", times=9)]
-    assert examined() == {}
-
-
 @pytest.mark.parametrize(("ahead_s", "found"), [(3, []), (250, ["clock"]), (-250, ["clock"])])
 def test_a_wrong_clock_is_found(aws, examined, ahead_s, found):
     aws.s3.skew_s = -ahead_s
@@ -171,3 +159,9 @@ def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(aws, tmp_
     policies = json.loads(CliRunner().invoke(app, ["doctor", "--print-policies"]).stdout)
     assert "arn:aws:s3:::mailbox/srift/code/*" in json.dumps(policies["node-policy"])
     assert "arn:aws:iam::999988887777:role/srift-node" in json.dumps(policies["controller-policy"])
+
+
+def test_a_quota_that_cannot_be_read_is_a_note(aws, examined):
+    action = "servicequotas:GetServiceQuota"
+    aws.faults = [Fault(action=action, code="AccessDeniedException", times=9)]
+    assert examined() == {}

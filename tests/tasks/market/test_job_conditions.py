@@ -13,7 +13,6 @@ from tasks.market.job_conditions import EC2_STARTUP_S, LOCAL_SLOPE, experience_o
 from tasks.market.offers import snapshot_offers
 from tasks.recommendation.recommend import Case
 from tests.installed import NOON, DescribedMachines, champion, install, measured
-from tests.warehouse.builders import setup
 from warehouse import append
 
 
@@ -81,13 +80,6 @@ def test_without_launches_ec2_has_the_prior_and_the_advised_rates(ec2):
     assert conditions.hazard.rates([("s.small", "a", 0.2)])[0, 0] == pytest.approx(0.2)
 
 
-def test_launches_say_something_of_other_types_and_little_of_the_other_market(ec2):
-    held(ec2, 20)
-    known = learned(ec2).startup.log_medians([("on-demand", "s.large"), ("spot", "s.small")])
-    other, spot = np.exp(known[:, 0])
-    assert 120 < other < 220 and spot == pytest.approx(EC2_STARTUP_S["spot"])
-
-
 def test_interruptions_raise_the_hazard_of_a_zone_and_quiet_hours_lower_it(ec2):
     snapshot_offers(ec2, "refresh-1", NOON)
     offers = {(o.instance_type.name, o.market): o for o in ec2.provider.offers(NOON)}
@@ -98,28 +90,3 @@ def test_interruptions_raise_the_hazard_of_a_zone_and_quiet_hours_lower_it(ec2):
     assert hazard is not None
     bad, calm = hazard.rates([("s.small", zone, advised) for zone in ("bad", "calm")])[:, 0]
     assert calm < advised / 4 and bad > 10 * calm
-
-
-def test_refusals_lower_availability(ec2):
-    held(ec2, 20, market="spot", zone="open")
-    full = setup(provider="ec2", cluster="2xs.small", market="spot", zone="full")
-    common = {"kind": "launch", "status": "refused", "reason": "none left", "ended_unix": 1e9}
-    refused = [
-        common | {"setup": full, "run_id": f"r{number}", "lease_id": f"r{number}"}
-        for number in range(20)
-    ]
-    with ec2.warehouse.transact() as connection:
-        append.append_records(connection, refused, refresh_id="r", loaded_at=NOON)
-    availability = learned(ec2).availability
-    assert availability is not None
-    granted = availability.granted
-    assert granted["s.small", "spot", "full"] < 0.3 < 0.9 < granted["s.small", "spot", "open"]
-
-
-def test_interruptions_on_ec2_are_described(ec2):
-    assert experience_of(ec2).interruptions == {}
-    held(ec2, 3, market="spot", instance_type="s.large", hours=12.5)
-    held(ec2, 1, market="spot", instance_type="s.large", interrupted=True)
-    held(ec2, 5)
-    (words,) = experience_of(ec2).interruptions.values()
-    assert "1 interruption in 38.5" in words and words.endswith("2026-11-19")

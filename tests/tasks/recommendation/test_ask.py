@@ -7,8 +7,6 @@ import pytest
 from models.domain.workload import Goal
 from models.planner.planner import nothing
 from tasks.data_files.imports import ImportFiles, import_measurements
-from tasks.market.offers import OffersWanted
-from tasks.providers.base import ProviderError
 from tasks.recommendation.ask import Question, answer
 from tasks.recommendation.recommend import Case
 from tasks.workspace.settings import IMPORTED, SettingsError
@@ -56,18 +54,6 @@ class Asked:
         question = Question(workload=workload, goal=TWELVE, **words)
         assert len(answer("ec2", question, top=1)) == 1
         return self.workloads[-1]
-
-
-def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(tmp_path, monkeypatch):
-    asked = Asked(tmp_path, monkeypatch)
-    offers = asked.here.provider.offers(NOON)
-    monkeypatch.setattr(
-        "tasks.recommendation.ask.current_offers",
-        lambda here: [o for o in offers if o.market == "on-demand"],
-    )
-    with pytest.raises(ProviderError):
-        spot = OffersWanted(filters=(("market", "spot"),))
-        answer("ec2", Question(workload="conv", goal=TWELVE, machines=spot), top=1)
 
 
 def test_an_imported_workload_is_answered_for_and_the_question_comes_before_what_is_stated(

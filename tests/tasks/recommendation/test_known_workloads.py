@@ -3,12 +3,8 @@
 import pytest
 
 from tasks.data_files.imports import ImportFiles, import_measurements
-from tasks.market import offers as prices
-from tasks.recommendation.known_workloads import known_workloads, provider_that_knows
-from tasks.workspace.settings import SettingsError
+from tasks.recommendation.known_workloads import known_workloads, unknown
 from tests.installed import NOON, install
-from tests.warehouse.builders import PROFILE, body, setup
-from warehouse.append import append_records, note_instance_types, note_workloads
 
 ROWS = """workload,provider,cluster,batch_per_device,step_s,precision,measured_at
 vit,ec2,1xg5.xlarge,16,0.5,fp32,2026-01-02
@@ -32,7 +28,7 @@ def here(tmp_path):
 
 def known(here):
     found = known_workloads(here.warehouse, here.settings)
-    return {(one["workload"], one["provider"]): one for one in found if not one["public_rows"]}
+    return {(one["workload"], one["provider"]): one for one in found}
 
 
 def test_rows_devices_and_facts_are_listed_by_provider(here):
@@ -47,48 +43,5 @@ def test_rows_devices_and_facts_are_listed_by_provider(here):
     assert found["conv", ""]["in_settings"] and not vit["in_settings"]
 
 
-def test_measured_rows_are_not_imported_rows(here):
-    with here.warehouse.transact() as connection:
-        noted = [{"workload": "conv", "digest": "w1"}]
-        note_workloads(connection, noted, provider="local", noted_at=NOON)
-        sizes = ("cores", "memory_gib", "bandwidth_gbps", "device_memory_gib")
-        small = {"provider": "local", "name": "small", "digest": "s1", "devices": 1}
-        small |= dict.fromkeys(sizes, 1.0) | {"device": "cpu", "device_tflops": None}
-        note_instance_types(connection, [small], noted_at=NOON)
-        runs = [body(f"run{b}", of=setup(workload="conv", batch_per_device=b)) for b in ("8", "16")]
-        append_records(connection, runs, refresh_id="r", loaded_at=NOON)
-    conv = known(here)["conv", "local"]
-    assert (conv["measured_rows"], conv["imported_rows"], conv["devices"]) == (2, 0, ["cpu"])
-
-
-def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(here):
-    prices.note_definitions(here, NOON)
-    assert ("conv", "local") not in known(here) and ("conv", "") in known(here)
-    with here.warehouse.transact() as connection:
-        note_workloads(
-            connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON
-        )
-        one = setup(
-            workload="conv", cluster="1xsmall", instance_types=["small"], instance_digests=["s1"]
-        )
-        profile = body("p", of=one, kind="profile", values=PROFILE)
-        append_records(connection, [profile], refresh_id="r", loaded_at=NOON)
-    assert known(here)["conv", "local"]["flops_per_sample"] == 3.0
-
-
-def test_nothing_is_known_before_the_first_refresh_and_nothing_is_made(tmp_path):
-    here = install(tmp_path)
-    here.warehouse.path.unlink()
-    assert set(known(here)) == {("conv", ""), ("lm", "")}
-    assert not here.warehouse.path.exists()
-
-
-def test_the_provider_that_knows_the_workload_is_asked(here):
-    def asked(workload):
-        return provider_that_knows(here.warehouse, here.settings, workload)
-
-    assert asked("conv") == ("local", "")
-    assert [asked(name)[0] for name in ("vit", "facts-only", "both")] == ["ec2", "ec2", "local"]
-    assert "--provider ec2" in asked("both")[1]
-    with pytest.raises(SettingsError, match="'vit'"):
-        asked("vitt")
+def test_another_provider_or_the_nearest_name_is_named(here):
+    assert "ec2" in str(unknown(here, "vit")) and "'vit'" in str(unknown(here, "vitt"))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-import numpy as np
 import pandas as pd
-import pytest
 
 from models.domain.workload import Goal, Mode, Workload
 from models.step_time.model import fit
@@ -52,24 +50,6 @@ def test_without_an_offer_that_has_a_price_there_are_no_pilots(tmp_path):
         found = pilots_of(here, champion(), replace(workload, goals=DEADLINE))
         assert (found["settled"], found["regret"], found["runs"]) == (None, None, [])
         assert "price" in found["reason"]
-
-
-class DearSpot(DescribedMachines):
-    """Without an AWS account list prices are known and spot prices are not."""
-
-    def offers(self, now):
-        return [
-            one if one.market == "on-demand" else replace(one, usd_per_hour=None)
-            for one in super().offers(now)
-        ]
-
-
-def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
-    here = install(tmp_path, "conv", "new_workload", provider=DearSpot())
-    assert here.settings.campaign.market == "spot"
-    found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE))
-    assert found["runs"]
-    assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])
 
 
 FACTS = {"workload": "new", "digest": "", "parameters": 50_000_000, "gradient_bytes": 200_000_000}
@@ -164,59 +144,19 @@ def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path):
         assert not hopeless["runs"] and hopeless["settled"] is None and hopeless["reason"]
 
 
-@pytest.mark.parametrize(("flops", "peak"), [(None, True), (1.5e10, False)])
-def test_without_a_guess_no_pilots_are_named(tmp_path, flops, peak):
-    known = model().model
-    if not peak:
-        machines = {
-            name: replace(each, device="", device_tflops=None)
-            for name, each in known.machines.items()
-        }
-        known = replace(known, facts=replace(known.facts, machines=machines))
-    asked_of = Champion(version=1, model=known)
-    found = pilots_of(home(tmp_path, flops=flops), asked_of, new_workload())
-    assert (found["settled"], found["regret"], found["runs"]) == (None, None, [])
-    assert found["reason"]
-
-
-STRANGERS = [
-    replace(TYPES[0], name="g6.one", device="L4", device_tflops=30.3, device_memory_gib=22.4),
-    replace(TYPES[0], name="z9.one", device="Z9", device_tflops=None),
-]
-
-
-@dataclass
-class WithStrangers(Gpus):
-    """And two devices without a measurement, of which the first has a data sheet."""
-
-    def instance_types(self):
-        return [*TYPES, *STRANGERS]
+class DearSpot(DescribedMachines):
+    """Without an AWS account list prices are known and spot prices are not."""
 
     def offers(self, now):
-        sold = synthetic.offers(TYPES)
-        for kind in STRANGERS:
-            for one in synthetic.offers([TYPES[0]]):
-                price = (one.usd_per_hour or 0.0) / 4
-                sold.append(replace(one, instance_type=kind, usd_per_hour=price))
-        return [replace(one, price_as_of=now) for one in sold]
+        return [
+            one if one.market == "on-demand" else replace(one, usd_per_hour=None)
+            for one in super().offers(now)
+        ]
 
 
-def test_a_device_without_a_measurement_is_compared_by_its_data_sheet(tmp_path):
-    here = install(tmp_path, "conv", provider=WithStrangers())
-    every = measured().instance_types, described(STRANGERS)
-    known = fit(replace(measured(), instance_types=pd.concat(every, ignore_index=True)), seed=1)
-    known = replace(known, workload_digests={**known.workload_digests, "b": ""})
-    workload = replace(new_workload(), name="b", digest="")
-    offers = here.provider.offers(NOON)
-    case = Case.of(here, Champion(version=1, model=known), workload, offers, pd.DataFrame())
-    assert case.by_data_sheet == ["L4"]
-    rows = [row for row in case.plan(top=9).rows if row["cluster"]]
-    on_it = [row for row in rows if "g6.one" in row["cluster"]]
-    others = [row for row in rows if row not in on_it]
-    assert on_it and not any("z9.one" in row["cluster"] for row in rows)
-    widths = [
-        min(np.log(row["step_high_s"] / row["step_low_s"]) for row in found)
-        for found in (on_it, others)
-    ]
-    assert widths[0] > 2 * widths[1]
-    assert "L4" in rows[0]["reason"] and "Z9" in rows[0]["reason"]
+def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
+    here = install(tmp_path, "conv", "new_workload", provider=DearSpot())
+    assert here.settings.campaign.market == "spot"
+    found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE))
+    assert found["runs"]
+    assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import cache
 
 import pandas as pd
@@ -15,9 +14,7 @@ from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
 from tasks.recommendation.recommend import Case, recommend_all, supply_of, with_usual_goals
 from tasks.training.registry import Champion
-from tasks.workspace.settings import IMPORTED
 from tests.installed import NOON, DescribedMachines, champion, install, measured
-from warehouse import append
 
 GOALS = ["cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"]
 
@@ -58,15 +55,6 @@ def test_every_goal_of_every_workload_has_a_row(here):
     for row in bare:
         assert row["status"] == "infeasible" and row["reason"] and "offers" not in row
         assert (row["cluster"], row["usd"], row["model_version"]) == (None, None, None)
-
-
-def test_a_workload_without_measurements_leaves_the_others_alone(tmp_path):
-    rows = rows_of(install(tmp_path, "conv", "new_workload"), asked=champion())
-    new = [row for row in rows if row["workload"] == "new_workload"]
-    assert [(row["goal"], row["status"]) for row in new] == [(goal, "infeasible") for goal in GOALS]
-    assert all("`srift refresh" in row["reason"] for row in new)
-    assert all(row["newest_measurement_at"] is None for row in new)
-    assert firsts(rows, "conv")["cheapest"]["status"] == "recommended"
 
 
 @cache
@@ -126,47 +114,6 @@ def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_la
             assert ("srift import" in row["reason"]) is not spends
 
 
-def test_measured_runs_count_the_runs_of_that_setup(here):
-    def counted(runs):
-        return int(
-            firsts(case_of(here, runs=runs).plan().rows, "conv")["cheapest"]["measured_runs"]
-        )
-
-    before = firsts(case_of(here).plan().rows, "conv")["cheapest"]
-    columns = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
-    run = {name: before[name] for name in columns} | Mode()._asdict()
-    run |= {"provider": "local", "measured_at": pd.Timestamp("2026-11-20")}
-    others = [run | {"accumulation_steps": 64}, run | {"workload": "lm"}]
-    assert counted(pd.DataFrame([run, run, *others])) == 2
-    assert counted(pd.DataFrame([run | {"runs": 2}, run | {"runs": 5, "layout": None}])) == 7
-
-
-def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here):
-    offers = here.provider.offers(NOON)
-    day = {one.instance_type.name: NOON - timedelta(days=at) for at, one in enumerate(offers)}
-    offers = [replace(one, price_as_of=day[one.instance_type.name]) for one in offers]
-    rows = rows_of(here, offers, asked=champion())
-    assert len({row["price_as_of"] for row in rows}) > 1
-    for row in rows:
-        assert row["price_as_of"] == min(day[one["instance_type"]] for one in row["cluster_offers"])
-    assert {row["price_as_of"] for row in rows_of(here, offers)} == {min(day.values())}
-
-
-@pytest.mark.parametrize("digest", ["edited", IMPORTED])
-def test_old_runs_do_not_count_for_a_changed_workload(here, digest):
-    rows = case_of(here, digest=digest).plan().rows
-    assert {row["status"] for row in rows} == {"infeasible"}
-
-
-def test_the_measured_size_of_a_gradient_reaches_the_planner(here):
-    row = {"workload": "conv", "digest": here.workloads[0].digest, "samples": 1}
-    row |= {"gradient_bytes": 123, "parameters": 30}
-    with here.warehouse.transact() as connection:
-        append.note_workloads(connection, [row], provider="local", noted_at=NOON)
-    workload = case_of(here).workload
-    assert (workload.gradient_bytes, workload.parameters) == (123, 30)
-
-
 @dataclass
 class Scored(DescribedMachines):
     """Machines with a placement score; after `patience` questions nobody answers."""
@@ -192,15 +139,6 @@ def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path):
     assert len(machines.asked) == len(set(machines.asked)) <= recommend.MOST_SCORES
 
 
-@pytest.mark.parametrize(("patience", "most", "asked"), [(1, 20, 2), (1000, 1, 1)])
-def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, patience, most, asked):
-    monkeypatch.setattr(recommend, "MOST_SCORES", most)
-    machines = Scored(patience=patience)
-    rows = rows_of(install(tmp_path, provider=machines), asked=champion())
-    assert len(machines.asked) == asked
-    assert {row["placement_score"] for row in rows} > {None}
-
-
 def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(here):
     offers = [
         replace(one, interruption_source="Spot Advisor", own_price="own discount")
@@ -223,3 +161,12 @@ def test_a_strategy_without_proof_of_learning_is_vetoed(here):
     case = case_of(here, modes=(Mode(), sparse))
     supply = supply_of(here, case.workload, case.known, case.experience.conditions)
     assert list(supply.vetoes) == [sparse]
+
+
+@pytest.mark.parametrize(("patience", "most", "asked"), [(1, 20, 2), (1000, 1, 1)])
+def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, patience, most, asked):
+    monkeypatch.setattr(recommend, "MOST_SCORES", most)
+    machines = Scored(patience=patience)
+    rows = rows_of(install(tmp_path, provider=machines), asked=champion())
+    assert len(machines.asked) == asked
+    assert {row["placement_score"] for row in rows} > {None}

@@ -4,49 +4,23 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tasks.reporting import progress
-from tasks.reporting.live_progress import LiveReporter, working
-from tasks.reporting.progress import Reporter, reporter, reporting_to
+from tasks.reporting.progress import Reporter
 
 
-def terminal():
-    shown = io.StringIO()
-    return Console(file=shown, force_terminal=True, width=120), shown
-
-
-def test_off_a_terminal_only_finished_steps_are_lines(capsys):
+@pytest.mark.parametrize(("terminal", "shown"), [(False, False), (True, True)])
+def test_the_current_step_is_shown_on_a_terminal_alone(monkeypatch, terminal, shown):
+    written = io.StringIO()
+    written.isatty = lambda: terminal
+    monkeypatch.setattr("sys.stderr", written)
     plain = Reporter()
-    plain.start(3)
-    plain.watch("2xa: train conv", 1, 0.1)
+    plain.start(5)
+    plain.watch("2xa: train conv", 2, 0.1234)
     plain.say("prices: 10 offers")
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "prices: 10 offers\n")
-
-
-def test_the_bar_shows_runs_and_dollars_and_goes_away():
-    console, shown = terminal()
-    live = LiveReporter(console)
-    with pytest.raises(KeyboardInterrupt), reporting_to(live):
-        assert reporter() is live
-        live.start(5)
-        live.watch("2xa: train conv", 2, 0.1234)
-        live.say("an [odd] word")
-        raise KeyboardInterrupt
-    for words in ("2xa: train conv", "2/5", "$0.1234", "an [odd] word"):
-        assert words in shown.getvalue()
-    live.watch("after the end", 5, None)
-    assert "after the end" not in shown.getvalue() and type(reporter()) is Reporter
-
-
-def test_a_long_answer_is_under_way_on_a_terminal_alone():
-    console, shown = terminal()
-    pipe = io.StringIO()
-    for one in (console, Console(file=pipe)):
-        with working("asking about conv", one):
-            pass
-    assert "asking about conv" in shown.getvalue() and pipe.getvalue() == ""
+    plain.stop()
+    assert ("2/5 runs  $0.1234  2xa: train conv" in written.getvalue()) is shown
+    assert "prices: 10 offers\n" in written.getvalue() and ("\x1b" in written.getvalue()) is shown
 
 
 def test_artifacts_hold_the_table_without_nan_and_the_changes(monkeypatch):
@@ -62,7 +36,7 @@ def test_artifacts_hold_the_table_without_nan_and_the_changes(monkeypatch):
     before = {f"previous_{name}": value for name, value in choice.items()}
     change = row | choice | before | {"usd": 0.5, "change": "price", "cause": "prices"}
     gone = {"previous_cluster": None, "previous_status": None, "change": "goal"}
-    progress.publish_artifacts([row], [change, change | gone], Path("/report.html"))
+    progress.publish_artifacts([row], [change | gone, change], Path("/report.html"))
     assert made["recommendations"][0]["hours"] == 1.2346
     assert made["recommendations"][0]["usd"] is None and made["report"] == "file:///report.html"
     first, second = made["what-changed"].splitlines()[1:]

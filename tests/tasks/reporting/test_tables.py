@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from models.campaign.campaign import PlannedLaunch
-from models.domain.cluster import Cluster
 from tasks.reporting import tables as printing
-from tests.installed import NOON, DescribedMachines
+from tests.installed import NOON
 from tests.warehouse.builders import offered, recommendation
 
 Rows = list[dict[str, Any]]
@@ -43,15 +41,9 @@ def test_first_choices_rivals_and_reasons(printed):
     assert " mode " not in shown and "0.500 (0.400-0.600)" in shown
 
 
-def test_a_workload_without_an_answer_takes_one_line(printed):
-    shown = printed([row(**NOTHING), row(goal="fastest", **NOTHING)])
-    assert shown.count("infeasible") == 1 and "limited by" not in shown
-
-
-@pytest.mark.parametrize(("days", "old"), [(6, ""), (630, ", 630 days old")])
-def test_old_prices_have_their_age(printed, days, old):
-    shown = printed([row(provider="ec2", usd_storage=0.1)], NOON + timedelta(days=days, minutes=1))
-    assert f"2026-11-20 12:00 UTC{old}; usd" in shown and "illustrative" not in shown
+def test_prices_have_their_age(printed):
+    shown = printed([row(provider="ec2", usd_storage=0.1)], NOON + timedelta(days=630, minutes=1))
+    assert "2026-11-20 12:00 UTC, 630 days old; usd" in shown and "illustrative" not in shown
 
 
 def test_cautions_are_printed_once(printed):
@@ -88,25 +80,6 @@ def test_the_frontier_and_pilots(printed):
         assert word in printed([row() | {"pilots": pilots | {"settled": settled, "runs": []}}])
 
 
-def test_the_table_for_the_page_has_a_line_a_row():
-    rows = [row(batch_per_device="8", accumulation_steps=2), row(**NOTHING)]
-    table = printing.recommendation_table(rows)
-    first, second = (dict(zip(table.headings, line, strict=True)) for line in table.lines)
-    assert (first["batch"], first["usd"]) == ("8 x2", "0.02") and "mode" not in first
-    assert second["cluster"] == "infeasible" and "usd" in table.numbers
-
-
-def test_launches_add_up(capsys):
-    offer = DescribedMachines().offers(NOON)[0]
-    launch = PlannedLaunch(
-        cluster=Cluster.of((2, offer)), items=(), est_s=10.0, est_usd=0.25, reason="two [profiles]"
-    )
-    rows = printing.launches_as_rows([launch] * 2)
-    printing.print_launches([row | {"said": [], "worst_usd": None} for row in rows])
-    shown = capsys.readouterr().out
-    assert "2xs.small" in shown and "two [profiles]" in shown and "$0.5000" in shown
-
-
 def test_imports_offers_and_workloads(capsys):
     files = {"file": "rows.csv", "facts_file": None, "forgotten": True, "imported_at": NOON}
     printing.print_imports([{"import_id": "abc", "providers": ["ec2"], "workloads": [], **files}])
@@ -115,5 +88,5 @@ def test_imports_offers_and_workloads(capsys):
     known = {"workload": "vit", "provider": "ec2", "devices": ["A10G"]}
     printing.print_workloads([known, known | {"workload": "new", "provider": ""}])
     shown = capsys.readouterr().out
-    for word in ("abc", "forgotten", "2026-11-20 12:00", "NVIDIA-A10G", "unknown", "10.0%", "new"):
+    for word in ("abc", "forgotten", "2026-11-20 12:00", "NVIDIA A10G", "unknown", "10.0%", "new"):
         assert word in shown, word

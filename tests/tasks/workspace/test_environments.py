@@ -1,6 +1,5 @@
 """Requirements are installed from a copy, and removed after a month without use."""
 
-import errno
 import os
 import time
 
@@ -60,18 +59,3 @@ def test_each_workloads_requirements_are_tried_and_old_environments_go(settings,
     good = environment_at(settings.home, settings.travelling("good")[0]).name
     assert {path.name for path in home.iterdir()} == {"recent", good}
     assert set(repo.iterdir()) == before
-
-
-@pytest.mark.parametrize("full", ["unpack", "install"])
-def test_a_full_disk_is_the_workloads_reason_and_the_others_go_on(settings, monkeypatch, full):
-    tried = []
-
-    def fills(*arguments):
-        tried.append(arguments)
-        if len(tried) == 1:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return "python"
-
-    monkeypatch.setattr(environments, "install", lambda *_: "python")
-    monkeypatch.setattr(environments, full, fills)
-    assert list(not_installable(settings)) == ["bad"] and len(tried) == 2

@@ -14,13 +14,6 @@ from tasks.workspace import prefect_server
 from tasks.workspace.home import Wrong
 
 
-def test_a_server_that_the_operator_names_is_used(monkeypatch):
-    monkeypatch.setattr(prefect_server.subprocess, "Popen", lambda *_, **__: pytest.fail())
-    url = "http://127.0.0.1:4200/api"
-    with temporary_settings({PREFECT_API_URL: url}), prefect_server.own_server():
-        assert get_current_settings().api.url == url
-
-
 def test_a_server_that_ends_at_its_start_fails_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(prefect_server, "_free_port", lambda: 4299)
     monkeypatch.setattr(prefect_server.sys, "executable", "/bin/false")
@@ -61,3 +54,10 @@ def test_the_server_obeys_this_process_alone_and_ends_with_it(tmp_path):
             assert secret.get_secret_value() not in " ".join(server.cmdline())
             assert secret.get_secret_value() not in os.environ.values()
         assert not server.is_running()
+
+
+def test_a_server_that_the_operator_names_is_used(monkeypatch):
+    monkeypatch.setattr(prefect_server.subprocess, "Popen", lambda *_, **__: pytest.fail())
+    url = "http://127.0.0.1:4200/api"
+    with temporary_settings({PREFECT_API_URL: url}), prefect_server.own_server():
+        assert get_current_settings().api.url == url

@@ -1,0 +1,33 @@
+-- Grain: one row per provider and workload with facts or with rows under today's definitions: the
+-- facts, the number of rows measured here, of packaged rows (public) and of other imported rows, the
+-- clusters of these rows, and the newest measurement in UTC.
+create or replace view known_workloads as
+with counted as (
+    select
+        provider,
+        workload,
+        (count(*) filter (where source like 'public: %'))::integer as public_rows,
+        (count(*) filter (where run_id in (select run_id from raw_runs)))::integer as measured_rows,
+        (count(*) - public_rows - measured_rows)::integer as imported_rows,
+        list(distinct cluster) as clusters,
+        max(measured_at) as newest_measured_at
+    from runs
+    group by provider, workload
+)
+select
+    facts.workload,
+    facts.provider,
+    facts.parameters,
+    facts.gradient_bytes,
+    facts.flops_per_sample,
+    facts.samples,
+    coalesce(counted.measured_rows, 0) as measured_rows,
+    coalesce(counted.imported_rows, 0) as imported_rows,
+    coalesce(counted.public_rows, 0) as public_rows,
+    coalesce(counted.clusters, []) as clusters,
+    counted.newest_measured_at
+from workloads as facts
+left join counted on counted.provider = facts.provider and counted.workload = facts.workload
+where counted.workload is not null
+    or coalesce(facts.parameters, facts.gradient_bytes, facts.flops_per_sample) is not null
+order by facts.workload, facts.provider;
