@@ -135,11 +135,10 @@ WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
 # controller fetches each upload, and the machine fetches the manifest.
 PUTS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
 GETS_PER_HOUR = PUTS_PER_HOUR
-# Upper bounds: controller and machine poll every second, and the machine uploads as much as
-# node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three times an hour,
+# Upper bounds: a LIST may have several pages, the machine polls every second, and uploads as much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three times an hour,
 # because the caps count at least twenty minutes of a machine.
 MOST_UPLOADS_PER_HOUR = 720.0 + 1800.0 + 3 * 150.0
-MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
+MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 1800.0
 MOST_GETS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
 
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from ..base import LeaseUnreadable, NotSwept, ProviderError
-from .api import ALIVE, Answer
+from .api import ALIVE, Answer, Ec2Api
 from .errors import AwsRefused
 from .leases import Ec2Lease
 from .machines import Ec2Machines
@@ -36,6 +36,7 @@ class Reaper:
     """
 
     machines: Ec2Machines
+    api: Ec2Api
     now: datetime
     all_of_them: bool
     sentences: list[str] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Reaper:
         Return a sentence for everything that was ended or needs attention. Raises NotSwept, after
         everything else is done, if something could not be checked or ended.
         """
-        leases = self.machines.leases
+        leases = self.machines.lease_folder
         self.regions |= {*self.machines.choices.regions}
         with leases.locked():
             for lease_id in leases.ids():
@@ -68,7 +69,7 @@ class Reaper:
 
     def _lease(self, lease_id: str) -> None:
         """End the lease if it is orphaned. If lease.json is missing, set its folder aside."""
-        leases = self.machines.leases
+        leases = self.machines.lease_folder
         try:
             lease = leases.read(lease_id)
         except LeaseUnreadable as error:
@@ -89,7 +90,7 @@ class Reaper:
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
         """End the lease's machines for the reason `why`, and fetch their uploads."""
-        leases, api, name = self.machines.leases, self.machines.api, f"lease {lease.lease_id}"
+        leases, api, name = self.machines.lease_folder, self.api, f"lease {lease.lease_id}"
         outcome = "released" if lease.releasing else "reaped"
         lease, problem = end_machines(api, lease)
         says = f"{name} ({lease.cluster}): {why}; "
@@ -115,10 +116,10 @@ class Reaper:
         Machines of other homes are ended only past their deadline. Also delete leftover groups and
         templates.
         """
-        api, shown = self.machines.api, dict[str, Answer]()
+        api, shown = self.api, dict[str, Answer]()
         ours = (
             {"srift:deployment": self.machines.choices.deployment},
-            {"srift:controller": self.machines.leases.token},  # earlier deployments too
+            {"srift:controller": self.machines.lease_folder.token},  # earlier deployments too
         )
         try:
             for tags in ours:
@@ -147,7 +148,9 @@ class Reaper:
         deadline, lease_id = _deadline(tags), tags.get("srift:lease", "")
         if deadline and self.now.timestamp() >= deadline:
             return f"its deadline was {datetime.fromtimestamp(deadline, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        if tags.get("srift:controller") == self.machines.leases.token and self._is_over(lease_id):
+        if tags.get("srift:controller") == self.machines.lease_folder.token and self._is_over(
+            lease_id
+        ):
             return f"its lease {lease_id} is over"
         return ""
 
@@ -158,7 +161,7 @@ class Reaper:
         orphans. An unreadable lease counts as open.
         """
         try:
-            lease = self.machines.leases.read(lease_id)
+            lease = self.machines.lease_folder.read(lease_id)
         except LeaseUnreadable:
             return False
         except ProviderError:

@@ -202,17 +202,3 @@ def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are
     aws.faults = []
     home.provider = home.controller()
     assert len(home.provider.ended()) == 1 and home.records() == {"last"}
-
-
-def test_a_quiet_store_is_listed_every_five_seconds_and_a_new_file_goes_up_at_once(
-    home, running, aws
-):
-    for second in range(120):
-        if second == 60:
-            before = aws.count("s3:ListBucket")
-        assert running.mirror.poll()
-        aws.pass_s(1.0)
-    assert aws.count("s3:ListBucket") - before == 12
-    write_json(running.mailbox / "plan.json", {"attempt": 2})
-    running.mirror.poll()
-    assert home.reads(FIRST, "plan.json") == {"attempt": 2}

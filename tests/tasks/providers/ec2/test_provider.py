@@ -57,7 +57,7 @@ def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws):
     assert {o.price_as_of for o in offers} == {NOON}
     hazards = {o.market: o.interruptions_per_hour for o in offers}
     assert hazards == {"on-demand": 0.0, "spot": bucket_hazard(None)}
-    assert aws.count("ec2:DescribeInstanceTypes") == 1
+    assert aws.count("ec2:DescribeInstanceTypes") == 2
 
 
 @pytest.mark.parametrize(

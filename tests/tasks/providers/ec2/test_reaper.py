@@ -75,7 +75,7 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home, l
         if aws.instances[machine].ended_at is not None:
             home.upload(machine, "records/last.json", {"run_id": "last"})
 
-    home.provider._api.sleep = sleep
+    home.provider.api.sleep = sleep
     [sentence] = home.reap()
     assert "r-1 (2xg4dn.12xlarge)" in sentence and "2 machines in us-east-1" in sentence
     assert aws.alive() == [] and home.provider.leases() == []

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from tasks.providers.ec2.provider import packaged_offers
+from tasks.providers.ec2.market import packaged_offers
 from tasks.providers.ec2.settings import Ec2
 from tasks.providers.ec2.snapshot import FILE, packaged
 from tests.snapshot import combined, make
