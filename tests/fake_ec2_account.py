@@ -1,7 +1,5 @@
 """An account in memory: moto's instance types, prices, image, subnets, groups and templates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,7 +61,7 @@ def client_error(code, operation):
     return ClientError({"Error": {"Code": code, "Message": "very-secret-key was wrong"}}, operation)
 
 
-@dataclass(slots=True)
+@dataclass
 class Account:
     """`usd`: region -> type -> dollars an hour on demand, for types that are offered.
 

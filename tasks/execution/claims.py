@@ -5,8 +5,6 @@ earlier claims. A home settles its claim when the campaign is over and holds no 
 never returns, its claim counts until the month of `may_cost_until`.
 """
 
-from __future__ import annotations
-
 import socket
 from datetime import datetime, timedelta
 from itertools import takewhile

@@ -3,8 +3,6 @@
 Runs after every launch, before every refresh and in `srift reap`. Each record is loaded once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta

@@ -7,8 +7,6 @@ an address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machin
 If a workload's data cannot be copied, only the runs of this workload are left out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Iterable, Mapping
@@ -40,7 +38,7 @@ _LEFT_FREE_BYTES = GIB  # kept free on the disk of SRIFT_HOME
 FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DataPlan:
     """Where machines read the data of workload `name`, and the transfer that this requires.
 

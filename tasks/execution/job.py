@@ -1,7 +1,5 @@
 """Describe a planned launch as the job that nodes run, with the setup of each run."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +36,7 @@ from .outcomes import RunSetup, RunSetups
 POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One launch, as the nodes and the controller carry it out.
 
@@ -70,7 +68,7 @@ class Job:
         return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Served:
     """The result of a launch.
 
@@ -97,7 +95,7 @@ class Served:
     lacked_data: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Clock:
     """The time source of a launch. Tests replace it, so that they need not wait."""
 

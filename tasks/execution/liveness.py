@@ -8,8 +8,6 @@ fewer     measure only the remaining runs that do not need the machine
 give up   end the launch, and record the loss in a row
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ MARGIN_S = 5.0  # seconds to write and copy a record before a machine goes
 _OVERHEAD_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RemainingWork:
     """The items that a launch still has to measure, and the time that is left for them.
 

@@ -3,8 +3,6 @@
 `node/record.py` describes the files of the mailbox.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ class WorkloadChanged(Exception):
     """The code of a workload changed after the launch was planned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Mailbox:
     """The directory through which the controller and `nodes` machines exchange files."""
 

@@ -1,7 +1,5 @@
 """Describe how an attempt ended, and build the rows of runs and launches without a record."""
 
-from __future__ import annotations
-
 import errno
 import signal
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,7 @@ RunSetup = Mapping[str, Any]
 RunSetups = Mapping[str, RunSetup]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
     """Describes how one attempt ended.
 

@@ -1,7 +1,5 @@
 """Choose the rank order of a launch's machines from the measured links between pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 

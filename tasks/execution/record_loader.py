@@ -4,8 +4,6 @@ A record that is truncated or invalid is moved to `rejected/` in the home. Its r
 and the remaining records are loaded. A lease that is loaded twice adds its rows once.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
@@ -13,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -176,13 +174,13 @@ class WireRecord(_Wire):
     cause: Literal["", "machine", "data", "install"]
 
     @model_validator(mode="after")
-    def _values_of_its_kind(self) -> WireRecord:
+    def _values_of_its_kind(self) -> Self:
         if self.status == "measured":
             _KINDS[self.kind].model_validate(self.values)
         return self
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Collected:
     """The result of loading leases.
 
@@ -197,7 +195,7 @@ class Collected:
     usd: float = 0.0
     notes: list[str] = field(default_factory=list)
 
-    def add(self, other: Collected) -> None:
+    def add(self, other: Self) -> None:
         """Add the counts, dollars and notes of `other`."""
         self.new += other.new
         self.by_status.update(other.by_status)

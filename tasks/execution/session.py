@@ -4,8 +4,6 @@ After a fault, the next attempt leaves out the run at fault. After a loss of mac
 or other machines. Nodes write their records to the mailbox; `collect` loads them.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

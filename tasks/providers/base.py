@@ -7,8 +7,6 @@ ProviderError
 +-- NotSwept         the reaper could not check every region and lease; lists what it ended
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -60,7 +58,7 @@ class NotSwept(ProviderError):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lease:
     """Machines that a controller holds.
 
@@ -86,7 +84,7 @@ class Lease:
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EndedLease:
     """A lease that no longer holds machines. Its mailbox may still have to be loaded.
 
@@ -105,7 +103,7 @@ class EndedLease:
     refusals: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeState:
     """The state of one machine, as its provider reports it.
 

@@ -4,8 +4,6 @@
                   mailbox/     reports of the nodes, kept until they are loaded
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -15,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Generic, Self, TypeVar
+from uuid import uuid4
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
@@ -39,7 +37,7 @@ def _in_utc(moment: datetime) -> datetime:
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HeldLease:
     """The fields of every lease.json. `ended_at`, `usd` and `outcome` are set when it ends."""
 
@@ -269,24 +267,22 @@ class LeaseFolder(Generic[L]):
             raise ProviderError(f"lease {lease_id} is still held. Run `srift reap` to end it first")
         self.forget(lease_id)
 
-    def set_aside(self, lease_id: str) -> Path | None:
+    def set_aside(self, lease_id: str) -> str:
         """Delete the directory of a lease without lease.json, but keep its records.
 
-        A mailbox with records is moved to `rejected/` in the home. Return its new path, or None if
-        there are no records. Raises ProviderError if the mailbox cannot be moved.
+        A mailbox with records is moved to `rejected/` in the home. Return what was done.
         """
-        mailbox, target = self.mailbox(lease_id), None
+        mailbox, what = self.mailbox(lease_id), "it has no records"
         if any(mailbox.glob("node-*/records/*.json")):
-            rejected = self.root.parent / "rejected"
-            names = (f"{lease_id}.{number}" if number else lease_id for number in count())
-            target = next(rejected / name for name in names if not (rejected / name).exists())
+            target = self.root.parent / "rejected" / f"{lease_id}-{uuid4().hex[:6]}"
             try:
-                rejected.mkdir(exist_ok=True)
+                target.parent.mkdir(exist_ok=True)
                 mailbox.rename(target)
             except OSError as error:
-                raise ProviderError(f"{mailbox} cannot be moved to {target}: {error}") from error
+                return f"its records in {mailbox} cannot be moved to {target}: {error}"
+            what = f"its records were moved to {target}"
         self.forget(lease_id)
-        return target
+        return what
 
 
 def replace_durably(path: Path, body: Any) -> None:

@@ -11,7 +11,6 @@ from tasks.execution.job import Clock
 from tasks.providers.ec2 import mailbox_s3
 from tasks.providers.ec2.provider import Ec2Provider
 from tasks.providers.leases import LeaseFolder
-from tests.chaos.node import MOST_FILES
 from warehouse.database import Warehouse
 
 _STEPS = (
@@ -41,7 +40,6 @@ def mortal(world, offers):
         (campaign, "Clock", lambda: clock),
         (budget, "time", SimpleNamespace(monotonic=clock.monotonic)),
         (budget, "current_offers", lambda here: offers),
-        (mailbox_s3, "MOST_FILES", MOST_FILES),
         (Warehouse, "create", lambda self: None),  # the template has its tables
         (Warehouse, "transact", _transact(world, Warehouse.transact)),
         (Ec2Provider, "acquire", _mirrored(world, Ec2Provider.acquire)),

@@ -1,7 +1,5 @@
 """Run one scenario and return what did not hold."""
 
-from __future__ import annotations
-
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
@@ -16,7 +14,7 @@ from tests.chaos.scenario import scenario
 _MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """`wrong`: broken invariants. `log`: the story."""
 

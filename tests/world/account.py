@@ -2,8 +2,6 @@
 installs.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import threading
@@ -21,7 +19,7 @@ SERVICE_ROLES = ("AWSServiceRoleForEC2Spot", "AWSServiceRoleForEC2Fleet")
 _ALIVE = ("pending", "running", "stopping", "stopped")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """Instances of one fleet."""
 
@@ -30,7 +28,7 @@ class Launch:
     tags: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoleKeys:
     """Credentials that the metadata service gives to one instance. `role` is moto's."""
 
@@ -39,7 +37,7 @@ class RoleKeys:
     access_key: str
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Account:
     """Readers and writers of moto's EC2 hold `lock`, since moto has no lock of its own."""
 

@@ -3,8 +3,6 @@
 Everything else is moto's. A fleet gets all that it requests, in the cheapest of its subnets.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from moto.core.responses import ActionResult

@@ -1,7 +1,5 @@
 """EC2 from launch to table in the emulated world: `srift refresh` as an operator runs it, judged."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -85,7 +83,7 @@ def build():
 _WIDTH = "def of(variables): return int(variables['WIDTH'])\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Campaign:
     """One refresh of a new workload: a cluster of at most so many machines, bought in one market.
 
@@ -104,7 +102,7 @@ class Campaign:
         return 2.0 if self.types == UNEQUAL else 4.0 if self.code == "example" else 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Operator:
     """A folder with a srift.toml of the emulated account, and the command run in it."""
 
@@ -163,7 +161,7 @@ class Operator:
             return connection.execute(query).fetchall()
 
 
-@dataclass(slots=True)
+@dataclass
 class Proof:
     """What was seen, and in `wrong` what should have been seen and was not."""
 

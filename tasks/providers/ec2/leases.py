@@ -4,8 +4,6 @@ A lease lists every request for machines. If the controller is killed, the reape
 of these requests by their tags, ends them and counts their cost.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Iterable
@@ -13,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Self
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -25,7 +24,7 @@ _REMEMBERED = timedelta(days=30)
 _SWEPT = TypeAdapter(dict[Region, Moment], config=ConfigDict(strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ec2Machine:
     """One EC2 instance. `usd_per_hour` includes its volume, public address and S3 requests.
 
@@ -46,7 +45,7 @@ class Ec2Machine:
     current: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FleetRequest:
     """One fleet request. `group` is the value of the tag srift:node-group.
 
@@ -61,7 +60,7 @@ class FleetRequest:
     answered: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ec2Lease(HeldLease):
     """The content of lease.json.
 
@@ -119,12 +118,12 @@ class Ec2Lease(HeldLease):
         found = [machine for machine in self.machines if machine.current]
         return sorted(found, key=lambda machine: machine.rank)
 
-    def with_request(self, request: FleetRequest) -> Ec2Lease:
+    def with_request(self, request: FleetRequest) -> Self:
         """Return the lease with `request`. It replaces an earlier request of the same group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
-    def with_machines(self, *machines: Ec2Machine) -> Ec2Lease:
+    def with_machines(self, *machines: Ec2Machine) -> Self:
         """Return the lease with `machines`. They replace machines with the same ids."""
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
@@ -140,7 +139,7 @@ class Ec2Lease(HeldLease):
         return _usd_until(self.machines, now)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Held(Lease):
     """A held lease whose cost is the sum of the costs of its machines."""
 

@@ -1,7 +1,5 @@
 """Acquire EC2 clusters under a lease, always release them, and fetch their uploads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -7,8 +7,6 @@ file names, but no name leads out of the node's folder.
 While S3 does not answer, `now_unix` does not advance, so that no node counts as silent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

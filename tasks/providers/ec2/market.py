@@ -1,7 +1,5 @@
 """Provide EC2's instance types and offers, from AWS or from the package."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime

@@ -5,8 +5,6 @@ list prices of November 2025. Offers use the prices of their region, and spendin
 prices of the dearest region. Nothing here calls AWS.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

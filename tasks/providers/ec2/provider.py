@@ -1,7 +1,5 @@
 """Launch, list and reap EC2 clusters: EC2 as a provider of machines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -58,7 +56,7 @@ class Ec2Provider(Ec2Machines, Provider):
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]
         try:
-            reaper = Reaper(self, self.api, now, all_of_them)
+            reaper = Reaper(self, now, all_of_them)
         except ProviderError as error:  # no credentials
             held, unreadable = self.lease_folder.read_all()
             unswept = {f"lease {name}": str(why) for name, why in unreadable.items()}

@@ -5,8 +5,6 @@ their types allow it. Names and client tokens depend only on the lease and the p
 repeated request creates nothing twice. Nothing here calls AWS.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -22,7 +20,7 @@ from .settings import Ec2
 Request = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """The values that all machines of a lease have in common.
 

@@ -3,10 +3,8 @@
 The section never has AWS credentials; boto3 finds them.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -31,7 +29,7 @@ class OwnPrice(BaseModel):
     spot_usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _has_a_price(self) -> OwnPrice:
+    def _has_a_price(self) -> Self:
         """Raise ValueError if both prices are missing."""
         if self.on_demand_usd_per_hour is None and self.spot_usd_per_hour is None:
             raise ValueError("give on_demand_usd_per_hour or spot_usd_per_hour")

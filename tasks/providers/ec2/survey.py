@@ -1,7 +1,5 @@
 """Collect what a launch needs before its first request: image, subnets, role, node package."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

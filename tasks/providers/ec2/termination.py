@@ -4,8 +4,6 @@ Machines that cannot be ended stay on the lease for the reaper. Every machine al
 its deadline.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ leases/<lease_id>/ also holds code/node/, a copy of the agent, so that an edit o
 reaches a running host.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress

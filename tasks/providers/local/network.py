@@ -5,8 +5,6 @@ machine's network namespace. Namespaces and links therefore disappear with the p
 them. For an ordinary user, everything runs inside a user namespace.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -19,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from tasks.providers.base import ProviderError
+from tasks.providers.local.processes import end, identify
 
 # an ordinary user's PATH on Debian lacks ip and tc
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
@@ -36,7 +35,7 @@ _LEAST_BURST_BYTES = 65_536  # one segment before the kernel splits it
 _START_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Isolation:
     """How hosts are separated.
 
@@ -52,19 +51,7 @@ class Isolation:
         return self.kind != "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPlan:
-    """A host to start. `mark` is a `HostMark` as text, and becomes part of the command line."""
-
-    mark: str
-    address: str
-    bandwidth_gbps: float
-    command: Sequence[str]
-    log: Path
-    prefix: int = 24  # network bits of the address
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Host:
     """A started host, whose agent begins after `go`.
 
@@ -83,6 +70,10 @@ class Host:
         with suppress(BrokenPipeError):  # the host died while it waited, as its state shows
             self.process.stdin.write(b"go\n")
             self.process.stdin.close()
+
+    def end(self) -> None:
+        """Kill the host's first processes, and with them its namespaces."""
+        end([process for pid in self.pids if (process := identify(pid)) is not None])
 
 
 class HostNetwork:
@@ -105,28 +96,40 @@ class HostNetwork:
             _await_namespaces(self.switch)
             self.run(_BRIDGE)
 
-    def start(self, plan: HostPlan) -> Host:
-        """Start a host that waits for `go` and then runs its agent.
+    def start(
+        self,
+        mark: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        address: str,
+        bandwidth_gbps: float,
+        prefix: int = 24,
+    ) -> Host:
+        """Start a host that waits for `go` and then runs `command`.
+
+        mark: a `HostMark` as text, which becomes part of the command line.
+        prefix: network bits of the address.
 
         Raises ProviderError if the host cannot be started or joined to the bridge.
         """
-        agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", plan.mark, *plan.command)
         if self.switch is None:
-            process = self._spawn(agent, plan.log)
+            agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", mark, *command)
+            process = self._spawn(agent, log)
             return Host(process, process.pid)
         script = (
             f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
-            f"ip addr add {plan.address}/{plan.prefix} dev eth0 && ip link set eth0 up && "
-            f"tc qdisc add dev eth0 root {_tbf(plan.bandwidth_gbps)} || exit 71; {_AGENT}"
+            f"ip addr add {address}/{prefix} dev eth0 && ip link set eth0 up && "
+            f"tc qdisc add dev eth0 root {_tbf(bandwidth_gbps)} || exit 71; {_AGENT}"
         )
         user = ("nsenter", *self._into_user, "-t", str(self.switch.pid)) if self._into_user else ()
-        process = self._spawn((*user, *_HOST, script, plan.mark, *plan.command), plan.log)
+        process = self._spawn((*user, *_HOST, script, mark, *command), log)
         host = Host(process, _first_inside(process))
         link = f"h{len(self._processes) - 2}"  # the first process holds the bridge
         self.run(
             f"ip link add {link} type veth peer name eth0 netns {host.inner_pid}"
             f" && {_QUIET.format(link=link)} && ip link set {link} master br0 up"
-            f" && tc qdisc add dev {link} root {_tbf(plan.bandwidth_gbps)}"
+            f" && tc qdisc add dev {link} root {_tbf(bandwidth_gbps)}"
         )
         return host
 

@@ -9,12 +9,12 @@ import pytest
 from models.domain.cluster import Cluster
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import LocalMachine
-from tasks.providers.local.cpu_shares import Affinity, Cgroups
+from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.network import Isolation
 from tasks.providers.local.settings import LocalInstanceType
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
-GROUPS = Cgroups(1, Path("/groups"))
+GROUPS = CpuShares(1, Path("/groups"))
 ROOT, USER = Isolation(kind="root"), Isolation(kind="user")
 BARE = Isolation(kind="none", why_not="Operation not permitted")
 
@@ -90,7 +90,7 @@ def test_an_unknown_type_does_not_fit_and_the_known_types_are_named():
 
 
 def test_an_ordinary_user_is_offered_whole_cores_and_reads_why():
-    user = machine(USER, Affinity("/sys/fs/cgroup: Permission denied"))
+    user = machine(USER, CpuShares(why_not="/sys/fs/cgroup: Permission denied"))
     assert [one.name for one in user.instance_types()] == ["whole"]
     first, _ = user.limits()
     assert "part" in first and "Permission denied" in first

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.providers.local.cpu_shares import Affinity, Cgroups, detect, place, quota_cores
+from tasks.providers.local.cpu_shares import CpuShares, detect, place, quota_cores
 
 
 class Kernel:
@@ -40,7 +40,7 @@ def kernel(tmp_path, request):
 @pytest.mark.parametrize(("cores", "quota"), [(0.2, "2000"), (1.0, "10000")])
 def test_a_share_is_given_and_taken_back(kernel, cores, quota):
     shares = detect(kernel.mounts, kernel.own)
-    assert shares == Cgroups(kernel.version, kernel.top / "mine")
+    assert shares == CpuShares(kernel.version, kernel.top / "mine")
     group = kernel.top / "mine" / "srift-a"
 
     def limits():
@@ -74,7 +74,7 @@ def test_the_quotas_on_our_own_group_and_those_above_it_are_read(kernel):
 
 
 def test_a_share_too_small_for_a_short_period_gets_a_longer_period(tmp_path):
-    shares = Cgroups(2, tmp_path)
+    shares = CpuShares(2, tmp_path)
     shares.add("srift-a", [], 0.05)
     shares.settle("srift-a", 0.05, {0})
     quota, period = map(int, (tmp_path / "srift-a" / "cpu.max").read_text().split())
@@ -93,7 +93,7 @@ def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(
 ):
     kernel.mounts.write_text(mount)
     shares = detect(kernel.mounts, kernel.own)
-    assert isinstance(shares, Affinity) and shares.why_not.startswith(reason)
+    assert shares.why_not.startswith(reason)
     assert [shares.enforces(cores) for cores in (1.0, 2, 0.4, 1.5)] == [True, True, False, False]
 
 

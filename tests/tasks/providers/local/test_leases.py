@@ -12,7 +12,7 @@ from models.domain.cluster import Cluster
 from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
 from tasks.providers.leases import HeldLease
 from tasks.providers.local.cluster import draw_revocations
-from tasks.providers.local.cpu_shares import Affinity
+from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.processes import HostMark, Process, boot_id, end, identify, is_running
 from tasks.providers.local.provider import LocalProvider
@@ -44,7 +44,7 @@ def sleeper(tmp_path):
 
 def provider(home, *leases):
     made = LocalProvider(home, {}, home, "python3")
-    made.shares = Affinity("not detected")
+    made.shares = CpuShares(why_not="not detected")
     with made.store.locked():
         for lease in leases:
             made.store.create(lease)
@@ -179,7 +179,7 @@ def test_leases_of_another_home_are_left_alone(tmp_path):
 
 
 def test_a_mark_is_read_as_it_was_written():
-    mark = HostMark(home="0a1b", lease_id="r-1.2", index=3, cores=0.4)
+    mark = HostMark("0a1b", "r-1.2", 3, 0.4)
     assert HostMark.parse(str(mark)) == mark
     assert [HostMark.parse(f"srift-host:{rest}") for rest in ("x", "a:b:c:d")] == [None, None]
 

@@ -3,7 +3,7 @@
 import os
 
 from tasks.providers.local import network as local_hosts
-from tasks.providers.local.network import HostNetwork, HostPlan, Isolation
+from tasks.providers.local.network import HostNetwork, Isolation
 
 INSIDE = '#!/bin/sh\nwhile [ "$1" != sh ] && [ "$1" != sleep ]; do shift; done\n'
 STAND_INS = {
@@ -24,16 +24,11 @@ def test_a_kernel_without_ipv6_can_have_hosts(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(local_hosts, "PATH", f"{tmp_path}:{os.defpath}")
     monkeypatch.setattr(local_hosts, "_await_namespaces", lambda _: None)
-    plan = HostPlan(
-        mark="a",
-        address="10.77.0.1",
-        bandwidth_gbps=0.2,
-        command=["sh", "-c", "exit 0"],
-        log=tmp_path / "log",
-    )
     network = HostNetwork(Isolation(kind="root"), {})
     network.open(tmp_path / "switch")
-    network.start(plan).go()
+    command = ["sh", "-c", "exit 0"]
+    host = network.start("a", command, tmp_path / "log", address="10.77.0.1", bandwidth_gbps=0.2)
+    host.go()
     assert network._processes[1].wait(10) == 0, (tmp_path / "log").read_text()
     network.close()
     assert "link set eth0 up" in log.read_text() and "link set h0 master br0 up" in log.read_text()
