@@ -13,8 +13,6 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
-from tests.world.market import Market
-
 SERVICE_ROLES = ("AWSServiceRoleForEC2Spot", "AWSServiceRoleForEC2Fleet")
 _ALIVE = ("pending", "running", "stopping", "stopped")
 
@@ -41,7 +39,7 @@ class RoleKeys:
 class Account:
     """Readers and writers of moto's EC2 hold `lock`, since moto has no lock of its own."""
 
-    market: Market
+    market: Any  # the fake account of the tests of the code, with its prices
     lock: threading.RLock = field(default_factory=threading.RLock)
     placement_groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)

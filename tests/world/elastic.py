@@ -3,6 +3,7 @@
 Everything else is moto's. A fleet gets all that it requests, in the cheapest of its subnets.
 """
 
+from datetime import UTC, datetime
 from typing import ClassVar
 
 from moto.core.responses import ActionResult
@@ -43,14 +44,16 @@ class Elastic(EC2Response):
         return ActionResult({})
 
     def describe_spot_price_history(self):
-        rows = self.account.market.spot_history(self.region, self._get_param("InstanceTypes", []))
-        return ActionResult({"SpotPriceHistory": rows})
+        names = self._get_param("InstanceTypes", None)
+        now = datetime.now(UTC)
+        answer = self.account.market.describe_spot_price_history(
+            region=self.region, now=now, InstanceTypes=names
+        )
+        return ActionResult(answer)
 
     def describe_instance_type_offerings(self):
-        answer = super().describe_instance_type_offerings().result
-        sold = self.account.market.usd.get(self.region, {})
-        rows = [row for row in answer["InstanceTypeOfferings"] if row["InstanceType"] in sold]
-        return ActionResult({"InstanceTypeOfferings": rows})
+        answer = self.account.market.describe_instance_type_offerings(region=self.region)
+        return ActionResult(answer)
 
     def get_spot_placement_scores(self):
         scores = [
@@ -73,12 +76,13 @@ class Elastic(EC2Response):
             for subnet in by_zone.values()
         }
 
-        def usd(override):
-            zone = zones[override["SubnetId"]]
-            price = self.account.market.spot(override["InstanceType"], self.region, zone)
-            return float("inf") if price is None else price
+        usd = self.account.market.spot_usd[self.region]
 
-        override = min(config["Overrides"], key=usd)
+        def price(override):
+            place = override["InstanceType"], zones[override["SubnetId"]]
+            return usd.get(place, float("inf"))
+
+        override = min(config["Overrides"], key=price)
         subnet = {"SubnetId": override["SubnetId"]}
         zone = {"AvailabilityZone": zones[override["SubnetId"]]}
         placement = {**(template.get("Placement") or {}), **zone}

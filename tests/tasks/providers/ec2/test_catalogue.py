@@ -75,11 +75,9 @@ def test_a_machine_is_what_its_devices_are(changed, device):
     ("device", "precision", "most"),
     [
         ("t4", "fp32", 8.1),  # it has no TF32
-        ("T4", "fp16", 65.0),
         ("A100", "fp32", 156.0),  # TF32, which PyTorch's convolutions use unless set otherwise
         ("H100", "fp8", 1978.0),
         ("L4 1/2", "bf16", 60.5),
-        ("M60", "fp16", 4.8),  # without tensor cores
         ("Z1", "fp32", None),
     ],
 )
@@ -150,10 +148,8 @@ def test_processors_run_any_image_and_arm_none():
     ("name", "market", "code"),
     [
         ("gr6f.4xlarge", "spot", "L-3819A6DF"),
-        ("p4d.24xlarge", "spot", "L-7212CCBC"),
         ("p5.48xlarge", "spot", "L-C4BD4855"),
         ("p5.48xlarge", "on-demand", "L-417A185B"),
-        ("c7i.large", "spot", "L-34B43A08"),
         ("trn1.32xlarge", "spot", None),
     ],
 )

@@ -97,7 +97,11 @@ def test_odd_names_strangers_and_large_uploads_are_left_where_they_are(
     assert running.mirror.sync() and sorted(home.path.rglob("*")) == before
     assert aws.count("s3:GetObject") == 0
     home.upload(FIRST, "records/fits.json", b"x" * 100)
+    monkeypatch.setattr(mailbox_s3, "MOST_FILES", 2)  # a machine that floods names
+    for number in range(9):
+        home.upload(FIRST, f"a-{number}.json", {})
     assert running.mirror.sync() and home.records() == {"fits"}
+    assert len([*running.mailbox.rglob("a-*.json")]) < 2
 
 
 def test_a_store_that_does_not_answer_keeps_no_machine_alive(home, aws, monkeypatch):

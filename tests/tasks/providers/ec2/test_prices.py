@@ -10,22 +10,21 @@ import pytest
 from models.domain.cluster import bucket_hazard
 from models.job.interruption_rates import fit_hazard
 from tasks.providers.ec2 import prices
-from tasks.providers.ec2.api import connect
 from tasks.providers.ec2.catalogue import instance_type_of
 from tasks.providers.ec2.prices import billed, other_usd_per_hour
 from tasks.providers.ec2.settings import Ec2
-from tests.fake_ec2 import NOON, FakeAws
+from tests.fake_ec2 import NOON
+from tests.fake_ec2_account import product
 from tests.fakes import offer
 from tests.tasks.providers.ec2.test_catalogue import answer
-from tests.world.market import product
 
 G9 = instance_type_of(answer())
 
 
 def test_of_two_list_prices_the_higher_counts_and_other_units_do_not():
     usd = (("a", 0.5), ("a", 0.55), ("a", 0.0), ("b", None), ("c", 3.25))
-    listed = [json.loads(product(name, "us-east-1", price)) for name, price in usd]
-    yearly = product("a", "us-east-1", 99.0).replace('"Hrs"', '"Quantity"')
+    listed = [json.loads(product(name, price)) for name, price in usd]
+    yearly = product("a", 99.0).replace('"Hrs"', '"Quantity"')
     listed += [json.loads(yearly), {}, {"product": {"attributes": {}}}]
     assert prices.on_demand_prices(listed) == {"a": 0.55, "c": 3.25}
 
@@ -108,8 +107,3 @@ def test_a_volume_costs_what_its_region_asks_and_caps_count_the_dearest():
         assert beside < prices.most_usd_per_hour_beside(730)
     address = other_usd_per_hour(public=True) - other_usd_per_hour(public=False)
     assert address == pytest.approx(0.005) and other_usd_per_hour(public=True) < 0.016
-
-
-def test_placement_scores_are_by_zone_name():
-    found = connect(FakeAws().clients).placement_scores("us-east-1", ["g5.xlarge"], 4)
-    assert found == {f"us-east-1{zone}": 5 for zone in "abc"}

@@ -116,20 +116,17 @@ def test_a_directory_without_a_lease_loses_neither_machines_nor_records(home, le
     (home.leases.directory("r-1") / "lease.json").unlink()
     home.reap()
     assert aws.alive() == []
-    assert (home.path / "rejected" / "r-1" / "node-0" / "records" / "a.json").exists()
+    assert len([*(home.path / "rejected").glob("r-1-*/node-0/records/a.json")]) == 1
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"of_a_newer_version": 1},
-        {"deadline_at": None},
         {"started_at": "2026-11-20T00:00:00"},  # without a zone
         {"usd_per_hour": float("inf")},
-        {"region": ""},
         {"region": ...},
         {"machines": [{"rank": 0}]},
-        {"releasing": "no"},
         {"lease_id": "r-9"},
     ],
     ids=str,
