@@ -27,6 +27,7 @@ from ..node.record import (
     WorkloadFile,
     write_json,
 )
+from ..providers.base import RunningCluster
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
@@ -115,6 +116,11 @@ class Stopwatch:
         self._seconds, self.clock = seconds, clock
         self.began_s = self._last = clock.monotonic()
 
+    @property
+    def passed_s(self) -> float:
+        """Return the seconds since the start, which lies before the request for machines."""
+        return self.clock.monotonic() - self.began_s
+
     def lap(self, phase: str) -> None:
         now = self.clock.monotonic()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
@@ -146,16 +152,16 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 
 
 def with_acquired(
-    run_setups: RunSetups, items: Iterable[Item], got: Cluster, image_id: str
+    run_setups: RunSetups, items: Iterable[Item], got: RunningCluster
 ) -> dict[str, RunSetup]:
     """Return `run_setups` with the zone, price and image of the acquired machines.
 
-    items: the runs whose setups are changed. got: the acquired cluster.
+    items: the runs whose setups are changed.
     """
     found = dict(run_setups)
     for item in items:
-        acquired = placement([got.members[node] for node in item.nodes])
-        found[item.run_id] = {**found[item.run_id], **acquired, "image_id": image_id or None}
+        acquired = placement([got.cluster.members[node] for node in item.nodes])
+        found[item.run_id] = {**found[item.run_id], **acquired, "image_id": got.image_id or None}
     return found
 
 
@@ -258,20 +264,6 @@ def _emulated(settings: Settings) -> bool:
 def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
     """Return a planned run in the form that nodes receive."""
     workload, mode = wanted.trained
-    kinds: dict[str, dict[str, Any]] = {
-        LEARN: {
-            "seed": wanted.seed,
-            "most_steps": LEARNING_STEPS,
-            "windows": LEARNING_WINDOWS,
-            "most_s": LEARNING_MOST_S,
-        },
-        ELASTIC: {
-            "most_steps": wanted.steps,
-            "checkpoint_every": wanted.checkpoint_every,
-            "wait_s": wanted.wait_s,
-            "most_s": wanted.est_s,
-        },
-    }
     item = Item(
         run_id=run_id,
         kind=wanted.kind,
@@ -284,7 +276,13 @@ def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
         seed=seed,
         devices=list(wanted.devices),
     )
-    return replace(item, **kinds.get(wanted.kind, {}))
+    if wanted.kind == LEARN:
+        steps = {"most_steps": LEARNING_STEPS, "windows": LEARNING_WINDOWS}
+        return replace(item, seed=wanted.seed, most_s=LEARNING_MOST_S, **steps)
+    if wanted.kind == ELASTIC:
+        waits = {"checkpoint_every": wanted.checkpoint_every, "wait_s": wanted.wait_s}
+        return replace(item, most_steps=wanted.steps, most_s=wanted.est_s, **waits)
+    return item
 
 
 def workload_names(launch: PlannedLaunch) -> list[str]:

@@ -93,7 +93,6 @@ class Machines:
         self,
         running: RunningCluster,
         mailbox: Mailbox,
-        *,
         stop_at: float,
         clock: Clock,
         data: Mapping[str, str],
@@ -154,16 +153,17 @@ class Machines:
         interrupted a machine, the result has that machine's reason.
         """
         self.states = self.running.nodes()
-        dead = {
-            node: state
-            for node, state in enumerate(self.states)
-            if not state.alive and node not in self.gone
-        }
+        states = enumerate(self.states)
+        dead = [node for node, state in states if not state.alive and node not in self.gone]
         if dead:
-            node, state = min(dead.items(), key=lambda entry: not entry[1].interrupted)
-            reason = f"node {node}: {state.reason}"
-            interrupted = state.interrupted
-            return AttemptEnd(how="lost", reason=reason, interrupted=interrupted, nodes=tuple(dead))
+            node = min(dead, key=lambda node: not self.states[node].interrupted)
+            reason, interrupted = self.states[node].reason, self.states[node].interrupted
+            return AttemptEnd(
+                how="lost",
+                reason=f"node {node}: {reason}",
+                interrupted=interrupted,
+                nodes=tuple(dead),
+            )
         silent = self.mailbox.silent(self.running.now_unix()) & {*self.here, *self.fetching}
         if silent:
             reason = f"node {min(silent)} fell silent"

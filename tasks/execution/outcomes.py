@@ -1,10 +1,8 @@
 """Describe how an attempt ended, and build the rows of runs and launches without a record."""
 
-import errno
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..node.processes import EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE, blame_rank
@@ -44,7 +42,7 @@ class AttemptEnd:
         return f"{self.how}: {self.reason}" if self.reason else self.how
 
 
-def blame(finished: Sequence[Row], under_way: str, planned: set[str]) -> AttemptEnd:
+def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
     """Return the end of an attempt that did not measure all its runs.
 
     The exit codes of the workers show which node failed first. The result has the reason that this
@@ -94,13 +92,6 @@ def retry_id(run_id: str) -> str:
 def planned_id(run_id: str) -> str:
     """Return the id of the run's first try."""
     return run_id.partition(_RETRY)[0]
-
-
-def full_mailbox(error: OSError, path: Path) -> str:
-    """Return the message for a file that could not be written to the mailbox at `path`."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the mailbox is full: free some space at {path} and refresh again"
-    return f"the mailbox at {path} could not be used: {error}"
 
 
 def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: str) -> Row:

@@ -136,7 +136,7 @@ GETS_PER_HOUR = PUTS_PER_HOUR
 # Upper bounds: a LIST may have several pages, the machine polls every second, and uploads as much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three times an hour,
 # because the caps count at least twenty minutes of a machine.
 MOST_UPLOADS_PER_HOUR = 720.0 + 1800.0 + 3 * 150.0
-MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 1800.0
+MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
 MOST_GETS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
 
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD
