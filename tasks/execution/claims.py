@@ -37,8 +37,7 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
         file = _folder(workspace) / refresh_id
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()  # before the row, because no home settles a claim without a file
-        row = {"refresh_id": refresh_id, "usd": usd, "may_cost_until": until}
-        _note(workspace, "claimed", row, now)
+        _note(workspace, "claimed", refresh_id, usd, until, now)
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
@@ -70,8 +69,7 @@ def _settle(workspace: Workspace, now: datetime, over: str) -> None:
         if any(lease_id.startswith(f"{file.name}-") for lease_id in leases):
             continue
         if row := unsettled.get(file.name):
-            columns = ("refresh_id", "usd", "may_cost_until")
-            _note(workspace, "settled", {column: row[column] for column in columns}, now)
+            _note(workspace, "settled", file.name, row["usd"], row["may_cost_until"], now)
         file.unlink(missing_ok=True)
 
 
@@ -115,9 +113,18 @@ def _unsettled(workspace: Workspace) -> list[Row]:
     return rows_of(found.sort_values("noted_order")) if len(found) else []
 
 
-def _note(workspace: Workspace, event: str, row: Row, now: datetime) -> None:
-    """Append `row` to the table raw_claims. `event` is "claimed" or "settled"."""
-    place = f"{socket.gethostname()}:{workspace.home.resolve()}"
-    stamp = {"event": event, "provider": workspace.provider.name, "place": place, "noted_at": now}
+def _note(
+    workspace: Workspace, event: str, refresh_id: str, usd: float, until: datetime, now: datetime
+) -> None:
+    """Append a row to the table raw_claims. `event` is "claimed" or "settled"."""
+    row = {
+        "event": event,
+        "provider": workspace.provider.name,
+        "place": f"{socket.gethostname()}:{workspace.home.resolve()}",
+        "noted_at": now,
+        "refresh_id": refresh_id,
+        "usd": usd,
+        "may_cost_until": until,
+    }
     with workspace.warehouse.transact() as connection:
-        append.append(connection, "raw_claims", [row | stamp])
+        append.append(connection, "raw_claims", [row])

@@ -102,7 +102,7 @@ class DataCarrier:
         Return the plan with an empty `move`, or with a `problem` if the transfer failed.
         """
         data = self._settings.data(plan.name)
-        if plan.problem or not plan.move or data is None:
+        if not plan.move or data is None:
             return plan
         try:
             if isinstance(data.source, Path):
@@ -201,16 +201,13 @@ class DataCarrier:
         from s3transfer.manager import TransferManager
 
         store, files, transfers = self._store(address.bucket), plan.files or {}, []
-        sizes = {one["Key"]: one["Size"] for one in store.listed(address.prefix, MOST_FILES)[0]}
+        stored = {one["Key"]: one["Size"] for one in store.listed(address.prefix, MOST_FILES)[0]}
         reporter().say(str(plan))
-        action = "s3:PutObject" if plan.move == "upload" else "s3:GetObject"
-        with (
-            asking(action, store.region),
-            TransferManager(self._api.clients("s3", store.region)) as s3,
-        ):
+        client = self._api.clients("s3", store.region)
+        with asking(f"to {plan.move} data", store.region), TransferManager(client) as s3:
             for name, size in files.items():
                 file, key = folder / name, f"{address.prefix}{name}"
-                if plan.move == "upload" and sizes.get(key) != size:
+                if plan.move == "upload" and stored.get(key) != size:
                     transfers.append(s3.upload(str(file), address.bucket, key))
                 elif plan.move == "fetch" and not _has(file, size):
                     file.parent.mkdir(parents=True, exist_ok=True)
@@ -234,9 +231,9 @@ def fetch_s(plan: DataPlan) -> float:
 
     The result is 0 if the machine fetches nothing or the size is unknown.
     """
-    if plan.files is None or not plan.place.startswith(S3):
+    if not plan.place.startswith(S3):
         return 0.0
-    return (plan.size or 0) / FETCHED_BYTES_PER_S + len(plan.files) / FETCHED_FILES_PER_S
+    return (plan.size or 0) / FETCHED_BYTES_PER_S + len(plan.files or ()) / FETCHED_FILES_PER_S
 
 
 def _has(file: Path, size: int) -> bool:

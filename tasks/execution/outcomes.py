@@ -54,8 +54,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     if not failed:
-        named = ", ".join(str(node["node"]) for node in finished)
-        reason = f"torchrun ended on node {named} before all runs were measured"
+        reason = "torchrun ended before all runs were measured"
         return AttemptEnd(how="failed", culprit=under_way, reason=reason)
     witness = min(failed, key=lambda node: blame_rank(node.get("worker_exit_code")))
     run_id, code = str(witness.get("run_id")), witness.get("worker_exit_code")

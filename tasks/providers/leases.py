@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 
 from models.domain.cluster import Cluster
 
@@ -25,16 +25,6 @@ from .base import EndedLease, Lease, LeaseUnreadable, ProviderError
 from .local.processes import Process, boot_id, is_running, myself
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-
-
-def _in_utc(moment: datetime) -> datetime:
-    """Return a time in UTC. Raises ValueError if the time has no zone."""
-    if moment.tzinfo is None:
-        raise ValueError(f"{moment.isoformat()} has no time zone")
-    return moment.astimezone(UTC)
-
-
-Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +37,11 @@ class HeldLease:
     cluster: str
     market: str
     usd_per_hour: float | None
-    started_at: Moment
-    deadline_at: Moment
+    started_at: AwareDatetime
+    deadline_at: AwareDatetime
     boot_id: str
     controller: Process
-    ended_at: Moment | None = None
+    ended_at: AwareDatetime | None = None
     usd: float | None = None
     outcome: str = ""
 
@@ -191,7 +181,7 @@ class LeaseFolder(Generic[L]):
             return None
         except (OSError, ValueError) as error:
             raise LeaseUnreadable(
-                f"{path} cannot be read ({why_unreadable(error)}); its machines were left alone. "
+                f"{path} cannot be read ({error}); its machines were left alone. "
                 f"Fix the file, or move {path.parent} out of {self.root} and run `srift reap`"
             ) from error
 
@@ -299,13 +289,3 @@ def replace_durably(path: Path, body: Any) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def why_unreadable(error: Exception) -> str:
-    """Return one line that says why a JSON file cannot be read."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return f"{type(error).__name__}: {error}"

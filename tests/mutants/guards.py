@@ -198,7 +198,7 @@ MUTANTS = (
         "False", "tasks/node/strategies/test_refusals.py"),
     _of("shared-hooks", "tasks/node/strategies/__init__.py", r"shared\._optimizer_step_pre_hooks = .*", "pass",
         "local/test_strategies.py"),
-    _of("reap-all", "tasks/execution/collect.py", r"if one\.provider\.was_used\(\)", "if False", "flows/test_cli.py"),
+    _of("reap-all", "tasks/execution/collect.py", r"if provider or workspace\.provider\.was_used\(\):", "if provider:", "flows/test_cli.py"),
     _of("schedules-kept", "deployments/up.py", r"if schedule\.active != active:", "if False:",
         "flows/test_deployments.py"),
     _of("export-misses", "tasks/recommendation/exports/selection.py", r"if row_misses\(row\):", "if False:",

@@ -18,7 +18,7 @@ from ..base import NoCapacity, NodeState, ProviderError, RunningCluster, json_of
 from .api import ALIVE, Answer, Ec2Api
 from .attempts import Attempt, Group
 from .errors import AwsRefused
-from .leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest, utc
+from .leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest
 from .mailbox_s3 import Mirror
 from .prices import billed, newest_spot_prices
 from .requests import (
@@ -301,7 +301,7 @@ class Ec2Cluster(RunningCluster):
                         machine,
                         address=str(found[name]["PrivateIpAddress"]),
                         zone=str(found[name]["Placement"]["AvailabilityZone"]),
-                        launched_at=utc(found[name]["LaunchTime"]),
+                        launched_at=found[name]["LaunchTime"],
                     )
                     for name, machine in by_id.items()
                 ]

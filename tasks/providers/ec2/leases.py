@@ -9,19 +9,19 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 
 from ..base import EndedLease, Lease, ProviderError
-from ..leases import HeldLease, LeaseFolder, Moment, replace_durably, why_unreadable
+from ..leases import HeldLease, LeaseFolder, replace_durably
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
 _REMEMBERED = timedelta(days=30)
-_SWEPT = TypeAdapter(dict[Region, Moment], config=ConfigDict(strict=True))
+_SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Ec2Machine:
 
     instance_id: str
     usd_per_hour: float
-    launched_at: Moment
+    launched_at: AwareDatetime
     group: str
-    ended_at: Moment | None = None
+    ended_at: AwareDatetime | None = None
     rank: int = -1
     instance_type: str = ""
     market: str = ""
@@ -56,7 +56,7 @@ class FleetRequest:
     group: str
     size: int
     usd_per_hour: float
-    asked_at: Moment
+    asked_at: AwareDatetime
     answered: bool = False
 
 
@@ -195,7 +195,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             return {}
         except (OSError, ValueError) as error:
             raise ProviderError(
-                f"{self.swept_file} cannot be read ({why_unreadable(error)}). Machines may run in "
+                f"{self.swept_file} cannot be read ({error}). Machines may run in "
                 "regions that srift.toml no longer names: check these regions, then delete the file"
             ) from error
 
@@ -240,7 +240,3 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         with suppress(OSError):
             self.write(lease)
         return lease
-
-
-def utc(moment: datetime) -> datetime:
-    return moment.astimezone(UTC)

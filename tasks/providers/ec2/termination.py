@@ -13,7 +13,7 @@ from functools import partial
 
 from .api import ALIVE, Answer, Ec2Api, tag_filters
 from .errors import AwsRefused
-from .leases import Ec2Lease, Ec2Machine, utc
+from .leases import Ec2Lease, Ec2Machine
 
 SHOWN = timedelta(seconds=120)  # EC2 may need this long to show a new machine's tags
 SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may retry a request for four minutes
@@ -150,7 +150,7 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
             if tags_of(described).get("srift:node-group") == request.group:
                 heard = True
                 if name not in known:
-                    launched_at = utc(described["LaunchTime"])
+                    launched_at = described["LaunchTime"]
                     found.append(machine(instance_id=name, launched_at=launched_at))
         if not (heard or request.answered) and now > request.asked_at + FORGOTTEN:
             for number in range(request.size):

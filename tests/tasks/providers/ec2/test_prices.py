@@ -25,7 +25,7 @@ def test_of_two_list_prices_the_higher_counts_and_other_units_do_not():
     usd = (("a", 0.5), ("a", 0.55), ("a", 0.0), ("b", None), ("c", 3.25))
     listed = [json.loads(product(name, price)) for name, price in usd]
     yearly = product("a", 99.0).replace('"Hrs"', '"Quantity"')
-    listed += [json.loads(yearly), {}, {"product": {"attributes": {}}}]
+    listed += [json.loads(yearly), {"product": {"attributes": {}}, "terms": {}}]
     assert prices.on_demand_prices(listed) == {"a": 0.55, "c": 3.25}
 
 
