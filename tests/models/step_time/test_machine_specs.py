@@ -12,7 +12,7 @@ from models.step_time.machine_specs import (
     data_sheets,
     device_kind,
     read_machines,
-    sheets_of,
+    sheet_of,
 )
 
 UNKNOWN = {"speed_known": False, "link_known": False, "device": ""}
@@ -54,8 +54,8 @@ def test_of_several_sheets_of_a_device_the_nearest_in_memory_is_taken():
     machines = read_machines(types.assign(device="A100", devices=8, device_tflops=19.5), [])
     kinds = {name: device_kind(name, machine) for name, machine in machines.items()}
     assert kinds == {"small": "a100", "large": "a100 80gb", "unknown": "a100"}
-    sheets = sheets_of(machines, data_sheets())
-    assert (sheets["a100"][0], sheets["a100 80gb"][0]) == (1555.0, 2039.0)
+    sheets = [sheet_of(kinds[name], "bf16", machines) for name in ("small", "large")]
+    assert [(one.bandwidth, one.rate) for one in sheets] == [(1555.0, 312.0), (2039.0, 312.0)]
 
 
 def test_every_gpu_on_ec2_has_a_data_sheet():

@@ -9,10 +9,9 @@ import pytest
 
 from models.domain.workload import COMBINED, COMPRESSED, SERVED, TENSOR, Mode, grid_shape
 from models.step_time.compression import DENSITY, sent_between
-from models.step_time.model import fit
+from models.step_time.model import fit, with_compressed
 from models.step_time.serialization import dump, load
 from models.step_time.tensor import Volumes, machine_bytes, weight_bytes
-from models.step_time.unmeasured import with_compressed
 from tasks.node.strategies import adasum, grid
 from tasks.node.strategies import compression as node
 from tests.formulas import dense_bytes, sent_elements, sparse_bytes
