@@ -197,7 +197,6 @@ KINDS = {
     "records delivered twice": (partial(every, kinds=("twice",)),),
     "caps that are tight": (partial(choose, cap_usd=range(1, 10), month_usd=range(4, 15)),),
     "machines shown late": (partial(choose, lag_s=(4.0, 20.0, 60.0)),),
-    "a lease that another reaper cannot read": (partial(choose, visit_at_s=([5.0], [20.0, 60.0])),),
     "a lease that its successor cannot read": (kill, partial(choose, unreadable=(True,))),
     "a reaper without a session": (
         kill,

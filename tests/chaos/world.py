@@ -5,7 +5,6 @@ Everything that the controller does to the world or its disk is a `step`, where 
 
 import json
 import random
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -57,9 +56,7 @@ class Order:
 class ChaosAws(FakeAws):
     """What is measured, under which caps, everything that goes wrong, and what comes of it.
 
-    `visit_at_s`: seconds of holding machines after which another process reaps this home and cannot
-    read any lease. `unreadable`: after a death no lease can be read until a person fixes that, half
-    an hour later.
+    `unreadable`: after a death no lease can be read until a person fixes that, half an hour later.
     """
 
     rng: random.Random
@@ -70,8 +67,6 @@ class ChaosAws(FakeAws):
     minutes: float = 90.0
     troubles: list[Trouble] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
-    visit_at_s: list[float] = field(default_factory=list)
-    visit: Callable[[], None] = lambda: None
     unreadable: bool = False
     nodes: dict[str, Node] = field(default_factory=dict)
     gangs: dict[tuple[str, int], Gang] = field(default_factory=dict)
@@ -80,7 +75,6 @@ class ChaosAws(FakeAws):
     overdue: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)  # leases of refused requests
     log: list[str] = field(default_factory=list)
-    held_s: float = 0.0  # seconds for which a controller has had machines
     unswept: int = 0  # refusals of the reaper's search of a region
     away_s: float = 60.0
     _syncing: bool = False
@@ -103,11 +97,6 @@ class ChaosAws(FakeAws):
             for gang in list(self.gangs.values()):
                 gang.step(self.elapsed_s)
             self._sync_mirrors()
-            if self.mirrors and not self.dead:
-                self.held_s += turn_s
-                if self.visit_at_s and self.held_s >= self.visit_at_s[0]:
-                    self.visit_at_s = self.visit_at_s[1:]
-                    self.visit()
 
     def sleep(self, seconds):
         """The controller pauses, for a second at least."""

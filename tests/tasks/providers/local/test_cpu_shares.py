@@ -1,7 +1,6 @@
 """Quotas as the kernel reads them, in both versions of control groups, on a copy of their files."""
 
 import math
-from itertools import combinations_with_replacement
 
 import pytest
 from hypothesis import given
@@ -107,15 +106,6 @@ def highest_load(shares, free):
         for core in cores if len(cores) < len(free) else ():
             loads[core] += share / len(cores)
     return max(loads.values())
-
-
-def test_no_core_is_promised_twice_by_any_cluster_that_fits_two_cores():
-    for size in range(1, 5):
-        for shares in combinations_with_replacement((0.2, 0.4, 0.8, 1.0), size):
-            if sum(shares) <= 1.75:
-                placed = place(shares, TWO_CORES)
-                assert all(len(cores) == 1 for cores in placed)
-                assert highest_load(list(shares), TWO_CORES) <= 1.0 + 1e-9
 
 
 def test_shares_keep_clear_of_other_leases_and_spread_if_they_do_not_pack():
