@@ -277,11 +277,21 @@ def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
         devices=list(wanted.devices),
     )
     if wanted.kind == LEARN:
-        steps = {"most_steps": LEARNING_STEPS, "windows": LEARNING_WINDOWS}
-        return replace(item, seed=wanted.seed, most_s=LEARNING_MOST_S, **steps)
+        return replace(
+            item,
+            seed=wanted.seed,
+            most_steps=LEARNING_STEPS,
+            windows=LEARNING_WINDOWS,
+            most_s=LEARNING_MOST_S,
+        )
     if wanted.kind == ELASTIC:
-        waits = {"checkpoint_every": wanted.checkpoint_every, "wait_s": wanted.wait_s}
-        return replace(item, most_steps=wanted.steps, most_s=wanted.est_s, **waits)
+        return replace(
+            item,
+            most_steps=wanted.steps,
+            checkpoint_every=wanted.checkpoint_every,
+            wait_s=wanted.wait_s,
+            most_s=wanted.est_s,
+        )
     return item
 
 

@@ -14,7 +14,7 @@ from models.domain.cluster import Cluster, Offer
 
 from ..node.data import FILE as DATA_FILE
 from ..node.record import INSTALL, Plan, WorkloadFile, write_file, write_json
-from ..providers.base import EndedLease, json_of_node
+from ..providers.base import EndedLease, read_object
 from ..workspace.sources import Source
 from .outcomes import Row
 
@@ -160,15 +160,6 @@ class Mailbox:
 
     def _read(self, node: int, name: str) -> Row:
         return read_object(self._node(node) / name) or {}
-
-
-def read_object(file: Path) -> Row | None:
-    """Return the JSON object in `file`; None if the file is missing or holds no JSON object."""
-    try:
-        body = json_of_node(file.read_text())
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
-        return None
-    return body if isinstance(body, dict) else None
 
 
 _FILE = Path("controller") / "machines.json"

@@ -18,9 +18,9 @@ from warehouse.append import append, append_records
 
 from ..node.device_check import wrong_device
 from ..node.record import Devices
-from ..providers.base import EndedLease, json_of_node
+from ..providers.base import EndedLease, json_of_node, read_object
 from ..workspace.workspace import Workspace
-from .mailbox import machine_rows, read_object
+from .mailbox import machine_rows
 from .outcomes import Row, RunSetups, launch_row, run_row
 
 _MOST_SAID = 500  # characters of a node's message that the user sees

@@ -278,3 +278,12 @@ def json_of_node(text: str, **options: Any) -> Any:
     if level:
         raise too_deep
     return body
+
+
+def read_object(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in `file`; None if the file is missing or holds no JSON object."""
+    try:
+        body = json_of_node(file.read_text())
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
+        return None
+    return body if isinstance(body, dict) else None

@@ -41,7 +41,6 @@ class Account:
 
     market: Any  # the fake account of the tests of the code, with its prices
     lock: threading.RLock = field(default_factory=threading.RLock)
-    placement_groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     keys: dict[str, RoleKeys] = field(default_factory=dict)  # by access key
 

@@ -10,11 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from models.domain.cluster import Cluster
 
-from ..base import NoCapacity, NodeState, ProviderError, RunningCluster, json_of_node
+from ..base import NoCapacity, NodeState, ProviderError, RunningCluster, read_object
 from .api import ALIVE, Answer, Ec2Api
 from .attempts import Attempt, Group
 from .errors import AwsRefused
@@ -390,10 +389,9 @@ class Ec2Cluster(RunningCluster):
 
     def _state(self, machine: Ec2Machine) -> NodeState:
         """Return the machine's state from EC2's latest answer and the machine's notice."""
-        notice = self._notice(machine)
-        kind = str(notice.get("kind", ""))
+        kind, leaving_s = self._notice(machine)
         if self._alive(machine):
-            return NodeState(alive=True, leaving_s=self._leaving_s(notice), notice=kind)
+            return NodeState(alive=True, leaving_s=leaving_s, notice=kind)
         code = str(self._seen[machine.instance_id].get("StateReason", {}).get("Code", "gone"))
         interrupted = code in _INTERRUPTED or kind == "interruption"
         place = f"{machine.instance_type}, {machine.market} in {machine.zone}"
@@ -401,33 +399,23 @@ class Ec2Cluster(RunningCluster):
         reason = f"{machine.instance_id} ({place}): {why}{code}"
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
-    def _notice(self, machine: Ec2Machine) -> dict[str, Any]:
-        """Return the spot notice that the machine read in its metadata; {} if there is no notice.
+    def _notice(self, machine: Ec2Machine) -> tuple[str, float | None]:
+        """Return a pair from the spot notice that the machine read in its metadata.
 
-        Its key `heard_unix` is S3's Unix time when the notice was uploaded. A node may upload
-        anything, so unknown content is ignored.
+        The pair is the kind of the notice, "" if there is none, and the seconds until the announced
+        interruption on S3's clock, None if none is announced. A node may upload anything, so
+        unknown content is ignored.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
-        try:
-            body = json_of_node(file.read_text())
-            moment = file.stat().st_mtime
-        except (OSError, ValueError):
-            return {}
-        known = isinstance(body, dict) and body.get("kind") in ("interruption", "rebalance")
-        return {**body, "heard_unix": moment} if known else {}
-
-    def _leaving_s(self, notice: dict[str, Any]) -> float | None:
-        """Return the seconds until the interruption that `notice` announces, on S3's clock.
-
-        Return None if `notice` announces no interruption.
-        """
-        if notice.get("kind") != "interruption":
-            return None
-        ends = float(notice["heard_unix"]) + NOTICE_S
+        body = read_object(file) or {}
+        kind = str(body.get("kind"))
+        if kind != "interruption":
+            return ("rebalance" if kind == "rebalance" else ""), None
+        ends = file.stat().st_mtime + NOTICE_S
         with suppress(ValueError):
-            moment = datetime.fromisoformat(str(notice.get("at")))
+            moment = datetime.fromisoformat(str(body.get("at")))
             ends = min(ends, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
-        return max(0.0, ends - self.now_unix())
+        return kind, max(0.0, ends - self.now_unix())
 
 
 def _is_up(described: Answer) -> bool:

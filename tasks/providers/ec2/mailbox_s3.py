@@ -94,9 +94,9 @@ class Mirror:
         with self._lock:
             try:
                 files = self._of_controller()
-                ranks = {name: each.rank for name, each in self._machines.items() if each.current}
-                for userid, rank in ranks.items():
-                    node = json.dumps({"node": rank, "nodes": len(ranks)}).encode()
+                current = {name: one for name, one in self._machines.items() if one.current}
+                for userid, machine in current.items():
+                    node = json.dumps({"node": machine.rank, "nodes": len(current)}).encode()
                     self._bring(userid, files | {"node.json": node})
             except (AwsRefused, OSError):
                 return False

@@ -145,21 +145,27 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
     found = []
     for request in lease.requests:
         machine = partial(Ec2Machine, group=request.group, usd_per_hour=request.usd_per_hour)
-        heard = any(each.group == request.group for each in lease.machines)
-        for name, described in shown.items():
-            if tags_of(described).get("srift:node-group") == request.group:
-                heard = True
-                if name not in known:
-                    launched_at = described["LaunchTime"]
-                    found.append(machine(instance_id=name, launched_at=launched_at))
+        here = {
+            name: described["LaunchTime"]
+            for name, described in shown.items()
+            if tags_of(described).get("srift:node-group") == request.group
+        }
+        found += [
+            machine(instance_id=name, launched_at=launched_at)
+            for name, launched_at in here.items()
+            if name not in known
+        ]
+        heard = here or any(each.group == request.group for each in lease.machines)
         if not (heard or request.answered) and now > request.asked_at + FORGOTTEN:
-            for number in range(request.size):
-                never_seen = machine(
+            ended_at = min(now, lease.deadline_at + LATEST)
+            found += [
+                machine(
                     instance_id=f"unheard-{request.group}-{number}",
                     launched_at=request.asked_at,
-                    ended_at=min(now, lease.deadline_at + LATEST),
+                    ended_at=ended_at,
                 )
-                found.append(never_seen)
+                for number in range(request.size)
+            ]
     return found
 
 
