@@ -66,12 +66,10 @@ class Lease:
     """
 
     lease_id: str
-    provider: str
     cluster: str
     usd_per_hour: float | None
     started_at: datetime
     deadline_at: datetime
-    controller_pid: int
     controller_alive: bool
     problem: str = ""
 

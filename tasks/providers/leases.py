@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -83,32 +83,14 @@ class HeldLease:
             return f"its deadline was {self.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
         return "all leases have to end" if all_of_them else ""
 
-    def held(self, provider: str) -> Lease:
-        """Return the lease with the fields that all providers share."""
-        return Lease(
-            lease_id=self.lease_id,
-            provider=provider,
-            cluster=self.cluster,
-            usd_per_hour=self.usd_per_hour,
-            started_at=self.started_at,
-            deadline_at=self.deadline_at,
-            controller_pid=self.controller.pid,
-            controller_alive=self.controller_alive,
-        )
+    def shared(self, kind: type) -> dict[str, Any]:
+        """Return those fields of the dataclass `kind` that this lease has, by name."""
+        names = [field.name for field in fields(kind) if hasattr(self, field.name)]
+        return {name: getattr(self, name) for name in names}
 
-    def over(self, mailbox: Path) -> EndedLease:
-        """Return this lease, which has ended, as an `EndedLease` with the path `mailbox`."""
-        assert self.ended_at is not None
-        return EndedLease(
-            lease_id=self.lease_id,
-            cluster=self.cluster,
-            market=self.market,
-            started_at=self.started_at,
-            ended_at=self.ended_at,
-            usd=self.usd,
-            outcome=self.outcome,
-            mailbox=mailbox,
-        )
+    def held(self) -> Lease:
+        """Return the lease with the fields that all providers share."""
+        return Lease(**self.shared(Lease))
 
 
 L = TypeVar("L", bound=HeldLease)
@@ -219,23 +201,21 @@ class LeaseFolder(Generic[L]):
             raise error
         return found
 
-    def held(self, provider: str) -> list[Lease]:
+    def held(self) -> list[Lease]:
         """Return the held leases and the unreadable leases.
 
         The dollars and the controller of an unreadable lease are unknown.
         """
         found, unreadable = self.read_all()
-        held = [lease.held(provider) for lease in found if lease.is_held]
+        held = [lease.held() for lease in found if lease.is_held]
         for lease_id, error in unreadable.items():
             moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
             unknown = Lease(
                 lease_id=lease_id,
-                provider=provider,
                 cluster="",
                 usd_per_hour=None,
                 started_at=moment,
                 deadline_at=moment,
-                controller_pid=0,
                 controller_alive=True,
                 problem=str(error),
             )
@@ -244,7 +224,11 @@ class LeaseFolder(Generic[L]):
 
     def over(self, leases: Iterable[L]) -> list[EndedLease]:
         """Return those of `leases` that have ended."""
-        return [lease.over(self.mailbox(lease.lease_id)) for lease in leases if lease.ended_at]
+        return [
+            EndedLease(**lease.shared(EndedLease), mailbox=self.mailbox(lease.lease_id))
+            for lease in leases
+            if lease.ended_at
+        ]
 
     def forget(self, lease_id: str) -> None:
         """Delete a lease's directory with its mailbox. Does nothing if there is no directory."""

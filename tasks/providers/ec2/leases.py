@@ -8,14 +8,14 @@ import os
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
 from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 
-from ..base import EndedLease, Lease, ProviderError
+from ..base import Lease, ProviderError
 from ..leases import HeldLease, LeaseFolder, replace_durably
 from .attempts import LEAST_BILLED_S
 from .settings import Region
@@ -128,11 +128,8 @@ class Ec2Lease(HeldLease):
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
-    def held(self, provider: str) -> Lease:
-        return _Held(**asdict(HeldLease.held(self, provider)), machines=self.machines)
-
-    def over(self, mailbox: Path) -> EndedLease:
-        return replace(HeldLease.over(self, mailbox), refusals=self.refusals)
+    def held(self) -> Lease:
+        return _Held(**self.shared(_Held))
 
     def usd_until(self, now: datetime) -> float:
         """Return the dollars of all machines until `now`, including those of refused attempts."""

@@ -31,7 +31,7 @@ class Ec2Provider(Ec2Machines, Provider):
 
     def leases(self) -> list[Lease]:
         """Return held leases, ended leases with missing uploads, and unreadable leases."""
-        return self.lease_folder.held("ec2")
+        return self.lease_folder.held()
 
     def ended(self) -> list[EndedLease]:
         """Fetch missing uploads if AWS answers. Return the ended leases that have all uploads."""
@@ -58,10 +58,7 @@ class Ec2Provider(Ec2Machines, Provider):
         try:
             reaper = Reaper(self, now, all_of_them)
         except ProviderError as error:  # no credentials
-            held, unreadable = self.lease_folder.read_all()
-            unswept = {f"lease {name}": str(why) for name, why in unreadable.items()}
-            regions = [*self.choices.regions, *(lease.region for lease in held)]
-            raise NotSwept("ec2", unswept | dict.fromkeys(regions, str(error))) from error
+            raise NotSwept("ec2", dict.fromkeys(self.choices.regions, str(error))) from error
         return reaper.reap()
 
     def not_swept_since(self, moment: datetime) -> list[str]:

@@ -84,7 +84,7 @@ class LocalProvider(LocalMachine, Provider):
             self.store.close(lease_id, datetime.now(UTC), "released")
 
     def leases(self) -> list[Lease]:
-        return self.store.held("local")
+        return self.store.held()
 
     def ended(self) -> list[EndedLease]:
         """Return the leases that ended and were not deleted by `forget`.
