@@ -46,31 +46,26 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     over: a refresh id. If given, settles only the claim of this campaign, which has ended.
     A failure prints a note, and the next `srift reap` settles the claims.
     """
-    try:
-        _settle(workspace, now, over)
-    except Exception as error:  # measurements must not be lost because a claim stays open
-        reporter().say(
-            f"note: this home's claim on the monthly budget stays until `srift reap` runs: {error}"
-        )
-
-
-def _settle(workspace: Workspace, now: datetime, over: str) -> None:
-    """Settle claims as `settle` does. Raises the errors of provider and warehouse."""
     # list the files before reading leases: a campaign that begins during this call keeps its claim
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
     busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))
     files = [file for file in files if (file.name == over if over else file.name != busy)]
     if not files:
         return
-    leases = [lease.lease_id for lease in workspace.provider.leases()]
-    leases += [lease.lease_id for lease in workspace.provider.closed()]
-    unsettled = {row["refresh_id"]: row for row in _unsettled(workspace)}
-    for file in files:
-        if any(lease_id.startswith(f"{file.name}-") for lease_id in leases):
-            continue
-        if row := unsettled.get(file.name):
-            _note(workspace, "settled", file.name, row["usd"], row["may_cost_until"], now)
-        file.unlink(missing_ok=True)
+    try:
+        leases = [lease.lease_id for lease in workspace.provider.leases()]
+        leases += [lease.lease_id for lease in workspace.provider.closed()]
+        unsettled = {row["refresh_id"]: row for row in _unsettled(workspace)}
+        for file in files:
+            if any(lease_id.startswith(f"{file.name}-") for lease_id in leases):
+                continue
+            if row := unsettled.get(file.name):
+                _note(workspace, "settled", file.name, row["usd"], row["may_cost_until"], now)
+            file.unlink(missing_ok=True)
+    except Exception as error:  # measurements must not be lost because a claim stays open
+        reporter().say(
+            f"note: this home's claim on the monthly budget stays until `srift reap` runs: {error}"
+        )
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:

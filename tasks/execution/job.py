@@ -165,11 +165,6 @@ def with_acquired(
     return found
 
 
-# Suffixes of AWS's endpoints [botocore's partitions].
-_OF_AWS = (
-    *(".amazonaws.com", ".api.aws", ".amazonaws.com.cn", ".api.amazonwebservices.com.cn"),
-    *(".amazonaws.eu", ".api.amazonwebservices.eu"),
-)
 # Seconds added to the deadline, because hosts and torchrun may start slowly.
 START_UP_S = 150.0
 
@@ -249,14 +244,14 @@ def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]
 def _emulated(settings: Settings) -> bool:
     """Return True if [ec2] sets `emulated`.
 
-    Raises SettingsError if `emulated` is set but AWS_ENDPOINT_URL names AWS itself or is not set.
+    Raises SettingsError if `emulated` is set but AWS_ENDPOINT_URL does not name this computer.
     """
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    host = (urlsplit(endpoint).hostname or endpoint).lower().rstrip(".")
-    if settings.ec2.emulated and f".{host}".endswith((".", *_OF_AWS)):
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL", "")
+    host = f".{urlsplit(endpoint).hostname}"
+    if settings.ec2.emulated and not host.endswith((".localhost", ".127.0.0.1")):
         raise SettingsError(
-            "nothing was launched: [ec2] emulated needs AWS_ENDPOINT_URL to name an emulated AWS."
-            " Set that variable, or remove emulated from srift.toml"
+            "nothing was launched: [ec2] emulated needs AWS_ENDPOINT_URL to name an AWS on this"
+            " computer. Set that variable, or remove emulated from srift.toml"
         )
     return settings.ec2.emulated
 

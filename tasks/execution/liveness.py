@@ -113,7 +113,12 @@ class Machines:
         """Read the machines' reports, and return True if the launch waits for no machine."""
         addresses = self.running.addresses
         reported = {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
-        self.fetching = {node for node in reported if self._lacks_data(node)}
+        self.fetching = set()
+        for node in reported:
+            states = self.mailbox.data_of(node)
+            ended = {name for name in states if states[name].get("state") in (READY, FAILED)}
+            if not ended.issuperset(self.data):
+                self.fetching.add(node)
         self.awaited -= reported - self.fetching
         return not self.awaited
 
@@ -139,12 +144,6 @@ class Machines:
                 return is_late(late, "report itself", within_s)
             self.clock.sleep(POLL_S)
         return None
-
-    def _lacks_data(self, node: int) -> bool:
-        states = self.mailbox.data_of(node)
-        return any(
-            states.get(digest, {}).get("state") not in (READY, FAILED) for digest in self.data
-        )
 
     def lost(self) -> AttemptEnd | None:
         """Return the loss of all machines that are newly gone, else of all silent machines.

@@ -89,9 +89,8 @@ def test_an_elastic_run_needs_machines_that_share_a_folder_and_a_first_one_that_
     "endpoint",
     [
         "",
-        "https://EC2.us-east-1.AmazonAWS.com.:443/",
+        "https://ec2.us-east-1.amazonaws.com:443/",
         "ec2.us-east-1.api.aws",
-        "https://ec2.eusc-de-east-1.amazonaws.eu",
     ],
 )
 def test_machines_of_aws_itself_are_never_taken_for_emulated(settings, monkeypatch, endpoint):
