@@ -31,7 +31,6 @@ from ..workspace.workload_data import (
 from ..workspace.workspace import Workspace
 
 GIB = 2**30
-MOST_LOCAL_BYTES = 50 * GIB  # the user chooses the disk for a larger data set
 _LEFT_FREE_BYTES = GIB  # kept free on the disk of SRIFT_HOME
 # Low estimate of a machine's fetch rate, for a launch's deadline: half the write rate of a gp3
 # volume at its base price (125 MiB/s), and small objects over several connections.
@@ -157,13 +156,12 @@ class DataCarrier:
         return {name: sizes[key] for name, key in keys.items()}
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
-        """Raise BadData if `size` bytes exceed the free disk space or MOST_LOCAL_BYTES."""
+        """Raise BadData if `size` bytes exceed the free disk space."""
         home = self._settings.home
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
-        most = max(0, min(MOST_LOCAL_BYTES, free - _LEFT_FREE_BYTES))
-        if size > most:
+        if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"it holds {said_bytes(size)}, and {home} has room for at most {said_bytes(most)}:"
+                f"it holds {said_bytes(size)}, and {home} has no room for it:"
                 f" run `aws s3 sync {address} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
 

@@ -58,20 +58,21 @@ class Ec2Cluster(RunningCluster):
         lease: Ec2Lease,
         spec: LaunchSpec,
         script: Callable[[float], str],
+        mirror: Mirror,
     ) -> None:
         self._api, self._leases, self.spec, self._script = api, leases, spec, script
         self.lease, self.lease_id = lease, lease.lease_id
         self.image_id = str(spec.image["ImageId"])
+        self.mirror, self.mailbox = mirror, mirror.mailbox
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at = datetime.min.replace(tzinfo=UTC)
 
-    def start(self, attempts: Sequence[Attempt], mirror: Mirror) -> None:
+    def start(self, attempts: Sequence[Attempt]) -> None:
         """Try `attempts` until AWS grants one, and send its machines their mailbox files.
 
         Raises NoCapacity if AWS refuses every attempt, and ProviderError for all other failures.
         """
-        self.mirror, self.mailbox = mirror, mirror.mailbox
         try:
             self._attempt, self.cluster = self._launch(attempts)
             usd_per_hour, market = self.cluster.usd_per_hour, self._attempt.market
@@ -80,8 +81,8 @@ class Ec2Cluster(RunningCluster):
             raise ProviderError(
                 f"the lease could not be written. Free disk space and run `srift reap`: {error}"
             ) from error
-        mirror.serve(self.lease)
-        mirror.sync()
+        self.mirror.serve(self.lease)
+        self.mirror.sync()
 
     def keep(self, lease: Ec2Lease) -> None:
         """Write a changed lease to disk and use it from now on.

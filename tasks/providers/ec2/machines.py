@@ -1,14 +1,14 @@
 """Acquire EC2 clusters under a lease, always release them, and fetch their uploads."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Cluster
 
 from ..base import NotSupported, ProviderError
 from .api import AwsClock, Clients, Store
@@ -48,37 +48,35 @@ class Ec2Machines(Ec2Market):
         self._threaded = threaded
 
     @contextmanager
-    def launched(
-        self, cluster: Cluster, offers: Sequence[Offer], *, lease_id: str, deadline_s: float
+    def acquire(
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[Ec2Cluster]:
-        """Acquire `cluster` as Provider.acquire describes.
+        """Launch the cluster in its market, or on demand if that fails. `seed` has no effect.
 
-        `offers` have the prices of other zones and markets. Raises LeaseUnreadable if a lease of
-        this home cannot be read, because Srift then buys nothing.
+        Raises LeaseUnreadable if a lease of this home cannot be read, because Srift then buys
+        nothing.
         """
         self.lease_folder.known()  # raises if a lease is unreadable
-        running, store = self._prepared(cluster, lease_id, deadline_s)
-        wanted = attempts(cluster, offers, running.spec.subnets, self.choices.markets)
+        running = self._prepared(cluster, lease_id, deadline_s)
+        zones, markets = running.spec.subnets, self.choices.markets
+        wanted = attempts(cluster, self.known_offers(), zones, markets)
         with self.lease_folder.locked():
             self.lease_folder.create(running.lease)
             self.lease_folder.mailbox(lease_id).mkdir()
-        mirror = self._mirror(running.lease, store)
         try:
-            running.start(wanted, mirror)
+            running.start(wanted)
             if self._threaded:
-                mirror.start()
+                running.mirror.start()
             yield running
         except BaseException:
             with suppress(ProviderError, OSError):  # raise the first error; the reaper tries again
-                self._release(running, mirror)
+                self._release(running)
             raise
-        if problem := self._release(running, mirror):
+        if problem := self._release(running):
             raise ProviderError(problem)
 
-    def _prepared(
-        self, cluster: Cluster, lease_id: str, deadline_s: float
-    ) -> tuple[Ec2Cluster, Store]:
-        """Upload the node package. Return a pair: the cluster, not launched yet, and its bucket.
+    def _prepared(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
+        """Upload the node package, and return the cluster, which is not launched yet.
 
         Raises NotSupported if the settings do not allow the launch, ProviderError if AWS refuses.
         """
@@ -116,7 +114,8 @@ class Ec2Machines(Ec2Market):
             role_id=spec.role_id,
             python=choices.python,
         )
-        return Ec2Cluster(self.api, self.lease_folder, lease, spec, script), store
+        mirror = self._mirror(lease, store)
+        return Ec2Cluster(self.api, self.lease_folder, lease, spec, script, mirror)
 
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
         """Fetch the uploads of a lease for at most `within_s` seconds, and return the lease.
@@ -140,13 +139,13 @@ class Ec2Machines(Ec2Market):
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
         return Mirror(store, lease, self.lease_folder.mailbox(lease.lease_id))
 
-    def _release(self, running: Ec2Cluster, mirror: Mirror) -> str:
+    def _release(self, running: Ec2Cluster) -> str:
         """End the machines and fetch their uploads; return "", or why some may still run.
 
         The mirror's thread is joined after the machines have ended, so that a slow S3 does not keep
         them running.
         """
-        launched = bool(running.lease.current)
+        launched, mirror = bool(running.lease.current), running.mirror
         try:
             if launched:  # agents that were asked to leave upload their last files and shut down
                 for _ in self.api.looks(2.0, LEAVE_S):

@@ -35,8 +35,9 @@ _OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9
 class Mirror:
     """A mirror of one lease's mailbox on S3. Thread-safe.
 
-    A round fetches new uploads and sends changed files. `sync` runs one round, and `start` runs
-    rounds in a thread, which sends changes every second and fetches every five seconds. `now_unix` is S3's Unix time at the last complete round.
+    A round fetches new uploads and sends changed files. `sync` runs one round. `start` runs a
+    thread, which sends changes every second and fetches every five seconds. `now_unix` is S3's Unix
+    time at the last complete fetch.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, partial
 
@@ -55,6 +56,16 @@ class Ec2Market:
             found = [offer for offers in pool.map(ask, self.choices.regions) for offer in offers]
         self._latest_offers = self.billed(found)
         return self._latest_offers
+
+    def known_offers(self) -> list[Offer]:
+        """Return the latest offers and the packaged offers.
+
+        If no offers have been listed yet, AWS is asked for them.
+        """
+        if not self._latest_offers:
+            with suppress(ProviderError):
+                self.offers(self.clock.now())
+        return self._latest_offers + self.packaged_offers()
 
     def packaged_types(self) -> list[InstanceType]:
         return packaged_types(self.choices)

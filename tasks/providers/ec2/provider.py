@@ -1,13 +1,9 @@
 """Launch, list and reap EC2 clusters: EC2 as a provider of machines."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 
-from models.domain.cluster import Cluster
-
 from ..base import EndedLease, Lease, NotSwept, Provider, ProviderError
-from .cluster import Ec2Cluster
 from .machines import Ec2Machines
 from .reaper import Reaper
 
@@ -16,18 +12,6 @@ NOT_LOOKED = "EC2 was not checked: nothing was launched from this home, and [ec2
 
 class Ec2Provider(Ec2Machines, Provider):
     """EC2 in the regions of the settings, with leases in the folder `leases-ec2` of the home."""
-
-    @contextmanager
-    def acquire(
-        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
-    ) -> Iterator[Ec2Cluster]:
-        """Launch the cluster in its market, or on demand if that fails. `seed` has no effect."""
-        if not self._latest_offers:
-            with suppress(ProviderError):
-                self.offers(self.clock.now())
-        offers = self._latest_offers + self.packaged_offers()
-        with self.launched(cluster, offers, lease_id=lease_id, deadline_s=deadline_s) as running:
-            yield running
 
     def leases(self) -> list[Lease]:
         """Return held leases, ended leases with missing uploads, and unreadable leases."""

@@ -4,9 +4,9 @@ The section never has AWS credentials; boto3 finds them.
 """
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 # The image has the torch version that pyproject.toml pins, because step times depend on it.
 AMI_PARAMETER = (
@@ -27,13 +27,6 @@ class OwnPrice(BaseModel):
 
     on_demand_usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     spot_usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _has_a_price(self) -> Self:
-        """Raise ValueError if both prices are missing."""
-        if self.on_demand_usd_per_hour is None and self.spot_usd_per_hour is None:
-            raise ValueError("give on_demand_usd_per_hour or spot_usd_per_hour")
-        return self
 
 
 class Discount(BaseModel):

@@ -186,8 +186,6 @@ class LocalCluster(RunningCluster):
         if status is not None:
             log = self._log(index).read_text(errors="replace").strip()
             reason = f"its agent ended with exit status {status}: {log[-_LOG_TAIL:]}"
-        elif self.network.switch is not None and self.network.switch.poll() is not None:
-            reason = "the switch between the hosts ended, and their links with it"
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _revoke_later(self, index: int, after_s: float) -> None:

@@ -9,10 +9,11 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -33,6 +34,7 @@ _QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
 _TICKS_PER_S = 250  # CONFIG_HZ of Debian's kernels
 _LEAST_BURST_BYTES = 65_536  # one segment before the kernel splits it
 _START_S = 10.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +94,8 @@ class HostNetwork:
         """
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
-            self.switch = self._spawn(holder, log)
-            _await_namespaces(self.switch)
+            self.switch = switch = self._spawn(holder, log)
+            _await(switch, lambda: _is_root_inside(switch.pid))
             self.run(_BRIDGE)
 
     def start(
@@ -124,7 +126,8 @@ class HostNetwork:
         )
         user = ("nsenter", *self._into_user, "-t", str(self.switch.pid)) if self._into_user else ()
         process = self._spawn((*user, *_HOST, script, mark, *command), log)
-        host = Host(process, _first_inside(process))
+        [inner, *_] = _await(process, psutil.Process(process.pid).children)
+        host = Host(process, inner.pid)
         link = f"h{len(self._processes) - 2}"  # the first process holds the bridge
         self.run(
             f"ip link add {link} type veth peer name eth0 netns {host.inner_pid}"
@@ -224,29 +227,21 @@ def _tbf(bandwidth_gbps: float) -> str:
     return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"
 
 
-def _await_namespaces(holder: subprocess.Popen[bytes]) -> None:
-    """Wait until `holder` is root in its network namespace.
+def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
+    """Return the first true value of `ready()`.
 
-    Raises ProviderError if that takes longer than _START_S seconds or the process ends.
-    """
-    until = time.monotonic() + _START_S
-    process, mine = Path(f"/proc/{holder.pid}"), os.readlink("/proc/self/ns/net")
-    while time.monotonic() < until and holder.poll() is None:
-        is_root = (process / "uid_map").read_text().split()[:1] == ["0"]
-        if is_root and os.readlink(process / "ns/net") != mine:
-            return
-        time.sleep(0.002)
-    raise ProviderError(f"the switch's namespaces could not be made (exit status {holder.poll()})")
-
-
-def _first_inside(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the first process in a host's namespaces, and return its PID.
-
-    Raises ProviderError if the process does not appear within _START_S seconds.
+    Raises ProviderError if that takes longer than _START_S seconds or `process` ends.
     """
     until = time.monotonic() + _START_S
     while time.monotonic() < until and process.poll() is None:
-        for child in psutil.Process(process.pid).children():
-            return child.pid
+        if found := ready():
+            return found
         time.sleep(0.002)
-    raise ProviderError(f"a host's namespaces could not be made (exit status {process.poll()})")
+    raise ProviderError(f"namespaces could not be made (exit status {process.poll()})")
+
+
+def _is_root_inside(pid: int) -> bool:
+    """Return True if the process is root in a network namespace of its own."""
+    process = Path(f"/proc/{pid}")
+    is_root = (process / "uid_map").read_text().split()[:1] == ["0"]
+    return is_root and os.readlink(process / "ns/net") != os.readlink("/proc/self/ns/net")

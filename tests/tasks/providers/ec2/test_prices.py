@@ -4,11 +4,9 @@ import json
 from dataclasses import replace
 from datetime import timedelta
 
-import pandas as pd
 import pytest
 
 from models.domain.cluster import bucket_hazard
-from models.job.interruption_rates import fit_hazard
 from tasks.providers.ec2 import prices
 from tasks.providers.ec2.catalogue import instance_type_of
 from tasks.providers.ec2.prices import billed, other_usd_per_hour
@@ -54,16 +52,12 @@ def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order()
 
 @pytest.mark.parametrize("bucket", [1, None])
 def test_a_spot_offer_says_how_often_its_type_is_interrupted(bucket):
-    """The provider's prior of an unlisted type is the model's."""
     listed = {} if bucket is None else {G9.name: {"r": bucket}}
     advisor = {"spot_advisor": {"us-east-1": {"Linux": listed}}}
     known = {(G9.name, "1a"): None, ("other", "1a"): 1.0}
     (spot,) = prices.spot_offers([G9], known, advisor, region="us-east-1", price_as_of=NOON)
     assert (spot.zone, spot.usd_per_hour) == ("1a", None)
     assert spot.interruptions_per_hour == bucket_hazard(bucket) and spot.interruption_source
-    nothing = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
-    unlisted = fit_hazard(nothing).rates([(G9.name, "1a", bucket_hazard(None))])[0, 0]
-    assert (spot.interruptions_per_hour == pytest.approx(unlisted)) == (bucket is None)
 
 
 FILE = {
