@@ -50,10 +50,13 @@ IMAGE_FAMILIES = frozenset(
 def image_families(parameter: str) -> Collection[str] | None:
     """Return the GPU families that an image supports; None if the image is unknown.
 
-    `parameter` is the SSM parameter that names the image. Images of PyTorch before 2.10 also lack
-    g6f and gr6f: their launch is refused by AWS.
+    `parameter` is the SSM parameter that names the image. Images of PyTorch before 2.10 lack g6f
+    and gr6f.
     """
-    return IMAGE_FAMILIES if parameter.startswith(_IMAGE) else None
+    if not parameter.startswith(_IMAGE):
+        return None
+    before_2_10 = re.match(r"2\.\d-", parameter.removeprefix(_IMAGE))
+    return IMAGE_FAMILIES - ({"g6f", "gr6f"} if before_2_10 else set())
 
 
 def off_image(kind: InstanceType, families: Collection[str] | None) -> str:

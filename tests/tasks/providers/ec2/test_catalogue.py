@@ -132,6 +132,8 @@ def test_gpu_stands_for_the_families_of_the_image():
     volta = next(kind for kind in gpu_types if kind.name == "p3dn.24xlarge")
     assert off_image(volta, families) and wanted(gpu_types, [volta.name], families) == [volta]
     assert wanted(gpu_types, ["gpu"], image_families("/ours/ami")) == gpu_types
+    older = image_families(AMI_PARAMETER.replace("2.13", "2.9"))
+    assert families - older == {"g6f", "gr6f"}
 
 
 def test_processors_run_any_image_and_arm_none():
