@@ -74,7 +74,7 @@ class Home:
     def attempts(self, cluster):
         """What `acquire` would ask for."""
         zones = [f"{cluster.members[0].region}{letter}" for letter in "abc"]
-        return attempts(cluster, self.provider._known_offers(), zones, self.choices.markets)
+        return attempts(cluster, self.provider.known_offers(), zones, self.choices.markets)
 
     def offer(self, name="g4dn.12xlarge", market="spot", zone="us-east-1a"):
         [found] = [

@@ -4,8 +4,6 @@
 A `Fault` refuses calls, `answers` replace answers, and a dry run does nothing.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Callable
@@ -29,7 +27,7 @@ class Killed(BaseException):
     """Kills a controller: nothing catches it, and nothing answers afterwards."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Fault:
     """Refuse `times` calls of `action` ("" any) where `when(words)`, after `skip` others."""
 
@@ -50,7 +48,7 @@ class Fault:
         return True
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Instance:
     """A machine. It runs `boot_s` after its launch and ends itself as its user-data says."""
 
@@ -104,7 +102,7 @@ class Instance:
         }
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class FakeAws:
     """The world. `capacity`: (zone, market) -> machines that may be had, where that is limited."""
 

@@ -1,7 +1,5 @@
 """An account in memory: moto's instance types, prices, image, subnets, groups and templates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,7 +61,16 @@ def client_error(code, operation):
     return ClientError({"Error": {"Code": code, "Message": "very-secret-key was wrong"}}, operation)
 
 
-@dataclass(slots=True)
+def product(name, usd):
+    """A product of GetProducts; without a price, AWS lists it at 0."""
+    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{usd or 0.0:.10f}"}}
+    yearly = {"unit": "Hrs", "pricePerUnit": {"USD": "0.001"}}
+    terms = {"OnDemand": {"1": {"priceDimensions": {"1": dimension}}}}
+    terms["Reserved"] = {"1": {"priceDimensions": {"1": yearly}}}
+    return json.dumps({"product": {"attributes": {"instanceType": name}}, "terms": terms})
+
+
+@dataclass
 class Account:
     """`usd`: region -> type -> dollars an hour on demand, for types that are offered.
 
@@ -106,12 +113,7 @@ class Account:
 
     def get_products(self, *, Filters, NextToken="0", **_):
         [region] = [each["Value"] for each in Filters if each["Field"] == "regionCode"]
-        products = []
-        for name, usd in self.usd.get(region, {}).items():
-            dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{usd or 0.0:.10f}"}}
-            terms = {"OnDemand": {"1": {"priceDimensions": {"1": dimension}}}}
-            product = {"product": {"attributes": {"instanceType": name}}, "terms": terms}
-            products.append(json.dumps(product))
+        products = [product(*priced) for priced in self.usd.get(region, {}).items()]
         return self._paged("PriceList", products, NextToken)
 
     def describe_spot_price_history(self, *, region, now, InstanceTypes=None, NextToken="0", **_):

@@ -1,7 +1,5 @@
 """S3 in memory: the store's own clock, pages, answers that are cut off."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -15,7 +13,7 @@ from botocore.response import StreamingBody
 ROLE = "AROAEXAMPLEROLE"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class FakeS3:
     """`skew_s`: seconds that its clock is ahead. `cut`: number of next objects that come short.
 

@@ -37,7 +37,7 @@ from ..execution.collect import collect
 from ..execution.data import DataCarrier, fetch_s
 from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
 from ..execution.mailbox import WorkloadChanged
-from ..execution.outcomes import AttemptEnd, full_mailbox, launch_row, planned_id, run_row
+from ..execution.outcomes import AttemptEnd, launch_row, planned_id, run_row
 from ..execution.session import Session
 from ..market.job_conditions import experience_of
 from ..market.offers import current_offers, nothing_to_buy, with_facts
@@ -444,7 +444,7 @@ def serve(
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
     """Return how an attempt ended that `error` stopped in the controller."""
     if isinstance(error, OSError):
-        return AttemptEnd(how="lost", reason=full_mailbox(error, mailbox))
+        return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")
     if isinstance(error, Exception):
         return AttemptEnd(how="lost", reason=str(error) or type(error).__name__)
     stopped = isinstance(error, KeyboardInterrupt)

@@ -15,7 +15,7 @@ from ..providers.ec2.api import Clients, Ec2Api, answered_at, connect
 from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import quota_of
 from ..providers.ec2.errors import DENIED, AwsRefused
-from ..providers.ec2.provider import notes_on_types, packaged_offers, packaged_types
+from ..providers.ec2.market import notes_on_types, packaged_offers, packaged_types
 from ..providers.ec2.requests import LaunchSpec, requests_of, security_group
 from ..providers.ec2.settings import Ec2
 from ..providers.ec2.snapshot import packaged

@@ -5,8 +5,6 @@ earlier claims. A home settles its claim when the campaign is over and holds no 
 never returns, its claim counts until the month of `may_cost_until`.
 """
 
-from __future__ import annotations
-
 import socket
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -39,8 +37,7 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
         file = _folder(workspace) / refresh_id
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()  # before the row, because no home settles a claim without a file
-        row = {"refresh_id": refresh_id, "usd": usd, "may_cost_until": until}
-        _note(workspace, "claimed", row, now)
+        _note(workspace, "claimed", refresh_id, usd, until, now)
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
@@ -49,32 +46,26 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     over: a refresh id. If given, settles only the claim of this campaign, which has ended.
     A failure prints a note, and the next `srift reap` settles the claims.
     """
-    try:
-        _settle(workspace, now, over)
-    except Exception as error:  # measurements must not be lost because a claim stays open
-        reporter().say(
-            f"note: this home's claim on the monthly budget stays until `srift reap` runs: {error}"
-        )
-
-
-def _settle(workspace: Workspace, now: datetime, over: str) -> None:
-    """Settle claims as `settle` does. Raises the errors of provider and warehouse."""
     # list the files before reading leases: a campaign that begins during this call keeps its claim
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
     busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))
     files = [file for file in files if (file.name == over if over else file.name != busy)]
     if not files:
         return
-    leases = [lease.lease_id for lease in workspace.provider.leases()]
-    leases += [lease.lease_id for lease in workspace.provider.closed()]
-    unsettled = {row["refresh_id"]: row for row in _unsettled(workspace)}
-    for file in files:
-        if any(lease_id.startswith(f"{file.name}-") for lease_id in leases):
-            continue
-        if row := unsettled.get(file.name):
-            columns = ("refresh_id", "usd", "may_cost_until")
-            _note(workspace, "settled", {column: row[column] for column in columns}, now)
-        file.unlink(missing_ok=True)
+    try:
+        leases = [lease.lease_id for lease in workspace.provider.leases()]
+        leases += [lease.lease_id for lease in workspace.provider.closed()]
+        unsettled = {row["refresh_id"]: row for row in _unsettled(workspace)}
+        for file in files:
+            if any(lease_id.startswith(f"{file.name}-") for lease_id in leases):
+                continue
+            if row := unsettled.get(file.name):
+                _note(workspace, "settled", file.name, row["usd"], row["may_cost_until"], now)
+            file.unlink(missing_ok=True)
+    except Exception as error:  # measurements must not be lost because a claim stays open
+        reporter().say(
+            f"note: this home's claim on the monthly budget stays until `srift reap` runs: {error}"
+        )
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
@@ -117,9 +108,18 @@ def _unsettled(workspace: Workspace) -> list[Row]:
     return rows_of(found.sort_values("noted_order")) if len(found) else []
 
 
-def _note(workspace: Workspace, event: str, row: Row, now: datetime) -> None:
-    """Append `row` to the table raw_claims. `event` is "claimed" or "settled"."""
-    place = f"{socket.gethostname()}:{workspace.home.resolve()}"
-    stamp = {"event": event, "provider": workspace.provider.name, "place": place, "noted_at": now}
+def _note(
+    workspace: Workspace, event: str, refresh_id: str, usd: float, until: datetime, now: datetime
+) -> None:
+    """Append a row to the table raw_claims. `event` is "claimed" or "settled"."""
+    row = {
+        "event": event,
+        "provider": workspace.provider.name,
+        "place": f"{socket.gethostname()}:{workspace.home.resolve()}",
+        "noted_at": now,
+        "refresh_id": refresh_id,
+        "usd": usd,
+        "may_cost_until": until,
+    }
     with workspace.warehouse.transact() as connection:
-        append.append(connection, "raw_claims", [row | stamp])
+        append.append(connection, "raw_claims", [row])

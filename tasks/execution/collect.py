@@ -3,8 +3,6 @@
 Runs after every launch, before every refresh and in `srift reap`. Each record is loaded once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -59,34 +57,25 @@ def reap_now(provider: str | None = None) -> list[str]:
     provider: the provider to reap. None means every provider that this home has used, paid
     providers first; if one of them fails, the rest are still reaped.
 
-    Raises NotSwept if some regions or leases could not be checked.
+    Raises NotSwept if some regions, leases or providers could not be checked.
     """
-    done: list[str] = []
-    unswept: list[NotSwept] = []
-    failed: list[Exception] = []
+    done, unswept = list[str](), dict[str, str]()
+    paid_first = sorted(PROVIDERS, key=lambda name: not spends_money(name))
     with _printed_on_error(done):
-        for workspace in [open_workspace(provider)] if provider else _used():
+        for workspace in map(open_workspace, [provider] if provider else paid_first):
             try:
-                done += end_and_collect(workspace, datetime.now(UTC))
+                if provider or workspace.provider.was_used():
+                    done += end_and_collect(workspace, datetime.now(UTC))
             except NotSwept as error:
                 done += error.done
-                unswept.append(error)
+                unswept |= error.unswept
             except Exception as error:
-                failed.append(error)
-        if failed:
-            done += map(str, [*unswept, *failed[1:]])
-            raise failed[0]
+                if provider:
+                    raise
+                unswept[workspace.provider.name] = str(error)
     if unswept:
-        name = unswept[0].provider if len(unswept) == 1 else ""
-        reasons = {place: why for error in unswept for place, why in error.unswept.items()}
-        raise NotSwept(name, reasons, done)
+        raise NotSwept(provider or "", unswept, done)
     return done
-
-
-def _used() -> list[Workspace]:
-    """Return workspaces of the providers that this home has used, paid providers first."""
-    names = sorted(PROVIDERS, key=lambda name: not spends_money(name))
-    return [one for one in map(open_workspace, names) if one.provider.was_used()]
 
 
 def say_all(sentences: Iterable[str]) -> None:
@@ -110,12 +99,12 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     Return one sentence per action. Raises NotSwept, after everything else is done, if some regions
     or leases could not be checked.
     """
-    unswept: list[NotSwept] = []
+    unswept: dict[str, str] = {}
     try:
         done = workspace.provider.reap(now)
     except NotSwept as error:
-        unswept, done = [error], error.done
-    with _printed_on_error([*done, *map(str, unswept)]):
+        unswept, done = error.unswept, error.done
+    with _printed_on_error([*done, *unswept.values()]):
         workspace.warehouse.create()
         collected = collect(workspace, new_refresh_id(now), now)
         if not unswept:
@@ -124,7 +113,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     if collected.new:
         done.append(f"{collected.new} rows were loaded into the warehouse")
     if unswept:
-        raise NotSwept(workspace.provider.name, unswept[0].unswept, done)
+        raise NotSwept(workspace.provider.name, unswept, done)
     return done
 
 

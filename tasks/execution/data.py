@@ -7,8 +7,6 @@ an address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machin
 If a workload's data cannot be copied, only the runs of this workload are left out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Iterable, Mapping
@@ -33,14 +31,13 @@ from ..workspace.workload_data import (
 from ..workspace.workspace import Workspace
 
 GIB = 2**30
-MOST_LOCAL_BYTES = 50 * GIB  # the user chooses the disk for a larger data set
 _LEFT_FREE_BYTES = GIB  # kept free on the disk of SRIFT_HOME
 # Low estimate of a machine's fetch rate, for a launch's deadline: half the write rate of a gp3
 # volume at its base price (125 MiB/s), and small objects over several connections.
 FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DataPlan:
     """Where machines read the data of workload `name`, and the transfer that this requires.
 
@@ -104,7 +101,7 @@ class DataCarrier:
         Return the plan with an empty `move`, or with a `problem` if the transfer failed.
         """
         data = self._settings.data(plan.name)
-        if plan.problem or not plan.move or data is None:
+        if not plan.move or data is None:
             return plan
         try:
             if isinstance(data.source, Path):
@@ -159,13 +156,12 @@ class DataCarrier:
         return {name: sizes[key] for name, key in keys.items()}
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
-        """Raise BadData if `size` bytes exceed the free disk space or MOST_LOCAL_BYTES."""
+        """Raise BadData if `size` bytes exceed the free disk space."""
         home = self._settings.home
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
-        most = max(0, min(MOST_LOCAL_BYTES, free - _LEFT_FREE_BYTES))
-        if size > most:
+        if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"it holds {said_bytes(size)}, and {home} has room for at most {said_bytes(most)}:"
+                f"it holds {said_bytes(size)}, and {home} has no room for it:"
                 f" run `aws s3 sync {address} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
 
@@ -203,16 +199,13 @@ class DataCarrier:
         from s3transfer.manager import TransferManager
 
         store, files, transfers = self._store(address.bucket), plan.files or {}, []
-        sizes = {one["Key"]: one["Size"] for one in store.listed(address.prefix, MOST_FILES)[0]}
+        stored = {one["Key"]: one["Size"] for one in store.listed(address.prefix, MOST_FILES)[0]}
         reporter().say(str(plan))
-        action = "s3:PutObject" if plan.move == "upload" else "s3:GetObject"
-        with (
-            asking(action, store.region),
-            TransferManager(self._api.clients("s3", store.region)) as s3,
-        ):
+        client = self._api.clients("s3", store.region)
+        with asking(f"to {plan.move} data", store.region), TransferManager(client) as s3:
             for name, size in files.items():
                 file, key = folder / name, f"{address.prefix}{name}"
-                if plan.move == "upload" and sizes.get(key) != size:
+                if plan.move == "upload" and stored.get(key) != size:
                     transfers.append(s3.upload(str(file), address.bucket, key))
                 elif plan.move == "fetch" and not _has(file, size):
                     file.parent.mkdir(parents=True, exist_ok=True)
@@ -236,9 +229,9 @@ def fetch_s(plan: DataPlan) -> float:
 
     The result is 0 if the machine fetches nothing or the size is unknown.
     """
-    if plan.files is None or not plan.place.startswith(S3):
+    if not plan.place.startswith(S3):
         return 0.0
-    return (plan.size or 0) / FETCHED_BYTES_PER_S + len(plan.files) / FETCHED_FILES_PER_S
+    return (plan.size or 0) / FETCHED_BYTES_PER_S + len(plan.files or ()) / FETCHED_FILES_PER_S
 
 
 def _has(file: Path, size: int) -> bool:

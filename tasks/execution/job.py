@@ -1,7 +1,5 @@
 """Describe a planned launch as the job that nodes run, with the setup of each run."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +27,7 @@ from ..node.record import (
     WorkloadFile,
     write_json,
 )
+from ..providers.base import RunningCluster
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
@@ -38,7 +37,7 @@ from .outcomes import RunSetup, RunSetups
 POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One launch, as the nodes and the controller carry it out.
 
@@ -70,7 +69,7 @@ class Job:
         return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Served:
     """The result of a launch.
 
@@ -97,7 +96,7 @@ class Served:
     lacked_data: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Clock:
     """The time source of a launch. Tests replace it, so that they need not wait."""
 
@@ -116,6 +115,11 @@ class Stopwatch:
     def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
         self._seconds, self.clock = seconds, clock
         self.began_s = self._last = clock.monotonic()
+
+    @property
+    def passed_s(self) -> float:
+        """Return the seconds since the start, which lies before the request for machines."""
+        return self.clock.monotonic() - self.began_s
 
     def lap(self, phase: str) -> None:
         now = self.clock.monotonic()
@@ -148,24 +152,19 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 
 
 def with_acquired(
-    run_setups: RunSetups, items: Iterable[Item], got: Cluster, image_id: str
+    run_setups: RunSetups, items: Iterable[Item], got: RunningCluster
 ) -> dict[str, RunSetup]:
     """Return `run_setups` with the zone, price and image of the acquired machines.
 
-    items: the runs whose setups are changed. got: the acquired cluster.
+    items: the runs whose setups are changed.
     """
     found = dict(run_setups)
     for item in items:
-        acquired = placement([got.members[node] for node in item.nodes])
-        found[item.run_id] = {**found[item.run_id], **acquired, "image_id": image_id or None}
+        acquired = placement([got.cluster.members[node] for node in item.nodes])
+        found[item.run_id] = {**found[item.run_id], **acquired, "image_id": got.image_id or None}
     return found
 
 
-# Suffixes of AWS's endpoints [botocore's partitions].
-_OF_AWS = (
-    *(".amazonaws.com", ".api.aws", ".amazonaws.com.cn", ".api.amazonwebservices.com.cn"),
-    *(".amazonaws.eu", ".api.amazonwebservices.eu"),
-)
 # Seconds added to the deadline, because hosts and torchrun may start slowly.
 START_UP_S = 150.0
 
@@ -245,14 +244,14 @@ def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]
 def _emulated(settings: Settings) -> bool:
     """Return True if [ec2] sets `emulated`.
 
-    Raises SettingsError if `emulated` is set but AWS_ENDPOINT_URL names AWS itself or is not set.
+    Raises SettingsError if `emulated` is set but AWS_ENDPOINT_URL does not name this computer.
     """
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    host = (urlsplit(endpoint).hostname or endpoint).lower().rstrip(".")
-    if settings.ec2.emulated and f".{host}".endswith((".", *_OF_AWS)):
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL", "")
+    host = f".{urlsplit(endpoint).hostname}"
+    if settings.ec2.emulated and not host.endswith((".localhost", ".127.0.0.1")):
         raise SettingsError(
-            "nothing was launched: [ec2] emulated needs AWS_ENDPOINT_URL to name an emulated AWS."
-            " Set that variable, or remove emulated from srift.toml"
+            "nothing was launched: [ec2] emulated needs AWS_ENDPOINT_URL to name an AWS on this"
+            " computer. Set that variable, or remove emulated from srift.toml"
         )
     return settings.ec2.emulated
 
@@ -260,20 +259,6 @@ def _emulated(settings: Settings) -> bool:
 def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
     """Return a planned run in the form that nodes receive."""
     workload, mode = wanted.trained
-    kinds: dict[str, dict[str, Any]] = {
-        LEARN: {
-            "seed": wanted.seed,
-            "most_steps": LEARNING_STEPS,
-            "windows": LEARNING_WINDOWS,
-            "most_s": LEARNING_MOST_S,
-        },
-        ELASTIC: {
-            "most_steps": wanted.steps,
-            "checkpoint_every": wanted.checkpoint_every,
-            "wait_s": wanted.wait_s,
-            "most_s": wanted.est_s,
-        },
-    }
     item = Item(
         run_id=run_id,
         kind=wanted.kind,
@@ -286,7 +271,23 @@ def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
         seed=seed,
         devices=list(wanted.devices),
     )
-    return replace(item, **kinds.get(wanted.kind, {}))
+    if wanted.kind == LEARN:
+        return replace(
+            item,
+            seed=wanted.seed,
+            most_steps=LEARNING_STEPS,
+            windows=LEARNING_WINDOWS,
+            most_s=LEARNING_MOST_S,
+        )
+    if wanted.kind == ELASTIC:
+        return replace(
+            item,
+            most_steps=wanted.steps,
+            checkpoint_every=wanted.checkpoint_every,
+            wait_s=wanted.wait_s,
+            most_s=wanted.est_s,
+        )
+    return item
 
 
 def workload_names(launch: PlannedLaunch) -> list[str]:

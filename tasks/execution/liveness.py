@@ -8,8 +8,6 @@ fewer     measure only the remaining runs that do not need the machine
 give up   end the launch, and record the loss in a row
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ MARGIN_S = 5.0  # seconds to write and copy a record before a machine goes
 _OVERHEAD_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RemainingWork:
     """The items that a launch still has to measure, and the time that is left for them.
 
@@ -95,7 +93,6 @@ class Machines:
         self,
         running: RunningCluster,
         mailbox: Mailbox,
-        *,
         stop_at: float,
         clock: Clock,
         data: Mapping[str, str],
@@ -116,7 +113,12 @@ class Machines:
         """Read the machines' reports, and return True if the launch waits for no machine."""
         addresses = self.running.addresses
         reported = {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
-        self.fetching = {node for node in reported if self._lacks_data(node)}
+        self.fetching = set()
+        for node in reported:
+            states = self.mailbox.data_of(node)
+            ended = {name for name in states if states[name].get("state") in (READY, FAILED)}
+            if not ended.issuperset(self.data):
+                self.fetching.add(node)
         self.awaited -= reported - self.fetching
         return not self.awaited
 
@@ -143,12 +145,6 @@ class Machines:
             self.clock.sleep(POLL_S)
         return None
 
-    def _lacks_data(self, node: int) -> bool:
-        states = self.mailbox.data_of(node)
-        return any(
-            states.get(digest, {}).get("state") not in (READY, FAILED) for digest in self.data
-        )
-
     def lost(self) -> AttemptEnd | None:
         """Return the loss of all machines that are newly gone, else of all silent machines.
 
@@ -156,16 +152,17 @@ class Machines:
         interrupted a machine, the result has that machine's reason.
         """
         self.states = self.running.nodes()
-        dead = {
-            node: state
-            for node, state in enumerate(self.states)
-            if not state.alive and node not in self.gone
-        }
+        states = enumerate(self.states)
+        dead = [node for node, state in states if not state.alive and node not in self.gone]
         if dead:
-            node, state = min(dead.items(), key=lambda entry: not entry[1].interrupted)
-            reason = f"node {node}: {state.reason}"
-            interrupted = state.interrupted
-            return AttemptEnd(how="lost", reason=reason, interrupted=interrupted, nodes=tuple(dead))
+            node = min(dead, key=lambda node: not self.states[node].interrupted)
+            reason, interrupted = self.states[node].reason, self.states[node].interrupted
+            return AttemptEnd(
+                how="lost",
+                reason=f"node {node}: {reason}",
+                interrupted=interrupted,
+                nodes=tuple(dead),
+            )
         silent = self.mailbox.silent(self.running.now_unix()) & {*self.here, *self.fetching}
         if silent:
             reason = f"node {min(silent)} fell silent"

@@ -3,8 +3,6 @@
 `node/record.py` describes the files of the mailbox.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from models.domain.cluster import Cluster, Offer
 
 from ..node.data import FILE as DATA_FILE
 from ..node.record import INSTALL, Plan, WorkloadFile, write_file, write_json
-from ..providers.base import EndedLease, json_of_node
+from ..providers.base import EndedLease, read_object
 from ..workspace.sources import Source
 from .outcomes import Row
 
@@ -27,7 +25,7 @@ class WorkloadChanged(Exception):
     """The code of a workload changed after the launch was planned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Mailbox:
     """The directory through which the controller and `nodes` machines exchange files."""
 
@@ -40,16 +38,14 @@ class Mailbox:
         Raises WorkloadChanged if a workload's digest differs from its `WorkloadFile`.
         """
         for spec, source in files:
-            with suppress(FileNotFoundError):
-                contents = source.read()
-                called = (contents, spec.function, spec.arguments)
-                if source.digest(*called, env=spec.env, data=spec.data_digest) == spec.digest:
-                    if not (self.path / spec.file).exists():
-                        write_file(self.path / spec.file, source.travels_as(contents))
-                    continue
-            raise WorkloadChanged(
-                f"the code of workload {spec.name} changed after the refresh began: refresh again"
-            )
+            contents = source.read()
+            called = (contents, spec.function, spec.arguments)
+            if source.digest(*called, env=spec.env, data=spec.data_digest) != spec.digest:
+                raise WorkloadChanged(
+                    f"the code of workload {spec.name} changed during the refresh: refresh again"
+                )
+            if not (self.path / spec.file).exists():
+                write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
         """Write the setup of each run, by run id. `record_loader` needs it to load the records."""
@@ -128,13 +124,12 @@ class Mailbox:
         now_unix: the Unix time now, on the clock of the mailbox's store. A node that never sent a
         heartbeat is not silent.
         """
-        found = set()
-        for node in range(self.nodes):
-            with suppress(FileNotFoundError):  # no heartbeat yet
-                beat = (self._node(node) / "heartbeat.json").stat().st_mtime
-                if now_unix - beat > SILENT_AFTER_S:
-                    found.add(node)
-        return found
+        beats = [self._node(node) / "heartbeat.json" for node in range(self.nodes)]
+        return {
+            node
+            for node, beat in enumerate(beats)
+            if beat.exists() and now_unix - beat.stat().st_mtime > SILENT_AFTER_S
+        }
 
     def under_way(self, attempt: int) -> set[str]:
         """Return the ids of the runs that the nodes measure now, as they report it in `attempt`."""
@@ -154,11 +149,8 @@ class Mailbox:
         Workloads without a failed installation are left out.
         """
         bodies = [read_object(file) or {} for file in self._records()]
-        return {
-            str(body.get("workload_digest")): str(body.get("reason"))
-            for body in bodies
-            if body.get("cause") == INSTALL
-        }
+        failed = [body for body in bodies if body.get("cause") == INSTALL]
+        return {str(body.get("workload_digest")): str(body.get("reason")) for body in failed}
 
     def _records(self) -> Iterable[Path]:
         return self.path.glob("node-*/records/*.json")
@@ -168,15 +160,6 @@ class Mailbox:
 
     def _read(self, node: int, name: str) -> Row:
         return read_object(self._node(node) / name) or {}
-
-
-def read_object(file: Path) -> Row | None:
-    """Return the JSON object in `file`; None if the file is missing or holds no JSON object."""
-    try:
-        body = json_of_node(file.read_text())
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
-        return None
-    return body if isinstance(body, dict) else None
 
 
 _FILE = Path("controller") / "machines.json"

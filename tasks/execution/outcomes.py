@@ -1,12 +1,8 @@
 """Describe how an attempt ended, and build the rows of runs and launches without a record."""
 
-from __future__ import annotations
-
-import errno
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..node.processes import EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE, blame_rank
@@ -19,7 +15,7 @@ RunSetup = Mapping[str, Any]
 RunSetups = Mapping[str, RunSetup]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
     """Describes how one attempt ended.
 
@@ -46,7 +42,7 @@ class AttemptEnd:
         return f"{self.how}: {self.reason}" if self.reason else self.how
 
 
-def blame(finished: Sequence[Row], under_way: str, planned: set[str]) -> AttemptEnd:
+def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
     """Return the end of an attempt that did not measure all its runs.
 
     The exit codes of the workers show which node failed first. The result has the reason that this
@@ -58,8 +54,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: set[str]) -> Attempt
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     if not failed:
-        named = ", ".join(str(node["node"]) for node in finished)
-        reason = f"torchrun ended on node {named} before all runs were measured"
+        reason = "torchrun ended before all runs were measured"
         return AttemptEnd(how="failed", culprit=under_way, reason=reason)
     witness = min(failed, key=lambda node: blame_rank(node.get("worker_exit_code")))
     run_id, code = str(witness.get("run_id")), witness.get("worker_exit_code")
@@ -96,13 +91,6 @@ def retry_id(run_id: str) -> str:
 def planned_id(run_id: str) -> str:
     """Return the id of the run's first try."""
     return run_id.partition(_RETRY)[0]
-
-
-def full_mailbox(error: OSError, path: Path) -> str:
-    """Return the message for a file that could not be written to the mailbox at `path`."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the mailbox is full: free some space at {path} and refresh again"
-    return f"the mailbox at {path} could not be used: {error}"
 
 
 def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: str) -> Row:

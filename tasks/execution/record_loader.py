@@ -4,16 +4,13 @@ A record that is truncated or invalid is moved to `rejected/` in the home. Its r
 and the remaining records are loaded. A lease that is loaded twice adds its rows once.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,9 +18,9 @@ from warehouse.append import append, append_records
 
 from ..node.device_check import wrong_device
 from ..node.record import Devices
-from ..providers.base import EndedLease, json_of_node
+from ..providers.base import EndedLease, json_of_node, read_object
 from ..workspace.workspace import Workspace
-from .mailbox import machine_rows, read_object
+from .mailbox import machine_rows
 from .outcomes import Row, RunSetups, launch_row, run_row
 
 _MOST_SAID = 500  # characters of a node's message that the user sees
@@ -176,13 +173,13 @@ class WireRecord(_Wire):
     cause: Literal["", "machine", "data", "install"]
 
     @model_validator(mode="after")
-    def _values_of_its_kind(self) -> WireRecord:
+    def _values_of_its_kind(self) -> Self:
         if self.status == "measured":
             _KINDS[self.kind].model_validate(self.values)
         return self
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Collected:
     """The result of loading leases.
 
@@ -197,7 +194,7 @@ class Collected:
     usd: float = 0.0
     notes: list[str] = field(default_factory=list)
 
-    def add(self, other: Collected) -> None:
+    def add(self, other: Self) -> None:
         """Add the counts, dollars and notes of `other`."""
         self.new += other.new
         self.by_status.update(other.by_status)
@@ -218,20 +215,15 @@ def load_lease(
     """
     mailbox, provider = lease.mailbox, workspace.provider.name
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
-    records, refused, notes = [], dict[Path, str](), []
+    records, refused = list[Row](), dict[Path, str]()
     for file in sorted(mailbox.glob("node-*/records/*.json")):
         try:
             records.append(_record(file, lease.lease_id, run_setups))
         except ValueError as error:
             refused[file] = str(error)
     records.sort(key=lambda body: body["status"] != "measured")
-    rows = []
-    for file in sorted(mailbox.glob("controller/rows/*.json")):
-        if row := read_object(file):
-            rows.append(row)
-        else:
-            notes.append(f"{file} could not be read: its row is lost")
-    rows += _rows_of_end(lease, run_setups, provider)
+    read = map(read_object, sorted(mailbox.glob("controller/rows/*.json")))
+    rows = [row for row in read if row] + _rows_of_end(lease, run_setups, provider)
     for file, why in refused.items():
         if setup := run_setups.get(file.stem):
             reason = f"its record could not be read: {why}"
@@ -249,7 +241,7 @@ def load_lease(
             append(connection, "raw_leases", [columns], refresh_id=refresh_id)
         append(connection, "raw_machines", machine_rows(lease, provider), refresh_id=refresh_id)
     rejected = workspace.home / "rejected" / lease.lease_id
-    notes += [_quarantine(file, reason, rejected) for file, reason in refused.items()]
+    notes = [_quarantine(file, reason, rejected) for file, reason in refused.items()]
     notes += map(_left_behind, sorted(mailbox.glob("node-*/refused.json")))
     by_status = Counter(str(body["status"]) for body in found.values())
     return Collected(new=new, by_status=by_status, usd=lease.usd or 0.0, notes=notes)
@@ -263,14 +255,15 @@ def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> lis
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
     left = [item["run_id"] for item in planned if item["run_id"] in run_setups.keys() - recorded]
-    rows = []
+    about = run_setups or {"": {"provider": provider, "market": lease.market}}
+    rows = [
+        launch_row(lease.lease_id, lease.cluster, about, "refused", reason, number)
+        for number, reason in enumerate(lease.refusals, 1)
+    ]
     if lease.outcome == "reaped" and left:
         reason = "its controller was killed or its deadline passed, and the machines were reaped"
         setup = run_setups[left[0]]
         rows.append(run_row(lease.lease_id, left[0], setup, "interrupted", reason))
-    about = run_setups or {"": {"provider": provider, "market": lease.market}}
-    for number, reason in enumerate(lease.refusals, 1):
-        rows.append(launch_row(lease.lease_id, lease.cluster, about, "refused", reason, number))
     return rows
 
 
@@ -285,11 +278,8 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # raises for lone surrogates
         record = WireRecord.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        raise ValueError(f"{where}: {first['msg']}") from None
-    except (ValueError, IsADirectoryError) as error:
-        raise ValueError(f"it is truncated or not JSON ({error})") from None
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if record.run_id != file.stem or record.run_id not in run_setups:
         raise ValueError(f"no run {record.run_id} was planned for this launch")
     setup = dict(run_setups[record.run_id])
@@ -303,19 +293,15 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
 
 
 def _quarantine(file: Path, reason: str, folder: Path) -> str:
-    """Move a rejected record into `folder`, and write a text file with the reason beside it.
+    """Move a rejected record into `folder`.
 
     Return the message for the user. Raises OSError if the record cannot be moved.
     """
-    node = file.parents[1].name
-    target = folder / f"{node}-{file.name}"
-    sentence = f"record {file.stem} of {node} was not loaded: {reason}. It was moved to {target}"
+    target = folder / f"{file.parents[1].name}-{file.name}"
     # An error stops the load, because the mailbox is deleted after it; a later load tries again.
-    target.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     shutil.move(file, target)
-    with suppress(OSError):
-        target.with_suffix(".txt").write_text(sentence + "\n")
-    return sentence
+    return f"record {file.stem} was not loaded: {reason}. It was moved to {target}"
 
 
 def _left_behind(file: Path) -> str:

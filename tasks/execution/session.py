@@ -4,8 +4,6 @@ After a fault, the next attempt leaves out the run at fault. After a loss of mac
 or other machines. Nodes write their records to the mailbox; `collect` loads them.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -55,14 +53,10 @@ class Session:
         self.watch, self.clock, self.laps = watch, laps.clock, laps
         stop_at = _sooner_if_dearer(stop_at, self.clock.monotonic(), job, running)
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
-        self.machines = Machines(
-            running, self.mailbox, stop_at=stop_at, clock=self.clock, data=job.fetched
-        )
+        self.machines = Machines(running, self.mailbox, stop_at, self.clock, job.fetched)
         self.log = MachineLog(self.mailbox, running.cluster)
         self.joining: set[int] = set()  # replacements that have not started work
-        self.run_setups = with_acquired(
-            job.run_setups, job.items, running.cluster, running.image_id
-        )
+        self.run_setups = with_acquired(job.run_setups, job.items, running)
         self.remaining = list(job.items)
         self.attempt: _Attempt | None = None
         self.attempts = self.replaced = 0
@@ -118,35 +112,33 @@ class Session:
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
         self.served.recorded = self.mailbox.recorded()
-        not_fetched = {
-            digest: str(state.get("reason"))
-            for node in range(self.mailbox.nodes)
-            for digest, state in self.mailbox.data_of(node).items()
-            if state.get("state") == FAILED
-        }
-        not_installed = self.mailbox.not_installed()
+        lacking = self.mailbox.not_installed()
+        for node in range(self.mailbox.nodes):
+            for digest, state in self.mailbox.data_of(node).items():
+                if state.get("state") == FAILED:
+                    lacking[digest] = str(state.get("reason"))
         for spec, _ in self.job.files:
-            why = not_installed.get(spec.digest) or not_fetched.get(spec.data_digest)
-            if why:
+            if why := lacking.get(spec.digest) or lacking.get(spec.data_digest):
                 self.served.lacked_data[spec.name] = why
 
     def plan(self, items: Sequence[Item], **more: Any) -> Plan:
         """Write and return the plan of the next attempt. `more` has additional fields of `Plan`."""
         self.attempts += 1
         names = {item.workload for item in items}
+        workloads = [spec for spec, _ in self.job.files if spec.name in names]
         compiled = any(Mode(switches=item.switches).compiled for item in items)
+        installs = any(spec.requirements and not spec.environment for spec in workloads)
         plan = Plan(
             lease_id=self.job.lease_id,
             attempt=self.attempts,
             addresses=list(self.running.addresses),
             expected=list(self.job.expected),
-            workloads=[spec for spec, _ in self.job.files if spec.name in names],
+            workloads=workloads,
             items=list(items),
             timeout_s=Plan.timeout_s + COMPILE_S * compiled,
+            prepare_s=INSTALL_S * installs,
             **more,
         )
-        installs = any(spec.requirements and not spec.environment for spec in plan.workloads)
-        plan = replace(plan, prepare_s=INSTALL_S * installs)
         self.mailbox.put_plan(plan)
         return plan
 
@@ -158,7 +150,8 @@ class Session:
         under_way_s: seconds that the first item still needs.
         host: the node that hosts the rendezvous store; None between attempts.
         """
-        spent = f"{MOST_REPLACEMENTS} machines were replaced already"
+        if self.replaced >= MOST_REPLACEMENTS:
+            self.no_replacement = f"{MOST_REPLACEMENTS} machines were replaced already"
         later = self._without({item.run_id for item in items} | self.mailbox.recorded())
         return RemainingWork(
             items=[*items, *later],
@@ -166,8 +159,7 @@ class Session:
             host=host,
             seconds=self.machines.stop_at - self.clock.monotonic(),
             start_up_s=self.start_up_s,
-            no_replacement=self.no_replacement
-            or (spent if self.replaced >= MOST_REPLACEMENTS else ""),
+            no_replacement=self.no_replacement,
         )
 
     def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
@@ -195,10 +187,9 @@ class Session:
 
         The run goes on with fewer machines.
         """
-        now_unix = self.running.now_unix()
-        losses = list(self.run_setups[run_id].get("losses", ()))
-        losses += [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
-        self.run_setups[run_id] = {**self.run_setups[run_id], "losses": losses}
+        setup, now_unix = self.run_setups[run_id], self.running.now_unix()
+        losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
+        self.run_setups[run_id] = {**setup, "losses": [*setup.get("losses", ()), *losses]}
         self.mailbox.put_setups(self.run_setups)
         self._forget(frozenset(ended.nodes))
         for node in ended.nodes:
@@ -211,7 +202,7 @@ class Session:
         waited_s: seconds that it waited for other machines. They do not count as start-up time.
         """
         self.joining.discard(node)
-        self.log.replaced(node, self._since_began_s() - waited_s)
+        self.log.replaced(node, self.laps.passed_s - waited_s)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Add a row for the run at fault, and remove it from `remaining`.
@@ -241,7 +232,7 @@ class Session:
             state = self.machines.states[node]
             interrupted = state.interrupted or state.notice == "interruption"
             if interrupted or not state.alive:
-                self.log.lost(node, self._since_began_s(), interrupted=interrupted)
+                self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
         """Wait for requested machines, unless the machines that are here can measure a run.
@@ -266,8 +257,7 @@ class Session:
         items = self._runnable()
         keys = [self._process_key(item) for item in items]
         key = () if () in keys else keys[0]  # plain workloads first
-        together = [item for item in items if self._process_key(item) == key]
-        self.attempt = _Attempt(self, together)
+        self.attempt = _Attempt(self, [item for item in items if self._process_key(item) == key])
         ended = self.attempt.run()
         if ended.how == "lost" and not ended.culprit:
             ended = replace(ended, culprit=self.attempt.under_way())
@@ -299,7 +289,7 @@ class Session:
 
         A refusal sets `no_replacement` to the reason.
         """
-        requested_s = self._since_began_s()
+        requested_s = self.laps.passed_s
         try:
             if not self.running.replace(node):
                 self.no_replacement = "no other machine is available"
@@ -313,8 +303,7 @@ class Session:
         self.machines.awaited.add(node)
         self.joining.add(node)
         self.log.ordered(node, self.running.cluster.members[node], requested_s)
-        got, image_id = self.running.cluster, self.running.image_id
-        self.run_setups = with_acquired(self.run_setups, self.remaining, got, image_id)
+        self.run_setups = with_acquired(self.run_setups, self.remaining, self.running)
         self.mailbox.put_setups(self.run_setups)
         return True
 
@@ -343,11 +332,6 @@ class Session:
             row = launch_row(lease_id, self.job.cluster.name, self.run_setups, *why, number)
         self.served.rows.append(row)
         write_rows(self.served)
-
-    def _since_began_s(self) -> float:
-        return (
-            self.clock.monotonic() - self.laps.began_s
-        )  # the lease also starts before the request
 
 
 class _Attempt:
@@ -424,7 +408,7 @@ class _Attempt:
             lost_peers = all_lost_a_peer(finished)
             patience_s = LOSS_KNOWN_WITHIN_S if lost_peers else PEERS_REPORT_WITHIN_S
             if len(finished) >= len(here) or now > failed_at + patience_s:
-                planned = {item.run_id for item in self.items} if self.is_measuring else set()
+                planned = [item.run_id for item in self.items if self.is_measuring]
                 ended = blame(finished, missing[0].run_id if self.is_measuring else "", planned)
                 # a node lost during the rendezvous may end torchrun: the next attempt resumes
                 return replace(ended, culprit="") if self.elastic and lost_peers else ended

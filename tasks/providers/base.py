@@ -7,8 +7,6 @@ ProviderError
 +-- NotSwept         the reaper could not check every region and lease; lists what it ended
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -60,7 +58,7 @@ class NotSwept(ProviderError):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lease:
     """Machines that a controller holds.
 
@@ -68,12 +66,10 @@ class Lease:
     """
 
     lease_id: str
-    provider: str
     cluster: str
     usd_per_hour: float | None
     started_at: datetime
     deadline_at: datetime
-    controller_pid: int
     controller_alive: bool
     problem: str = ""
 
@@ -86,7 +82,7 @@ class Lease:
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EndedLease:
     """A lease that no longer holds machines. Its mailbox may still have to be loaded.
 
@@ -105,7 +101,7 @@ class EndedLease:
     refusals: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeState:
     """The state of one machine, as its provider reports it.
 
@@ -280,3 +276,12 @@ def json_of_node(text: str, **options: Any) -> Any:
     if level:
         raise too_deep
     return body
+
+
+def read_object(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in `file`; None if the file is missing or holds no JSON object."""
+    try:
+        body = json_of_node(file.read_text())
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
+        return None
+    return body if isinstance(body, dict) else None

@@ -4,8 +4,6 @@
                   mailbox/     reports of the nodes, kept until they are loaded
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -13,13 +11,13 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
+from uuid import uuid4
 
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 
 from models.domain.cluster import Cluster
 
@@ -29,17 +27,7 @@ from .local.processes import Process, boot_id, is_running, myself
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 
-def _in_utc(moment: datetime) -> datetime:
-    """Return a time in UTC. Raises ValueError if the time has no zone."""
-    if moment.tzinfo is None:
-        raise ValueError(f"{moment.isoformat()} has no time zone")
-    return moment.astimezone(UTC)
-
-
-Moment = Annotated[datetime, AfterValidator(_in_utc)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HeldLease:
     """The fields of every lease.json. `ended_at`, `usd` and `outcome` are set when it ends."""
 
@@ -49,11 +37,11 @@ class HeldLease:
     cluster: str
     market: str
     usd_per_hour: float | None
-    started_at: Moment
-    deadline_at: Moment
+    started_at: AwareDatetime
+    deadline_at: AwareDatetime
     boot_id: str
     controller: Process
-    ended_at: Moment | None = None
+    ended_at: AwareDatetime | None = None
     usd: float | None = None
     outcome: str = ""
 
@@ -95,32 +83,14 @@ class HeldLease:
             return f"its deadline was {self.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
         return "all leases have to end" if all_of_them else ""
 
-    def held(self, provider: str) -> Lease:
-        """Return the lease with the fields that all providers share."""
-        return Lease(
-            lease_id=self.lease_id,
-            provider=provider,
-            cluster=self.cluster,
-            usd_per_hour=self.usd_per_hour,
-            started_at=self.started_at,
-            deadline_at=self.deadline_at,
-            controller_pid=self.controller.pid,
-            controller_alive=self.controller_alive,
-        )
+    def shared(self, kind: type) -> dict[str, Any]:
+        """Return those fields of the dataclass `kind` that this lease has, by name."""
+        names = [field.name for field in fields(kind) if hasattr(self, field.name)]
+        return {name: getattr(self, name) for name in names}
 
-    def over(self, mailbox: Path) -> EndedLease:
-        """Return this lease, which has ended, as an `EndedLease` with the path `mailbox`."""
-        assert self.ended_at is not None
-        return EndedLease(
-            lease_id=self.lease_id,
-            cluster=self.cluster,
-            market=self.market,
-            started_at=self.started_at,
-            ended_at=self.ended_at,
-            usd=self.usd,
-            outcome=self.outcome,
-            mailbox=mailbox,
-        )
+    def held(self) -> Lease:
+        """Return the lease with the fields that all providers share."""
+        return Lease(**self.shared(Lease))
 
 
 L = TypeVar("L", bound=HeldLease)
@@ -193,7 +163,7 @@ class LeaseFolder(Generic[L]):
             return None
         except (OSError, ValueError) as error:
             raise LeaseUnreadable(
-                f"{path} cannot be read ({why_unreadable(error)}); its machines were left alone. "
+                f"{path} cannot be read ({error}); its machines were left alone. "
                 f"Fix the file, or move {path.parent} out of {self.root} and run `srift reap`"
             ) from error
 
@@ -231,23 +201,21 @@ class LeaseFolder(Generic[L]):
             raise error
         return found
 
-    def held(self, provider: str) -> list[Lease]:
+    def held(self) -> list[Lease]:
         """Return the held leases and the unreadable leases.
 
         The dollars and the controller of an unreadable lease are unknown.
         """
         found, unreadable = self.read_all()
-        held = [lease.held(provider) for lease in found if lease.is_held]
+        held = [lease.held() for lease in found if lease.is_held]
         for lease_id, error in unreadable.items():
             moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
             unknown = Lease(
                 lease_id=lease_id,
-                provider=provider,
                 cluster="",
                 usd_per_hour=None,
                 started_at=moment,
                 deadline_at=moment,
-                controller_pid=0,
                 controller_alive=True,
                 problem=str(error),
             )
@@ -256,7 +224,11 @@ class LeaseFolder(Generic[L]):
 
     def over(self, leases: Iterable[L]) -> list[EndedLease]:
         """Return those of `leases` that have ended."""
-        return [lease.over(self.mailbox(lease.lease_id)) for lease in leases if lease.ended_at]
+        return [
+            EndedLease(**lease.shared(EndedLease), mailbox=self.mailbox(lease.lease_id))
+            for lease in leases
+            if lease.ended_at
+        ]
 
     def forget(self, lease_id: str) -> None:
         """Delete a lease's directory with its mailbox. Does nothing if there is no directory."""
@@ -269,24 +241,22 @@ class LeaseFolder(Generic[L]):
             raise ProviderError(f"lease {lease_id} is still held. Run `srift reap` to end it first")
         self.forget(lease_id)
 
-    def set_aside(self, lease_id: str) -> Path | None:
+    def set_aside(self, lease_id: str) -> str:
         """Delete the directory of a lease without lease.json, but keep its records.
 
-        A mailbox with records is moved to `rejected/` in the home. Return its new path, or None if
-        there are no records. Raises ProviderError if the mailbox cannot be moved.
+        A mailbox with records is moved to `rejected/` in the home. Return what was done.
         """
-        mailbox, target = self.mailbox(lease_id), None
+        mailbox, what = self.mailbox(lease_id), "it has no records"
         if any(mailbox.glob("node-*/records/*.json")):
-            rejected = self.root.parent / "rejected"
-            names = (f"{lease_id}.{number}" if number else lease_id for number in count())
-            target = next(rejected / name for name in names if not (rejected / name).exists())
+            target = self.root.parent / "rejected" / f"{lease_id}-{uuid4().hex[:6]}"
             try:
-                rejected.mkdir(exist_ok=True)
+                target.parent.mkdir(exist_ok=True)
                 mailbox.rename(target)
             except OSError as error:
-                raise ProviderError(f"{mailbox} cannot be moved to {target}: {error}") from error
+                return f"its records in {mailbox} cannot be moved to {target}: {error}"
+            what = f"its records were moved to {target}"
         self.forget(lease_id)
-        return target
+        return what
 
 
 def replace_durably(path: Path, body: Any) -> None:
@@ -303,13 +273,3 @@ def replace_durably(path: Path, body: Any) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def why_unreadable(error: Exception) -> str:
-    """Return one line that says why a JSON file cannot be read."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return f"{type(error).__name__}: {error}"

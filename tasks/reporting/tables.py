@@ -165,7 +165,6 @@ _PILOTS = """
     seconds: {seconds:.0f}
     usd: {usd:.2g}
     expected regret after: {regret_after:?.1%}
-    chance of a sure choice after: {assured_after:?.0%}
 """
 
 

@@ -164,17 +164,16 @@ def _hosts(
     joined = network.HostNetwork(isolation, environment)
     try:
         joined.open(folder / "switch")
-        plans = [
-            network.HostPlan(
-                mark="srift-benchmark",
+        hosts = [
+            joined.start(
+                "srift-benchmark",
+                command,
+                folder / f"log-{rank}",
                 address=address(rank),
                 bandwidth_gbps=rate,
-                command=command,
-                log=folder / f"log-{rank}",
             )
             for rank, (command, rate) in enumerate(zip(commands, gbps, strict=True))
         ]
-        hosts = [joined.start(plan) for plan in plans]
         if rewire:
             joined.run(rewire)
         for host in hosts:

@@ -100,7 +100,7 @@ class Checks:
                 yield f"{lease_id} had machines when its controller was killed, and has no row"
 
     def rows(self):
-        """Reasons are given and true, and a processor in place of a GPU counts as no measurement."""
+        """Reasons are given and true."""
         dumb = {"hangs", "mute", "uploads fail"} & {
             trouble.kind
             for trouble in self.world.troubles
@@ -111,9 +111,6 @@ class Checks:
                 yield f"{run_id} is {row['status']} without a reason"
             if "fell silent" in row["reason"] and not dumb:
                 yield f"{run_id}: {row['reason']}, and every machine had spoken"
-            on_processor = row["status"] == "measured" and "cpu" in row["device_names"]
-            if on_processor and not row["wrong_device"]:
-                yield f"{run_id} was measured on a processor where a GPU was bought, and counts"
 
     def leftovers(self):
         provider, account = self.campaigns.home.provider, self.world.account

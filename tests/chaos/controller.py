@@ -7,7 +7,7 @@ import atexit
 import json
 import shutil
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -53,7 +53,6 @@ class Campaigns:
         self.served = {}
         self.todo = list(world.orders)
         self.wrong = []
-        world.visit = self.visit
 
     @property
     def here(self):
@@ -95,21 +94,6 @@ class Campaigns:
                 self._measure(here, launch, f"{refresh_id}-{number:02d}", tally)
             self.todo.pop(0)
         return True
-
-    def visit(self):
-        """Another process reaps while a controller has its machines, and can read no lease."""
-        now = self.world.now
-        alive = [
-            machine
-            for machine in self.world.alive()
-            if float(machine.tags["srift:deadline"]) > now.timestamp()
-        ]
-        with self._unreadable() as files, suppress(NotSwept):
-            self.home.controller().reap(now)
-        ended = [one for one in alive if one.reason == "Client.UserInitiatedShutdown"]
-        if ended or not all(file.parent.is_dir() for file in files):
-            names = ", ".join(sorted(machine.instance_id for machine in ended))
-            self.wrong.append(f"{names} ended as orphans, and their controller lived")
 
     def fail_to_read(self):
         """No lease can be read: nothing is ended, nothing bought, until a person fixes it."""

@@ -1,14 +1,10 @@
 """One torchrun over several machines: armed, item after item, lost peers."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER
 from tasks.node.record import RankLayout
 from tests.warehouse.builders import PROFILE, ROWS, record
-
-if TYPE_CHECKING:
-    pass
 
 ARM_S, GO_S = 6.0, 300.0  # a torchrun starts in so many seconds, and waits so long for its go
 VALUES = {
@@ -84,10 +80,7 @@ class Gang:
         if first.crashes(item.run_id):
             self._end(1, EXIT_ITEM_FAILED, "the workload raised ValueError", item.run_id)
             return
-        names = [self.members[rank].device for rank in item.nodes]
-        devices = [{"name": name, "count": 1, "threads": 1} for name in names]
-        body = record_of(self.plan, item, first.clock_unix())
-        first.record(item.run_id, body | {"devices": devices})
+        first.record(item.run_id, record_of(self.plan, item, first.clock_unix()))
         self._start_next(now_s)
 
     def _end(self, code, worker_code, reason, culprit=""):
@@ -110,4 +103,5 @@ def record_of(plan, item, unix):
         fingerprint="f1",
         torch_version="2.13.0",
         values=dict(VALUES.get(item.kind, ROWS["record"]["values"])),
+        devices=[asdict(device) | {"threads": 1} for device in plan.expected],
     )

@@ -1,32 +1,22 @@
 """One machine's courier and agent, scripted: what they upload, and when, without a process."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from models.campaign.budget import LATE_S
-from tasks.node.device_check import DEVICES_WITHIN_S, missing_devices
-from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.node.record import MACHINE, plan_from_json
-from tests.chaos.gang import Gang, record_of
+from tasks.node.record import plan_from_json
+from tests.chaos.gang import Gang
 from tests.fake_s3 import ROLE
 
-if TYPE_CHECKING:
-    pass
-
 STAGES = ("booted", "ready", "armed", "running", "finished", "done")
-MOST_FILES, FLOOD = 60, 80  # of one machine that the mirror takes here, and of a flood
-NESTED = b"[" * 300 + b"]" * 300
 FLUSH_S = 20.0  # that a courier carries on when its machine goes down, as sync.py has it
 BEAT_S, NOTICE_S = 2.0, 120
 _FROM_OUTSIDE = ("Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdown")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Trouble:
     """What befalls the n-th machine ever launched, seconds after it has reached a stage."""
 
@@ -50,8 +40,6 @@ class Node:
         self.rank = None
         self.gang = None
         self.attempt = 0
-        # A plan whose devices are missing, why, and until when the agent waits for them.
-        self.device_wait = None
         self.reached = {}
         self.hung = self.leaving = False
         self.waiting = {}
@@ -65,11 +53,6 @@ class Node:
     @property
     def alive(self):
         return self.instance.ended_at is None
-
-    @property
-    def device(self):
-        """As torch names it: a GPU that its driver does not bring up leaves the processor."""
-        return "cpu" if {"no devices", "wrong device"} & self.kinds else "Tesla T4"
 
     @property
     def works(self):
@@ -103,7 +86,6 @@ class Node:
         if "booted.json" not in self.waiting and self.rank is None:
             self.say("booted.json", {"booted_unix": self.clock_unix()})
         self._listen(now_s)
-        self._give_up_devices(now_s)
         if self.rank is not None and self.works and now_s >= self._beat_s + BEAT_S:
             self._beat_s = now_s
             phase = "waiting" if self.gang is None else "running"
@@ -126,8 +108,6 @@ class Node:
         content = json.dumps(body).encode()
         if "garbage" in self.kinds and not self.first_record:
             content = content[: len(content) // 2]
-        if "nests" in self.kinds and not self.first_record:
-            content = content.replace(b'"values": {', b'"values": {"nested": ' + NESTED + b", ")
         self.first_record = self.first_record or run_id
         self.waiting[f"records/{run_id}.json"] = content
 
@@ -185,36 +165,17 @@ class Node:
             self._follow(plan_from_json(self._plan.decode()), now_s)
 
     def _follow(self, plan, now_s):
-        """Take part in a new attempt, unless devices are missing."""
+        """Take part in a new attempt."""
         if plan.attempt <= self.attempt:
             return
         if self.gang is not None:
             self.finish(self.attempt, -9, 1, "replaced by a newer attempt")
         self.attempt = plan.attempt
-        self.device_wait = None
         if not plan.items or self.rank not in (plan.ranks or range(len(plan.addresses))):
-            return
-        assert self.rank is not None
-        expected = plan.expected[self.rank]
-        absent = missing_devices(expected, [self.device] * expected.count)
-        if absent and "wrong device" not in self.kinds:
-            self.device_wait = (plan, absent, now_s + DEVICES_WITHIN_S)
             return
         key = (self.lease_id, plan.attempt)
         self.gang = self.world.gangs.setdefault(key, Gang(plan, self.item_s))
         self.gang.join(self.rank, self, now_s)
-
-    def _give_up_devices(self, now_s):
-        """Its runs fail once it has waited for its devices in vain, as prepare.py has it."""
-        if self.device_wait is None or now_s < self.device_wait[2] or not self.works:
-            return
-        plan, reason, _ = self.device_wait
-        self.device_wait = None
-        failed = {"status": "failed", "reason": reason, "values": {}, "cause": MACHINE}
-        for item in plan.items:
-            if self.rank in item.nodes:
-                self.record(item.run_id, record_of(plan, item, self.clock_unix()) | failed)
-        self.finish(plan.attempt, EXIT_NO_DEVICE, EXIT_NO_DEVICE, reason)
 
     def _suffer(self, now_s):
         """Let the troubles that are due happen."""
@@ -237,33 +198,12 @@ class Node:
                     self.instance.end(self.world.now, "Server.InternalError")
                 case "hangs":
                     self.hung = True
-                case "nests":
-                    self._beat_s = now_s  # the next sound heartbeat comes later
-                    for name in ("heartbeat", "notice", "progress"):
-                        self.waiting[f"{name}.json"] = (
-                            b'{"kind": "interruption", "at": ' + b"[" * 100_000
-                        )
-                case "floods":
-                    self._flood()
         if now_s >= self._goes_s:
             self.world.interrupt(self.instance.instance_id)
 
     def _warn(self, kind, at):
         body = {"kind": kind, "action": "terminate", "at": at, "seen_unix": self.clock_unix()}
         self.waiting["notice.json"] = json.dumps(body).encode()
-
-    def _flood(self):
-        """Its own folder, and by a detour that IAM's stars allow, those of the others."""
-        mine = self.instance.instance_id
-        for number in range(FLOOD):
-            self._upload(mine, f"o-{number:04}.json", b"{}")
-            for other in self.world.nodes.values():
-                if other.lease_id == self.lease_id:
-                    detour = f"{ROLE}:{mine}/out/{number:04}.json"
-                    self._upload(other.instance.instance_id, detour, b"{}")
-
-    def _upload(self, instance_id, name, content):
-        self.world.s3.upload(self.world.now, self.lease_id, instance_id, name, content)
 
     def _carry(self, now_s):
         """Records first; a store that refuses is asked again, longer and longer."""
@@ -275,7 +215,8 @@ class Node:
                 self._retry_s = now_s + self.world.rng.choice([1.0, 2.0, 8.0])
                 return
             content = self.waiting.pop(name)
-            self._upload(self.instance.instance_id, name, content)
+            to = (self.lease_id, self.instance.instance_id)
+            self.world.s3.upload(self.world.now, *to, name, content)
             if name.startswith("records/"):
                 self.sent.add(name.removeprefix("records/").removesuffix(".json"))
                 if "twice" in self.kinds:

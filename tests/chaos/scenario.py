@@ -142,7 +142,6 @@ _S3 = ["s3:ListBucket", "s3:GetObject", "s3:PutObject"]
 _SOMETIMES_AFTER = (False, False, True)
 _HOURS = (1800.0, 3600.0, 9000.0)
 _NOTICES = ("notice", "notice", "notice", "rebalance")
-_DEVICES = ("no devices", "no devices", "wrong device")
 _BROKEN = ("uploads fail", "garbage", "crash")
 
 Effect = Callable[[ChaosAws, random.Random], None]
@@ -198,7 +197,6 @@ KINDS = {
     "records delivered twice": (partial(every, kinds=("twice",)),),
     "caps that are tight": (partial(choose, cap_usd=range(1, 10), month_usd=range(4, 15)),),
     "machines shown late": (partial(choose, lag_s=(4.0, 20.0, 60.0)),),
-    "a lease that another reaper cannot read": (partial(choose, visit_at_s=([5.0], [20.0, 60.0])),),
     "a lease that its successor cannot read": (kill, partial(choose, unreadable=(True,))),
     "a reaper without a session": (
         kill,
@@ -212,9 +210,6 @@ KINDS = {
         ),
     ),
     "not found right after creation": (not_found_yet,),
-    "a node that floods names": (partial(befall, kinds=("floods",), stages=STAGES[1:4]),),
-    "a node that nests deeply": (partial(befall, kinds=("nests",), most=2),),
-    "devices that are not there": (partial(befall, kinds=_DEVICES, most=2, stages=STAGES[:1]),),
     "a launch of many tries": (many_tries, partial(choose, lag_s=(0.0, 20.0, 60.0))),
 }
 _TYPES = (

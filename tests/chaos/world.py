@@ -3,11 +3,8 @@
 Everything that the controller does to the world or its disk is a `step`, where it can be killed.
 """
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,7 +13,7 @@ from tasks.providers.ec2.errors import kind_of
 from tasks.providers.ec2.mailbox_s3 import Mirror
 from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
 from tests.chaos.gang import Gang
-from tests.chaos.node import NESTED, Node, Trouble
+from tests.chaos.node import Node, Trouble
 from tests.fake_ec2 import NOON, FakeAws, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD
 
@@ -26,7 +23,7 @@ LINGERS = timedelta(seconds=40)  # a machine may upload for so long after its en
 BESIDE_USD = storage_usd_per_hour("us-east-1", 100) + other_usd_per_hour(public=True)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Death:
     """The controller is killed at the n-th step of a name ("" any), and is back `away_s` later.
 
@@ -46,7 +43,7 @@ class Death:
         return self.nth < 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """One launch: instance types with counts, a market, and the nodes of each run."""
 
@@ -55,13 +52,11 @@ class Order:
     runs: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class ChaosAws(FakeAws):
     """What is measured, under which caps, everything that goes wrong, and what comes of it.
 
-    `visit_at_s`: seconds of holding machines after which another process reaps this home and cannot
-    read any lease. `unreadable`: after a death no lease can be read until a person fixes that, half
-    an hour later.
+    `unreadable`: after a death no lease can be read until a person fixes that, half an hour later.
     """
 
     rng: random.Random
@@ -72,8 +67,6 @@ class ChaosAws(FakeAws):
     minutes: float = 90.0
     troubles: list[Trouble] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
-    visit_at_s: list[float] = field(default_factory=list)
-    visit: Callable[[], None] = lambda: None
     unreadable: bool = False
     nodes: dict[str, Node] = field(default_factory=dict)
     gangs: dict[tuple[str, int], Gang] = field(default_factory=dict)
@@ -82,7 +75,6 @@ class ChaosAws(FakeAws):
     overdue: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)  # leases of refused requests
     log: list[str] = field(default_factory=list)
-    held_s: float = 0.0  # seconds for which a controller has had machines
     unswept: int = 0  # refusals of the reaper's search of a region
     away_s: float = 60.0
     _syncing: bool = False
@@ -105,11 +97,6 @@ class ChaosAws(FakeAws):
             for gang in list(self.gangs.values()):
                 gang.step(self.elapsed_s)
             self._sync_mirrors()
-            if self.mirrors and not self.dead:
-                self.held_s += turn_s
-                if self.visit_at_s and self.held_s >= self.visit_at_s[0]:
-                    self.visit_at_s = self.visit_at_s[1:]
-                    self.visit()
 
     def sleep(self, seconds):
         """The controller pauses, for a second at least."""
@@ -225,6 +212,6 @@ def is_sweep(words):
 def sound(content):
     """Whether a record is whole and not nested."""
     try:
-        return NESTED not in content and bool(json.loads(content)["run_id"])
+        return bool(json.loads(content)["run_id"])
     except (ValueError, KeyError):
         return False

@@ -29,7 +29,7 @@ from tests.world import machines
 from tests.world.account import Account, install
 from tests.world.elastic import Elastic
 from tests.world.front import Front
-from tests.world.market import Market
+from tests.world.market import market
 from tests.world.metadata import Metadata
 
 REGION, BUCKET, PROFILE = "us-east-1", "srift-mailbox", "srift-node"
@@ -52,7 +52,7 @@ class World:
     def __init__(self, *, seed=1):
         self.region, self.bucket, self.profile = REGION, BUCKET, PROFILE
         self.folder = Path(tempfile.mkdtemp(prefix="srift-world-"))
-        self.account = Account(market=Market(seed))
+        self.account = Account(market=market(seed))
         self.front = Front(self.account, lambda: self.machines.end_terminated())
         loopback = socket.create_server(("127.0.0.1", 0))
         port = loopback.getsockname()[1]

@@ -2,8 +2,6 @@
 installs.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import threading
@@ -15,13 +13,11 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
-from tests.world.market import Market
-
 SERVICE_ROLES = ("AWSServiceRoleForEC2Spot", "AWSServiceRoleForEC2Fleet")
 _ALIVE = ("pending", "running", "stopping", "stopped")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """Instances of one fleet."""
 
@@ -30,7 +26,7 @@ class Launch:
     tags: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoleKeys:
     """Credentials that the metadata service gives to one instance. `role` is moto's."""
 
@@ -39,13 +35,12 @@ class RoleKeys:
     access_key: str
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Account:
     """Readers and writers of moto's EC2 hold `lock`, since moto has no lock of its own."""
 
-    market: Market
+    market: Any  # the fake account of the tests of the code, with its prices
     lock: threading.RLock = field(default_factory=threading.RLock)
-    placement_groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     keys: dict[str, RoleKeys] = field(default_factory=dict)  # by access key
 

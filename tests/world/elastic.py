@@ -3,14 +3,12 @@
 Everything else is moto's. A fleet gets all that it requests, in the cheapest of its subnets.
 """
 
-from __future__ import annotations
-
+from datetime import UTC, datetime
 from typing import ClassVar
 
 from moto.core.responses import ActionResult
-from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.responses import EC2Response
-from moto.ec2.utils import convert_tag_spec, random_fleet_id
+from moto.ec2.utils import random_fleet_id
 
 from tests.world.account import Account, Launch
 
@@ -21,38 +19,19 @@ class Elastic(EC2Response):
     account: ClassVar[Account]
 
     def create_placement_group(self):
-        name, groups = self._get_param("GroupName"), self._groups()
-        tags = convert_tag_spec(self._get_param("TagSpecifications", [])).get("placement-group", {})
-        groups[name] = {
-            "GroupName": name,
-            "GroupId": f"pg-{len(groups):017x}",
-            "State": "available",
-            "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
-        }
-        return ActionResult({"PlacementGroup": groups[name]})
+        return self._of_fake("create_placement_group")
 
     def describe_placement_groups(self):
-        filters = self._filters_from_querystring()
-        found = [group for group in self._groups().values() if _passes(group, filters)]
-        return ActionResult({"PlacementGroups": found})
+        return self._of_fake("describe_placement_groups")
 
     def delete_placement_group(self):
-        name = self._get_param("GroupName")
-        if any(one.placement.group_name == name for one in self.account.instances()):
-            raise EC2ClientError("InvalidPlacementGroup.InUse", f"{name} is in use")
-        if self._groups().pop(name, None) is None:
-            raise EC2ClientError("InvalidPlacementGroup.Unknown", f"{name} is unknown")
-        return ActionResult({})
+        return self._of_fake("delete_placement_group")
 
     def describe_spot_price_history(self):
-        rows = self.account.market.spot_history(self.region, self._get_param("InstanceTypes", []))
-        return ActionResult({"SpotPriceHistory": rows})
+        return self._of_fake("describe_spot_price_history")
 
     def describe_instance_type_offerings(self):
-        answer = super().describe_instance_type_offerings().result
-        sold = self.account.market.usd.get(self.region, {})
-        rows = [row for row in answer["InstanceTypeOfferings"] if row["InstanceType"] in sold]
-        return ActionResult({"InstanceTypeOfferings": rows})
+        return self._of_fake("describe_instance_type_offerings")
 
     def get_spot_placement_scores(self):
         scores = [
@@ -75,12 +54,13 @@ class Elastic(EC2Response):
             for subnet in by_zone.values()
         }
 
-        def usd(override):
-            zone = zones[override["SubnetId"]]
-            price = self.account.market.spot(override["InstanceType"], self.region, zone)
-            return float("inf") if price is None else price
+        usd = self.account.market.spot_usd[self.region]
 
-        override = min(config["Overrides"], key=usd)
+        def price(override):
+            place = override["InstanceType"], zones[override["SubnetId"]]
+            return usd.get(place, float("inf"))
+
+        override = min(config["Overrides"], key=price)
         subnet = {"SubnetId": override["SubnetId"]}
         zone = {"AvailabilityZone": zones[override["SubnetId"]]}
         placement = {**(template.get("Placement") or {}), **zone}
@@ -129,8 +109,11 @@ class Elastic(EC2Response):
         self.account.launches.append(Launch(market=market, ids=ids, tags=tags))
         return ids
 
-    def _groups(self):
-        return self.account.placement_groups.setdefault(self.region, {})
+    def _of_fake(self, method):
+        """The answer of the fake account of the tests of the code."""
+        words = {name: self._get_param(name) for name in self.params if name[0].isupper()}
+        answer = getattr(self.account.market, method)
+        return ActionResult(answer(region=self.region, now=datetime.now(UTC), **words))
 
 
 def _merged(specifications):
@@ -139,9 +122,3 @@ def _merged(specifications):
         if one["ResourceType"] != "fleet":
             tags.setdefault(one["ResourceType"], []).extend(one["Tags"])
     return [{"ResourceType": kind, "Tags": found} for kind, found in tags.items()]
-
-
-def _passes(group, filters):
-    described = {f"tag:{tag['Key']}": tag["Value"] for tag in group["Tags"]}
-    described |= {"group-name": group["GroupName"], "state": group["State"]}
-    return all(described.get(name) in values for name, values in filters.items())

@@ -44,7 +44,7 @@ class Front:
     def _answer_operator(self, environ, action, region, body):
         """Answer what moto lacks; pass on the rest."""
         if action == "pricing:GetProducts":
-            return _json(self._account.market.products(json.loads(body)["Filters"]))
+            return _json(self._account.market.get_products(**json.loads(body)))
         if action == "servicequotas:GetServiceQuota":
             return _json({"Quota": {"QuotaName": "", "Value": 768.0, "ServiceCode": "ec2"}})
         if action == "ssm:GetParameter":

@@ -4,8 +4,6 @@ A region is one bridge in a network namespace, where the metadata service answer
 starts and ends hosts as moto's instances start and end.
 """
 
-from __future__ import annotations
-
 import base64
 import ctypes
 import os
@@ -25,8 +23,7 @@ from typing import Any
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from tasks.providers.ec2.catalogue import baseline_gbps
-from tasks.providers.local.network import Host, HostNetwork, HostPlan, Isolation, detect
-from tasks.providers.local.processes import end, identify
+from tasks.providers.local.network import Host, HostNetwork, Isolation, detect
 
 HERE = Path(__file__).parent
 METADATA = "169.254.169.254"
@@ -39,7 +36,7 @@ _CLONE_NEWNET = 0x40000000
 Serve = Callable[[str, str, socket.socket], Any]
 
 
-@dataclass(slots=True)
+@dataclass
 class Machine:
     """The host of an instance. `server`: AWS on its loopback. `off_at`: when it shuts down."""
 
@@ -144,15 +141,16 @@ class Machines:
             gbps = _UNKNOWN_GBPS
         python = [sys.executable, os.path.realpath(sys.executable), sys.prefix, sys.base_prefix]
         command = ["sh", str(HERE / "boot.sh"), str(folder), _closed_above(python)]
-        plan = HostPlan(
-            mark=f"srift-world-{os.getpid()}:{instance.id}",
-            address=str(instance.private_ip),
-            prefix=16,
+        address = str(instance.private_ip)
+        host = region.start(
+            f"srift-world-{os.getpid()}:{instance.id}",
+            [*command, *_views(folder, python)],
+            folder / "console.txt",
+            address=address,
             bandwidth_gbps=min(_MOST_GBPS, gbps),
-            command=[*command, *_views(folder, python)],
-            log=folder / "console.txt",
+            prefix=16,
         )
-        machine = Machine(region.start(plan), name, plan.address)
+        machine = Machine(host, name, address)
         self._machines[instance.id] = machine
         machine.host.go()
         listening = _listening(machine.host.inner_pid, "127.0.0.1", self._port)
@@ -187,7 +185,7 @@ class Machines:
             if machine.server is not None:  # its socket would keep the link alive
                 machine.server.shutdown()
                 machine.server.server_close()
-            end([process for pid in machine.host.pids if (process := identify(pid)) is not None])
+            machine.host.end()
             machine.host.process.wait()
 
 

@@ -1,16 +1,12 @@
 """EC2 from launch to table in the emulated world: `srift refresh` as an operator runs it, judged."""
 
-from __future__ import annotations
-
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import duckdb
 
@@ -85,26 +81,20 @@ def build():
 _WIDTH = "def of(variables): return int(variables['WIDTH'])\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Campaign:
     """One refresh of a new workload: a cluster of at most so many machines, bought in one market.
 
-    `code`: one plain file; a repository with a wheel to install and a variable; or
-    `examples/own-repository`, a ResNet-50 with its requirements and a folder of photos.
+    `code`: one plain file, or a repository with a wheel to install and a variable.
     """
 
     market: str
     machines: int
     types: tuple[str, ...] = TYPES[:1]
-    code: Literal["file", "repository", "example"] = "file"
-
-    @property
-    def longer(self):
-        """Five ranks start instead of two, or a network has 23 million weights."""
-        return 2.0 if self.types == UNEQUAL else 4.0 if self.code == "example" else 1.0
+    code: str = "file"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Operator:
     """A folder with a srift.toml of the emulated account, and the command run in it."""
 
@@ -122,13 +112,6 @@ class Operator:
             python=sys.executable,
             minutes=minutes,
         )
-        if campaign.code == "example":
-            shutil.copytree(_REPOSITORY / "examples" / "own-repository", self.folder)
-            make = [sys.executable, "make_photos.py", "photos", "--count", "100"]
-            subprocess.run(make, cwd=self.folder, check=True, capture_output=True)
-            text = (self.folder / "srift.toml").read_text()
-            (self.folder / "srift.toml").write_text(settings + text[text.index("[workloads.") :])
-            return
         files, code = {}, _FILE
         if campaign.code == "repository":
             files, code = _FILES, _REPOSITORY_OF_SINE
@@ -163,7 +146,7 @@ class Operator:
             return connection.execute(query).fetchall()
 
 
-@dataclass(slots=True)
+@dataclass
 class Proof:
     """What was seen, and in `wrong` what should have been seen and was not."""
 
@@ -184,7 +167,7 @@ def prove(world, folder, campaigns, *, minutes, max_usd=5.0):
     proof = Proof()
     for place, campaign in enumerate(campaigns):
         operator = Operator(folder=folder / f"{place}-{campaign.machines}", world=world)
-        operator.settle_in(campaign, minutes * campaign.longer)
+        operator.settle_in(campaign, minutes * (2.0 if campaign.types == UNEQUAL else 1.0))
         launched = len(world.account.launches)
         done = operator.srift("refresh", "--provider", "ec2", "--max-usd", f"{max_usd:g}")
         print(f"--- {campaign}", done.stdout, done.stderr, sep="\n", flush=True)

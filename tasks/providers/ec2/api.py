@@ -4,12 +4,9 @@ boto3 retries throttled and unanswered requests. It is imported at the first cal
 without AWS start quickly. Every wait has a time limit.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
-import re
 import threading
 import time
 import urllib.request
@@ -19,6 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
+
+from botocore import xform_name
 
 from ..base import ProviderError
 from .errors import NO_CREDENTIALS, AwsRefused, code_of
@@ -52,16 +51,6 @@ _ON_DEMAND = {
 def has_credentials() -> bool:
     """Return True if boto3 finds credentials. Raises ProviderError if AWS_PROFILE is unknown."""
     return _session().get_credentials() is not None
-
-
-def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:
-    """Return the AWS calls, with boto3's clients and the real clock by default.
-
-    Raises ProviderError if `clients` is None and there are no AWS credentials.
-    """
-    if clients is None and not has_credentials():
-        raise ProviderError(NO_CREDENTIALS)
-    return Ec2Api(clients or boto_clients(), clock or AwsClock())
 
 
 def boto_clients() -> Clients:
@@ -103,7 +92,7 @@ def shape_of(service: str, shape: str) -> Any:
     return Session().get_service_model(service).shape_for(shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AwsClock:
     """The current time and the sleep function that all waits use."""
 
@@ -129,7 +118,7 @@ class Ec2Api:
         `words` are the parameters of the call. Raises AwsRefused if AWS refuses or does not answer.
         """
         service, _, name = action.partition(":")
-        method = _METHODS.get(action) or re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        method = _METHODS.get(action) or xform_name(name)
         with asking(action, region):
             client = self._client(_SERVICES.get(service, service), region)
             answer: Answer = getattr(client, method)(**words)
@@ -146,12 +135,13 @@ class Ec2Api:
 
     def ask_all(self, key: str, action: str, region: str, **words: Any) -> list[Any]:
         """Call `action`, and return the items under `key` from all pages of the answer."""
-        page = self.ask(action, region, **words)
-        items = list(page[key])
-        while token := page.get("NextToken"):
-            page = self.ask(action, region, **words, NextToken=token)
+        items: list[Any] = []
+        while True:
+            page = self.ask(action, region, **words)
             items += page[key]
-        return items
+            if not (token := page.get("NextToken")):
+                return items
+            words["NextToken"] = token
 
     def described(self, key: str, action: str, region: str, filters: Filters) -> list[Answer]:
         """Return the items of a Describe action that match `filters`, from all pages.
@@ -190,9 +180,9 @@ class Ec2Api:
 
     def type_names(self, region: str) -> list[str]:
         """Return the names of all instance types that the region offers."""
-        action, words = "ec2:DescribeInstanceTypeOfferings", {"LocationType": "region"}
-        found = self.ask_all("InstanceTypeOfferings", action, region, MaxResults=1000, **words)
-        return [str(offering["InstanceType"]) for offering in found]
+        key, action = "InstanceTypeOfferings", "ec2:DescribeInstanceTypeOfferings"
+        found = self.ask_all(key, action, region, MaxResults=1000, LocationType="region")
+        return [offering["InstanceType"] for offering in found]
 
     def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
         """Return the entry of each type in `names` from the answer of DescribeInstanceTypes.
@@ -202,7 +192,7 @@ class Ec2Api:
         action, found = "ec2:DescribeInstanceTypes", list[Answer]()
         for first in range(0, len(names), _PAGE):
             page = list(names[first : first + _PAGE])
-            found += self.ask_all("InstanceTypes", action, region, InstanceTypes=page)
+            found += self.ask(action, region, InstanceTypes=page)["InstanceTypes"]
         return found
 
     def price_list(self, region: str) -> list[Answer]:
@@ -221,8 +211,8 @@ class Ec2Api:
         The result has rows of DescribeSpotPriceHistory for the types in `names`, or for all types
         if `names` is empty.
         """
-        words: Answer = {"InstanceTypes": list(names)} if names else {"MaxResults": 1000}
-        words |= {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
+        words: Answer = {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
+        words |= {"InstanceTypes": list(names)} if names else {}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
@@ -231,20 +221,19 @@ class Ec2Api:
         A score is 1 (unlikely to succeed) to 10. The machines may have any of the types in `names`.
         Zones without a score are left out.
         """
-        words = {
-            "InstanceTypes": list(names),
-            "TargetCapacity": count,
-            "SingleAvailabilityZone": True,
-            "RegionNames": [region],
-        }
-        rows = self.ask_all("SpotPlacementScores", "ec2:GetSpotPlacementScores", region, **words)
+        rows = self.ask_all(
+            "SpotPlacementScores",
+            "ec2:GetSpotPlacementScores",
+            region,
+            InstanceTypes=list(names),
+            TargetCapacity=count,
+            SingleAvailabilityZone=True,
+            RegionNames=[region],
+        )
         zones = self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
-        scores = {row.get("AvailabilityZoneId"): int(row["Score"]) for row in rows}
-        return {
-            str(zone["ZoneName"]): scores[zone["ZoneId"]]
-            for zone in zones
-            if zone["ZoneId"] in scores
-        }
+        name_of = {zone["ZoneId"]: zone["ZoneName"] for zone in zones}
+        scores = {name_of.get(row.get("AvailabilityZoneId")): int(row["Score"]) for row in rows}
+        return {zone: score for zone, score in scores.items() if zone is not None}
 
     def instances(
         self,
@@ -277,16 +266,15 @@ class Ec2Api:
         a separate request.
         """
         wanted = sorted(set(ids))
-        if not wanted:
-            return set()
         try:
-            self.ask("ec2:TerminateInstances", region, InstanceIds=wanted)
+            if wanted:
+                self.ask("ec2:TerminateInstances", region, InstanceIds=wanted)
         except AwsRefused as error:
             if error.kind != "gone":
                 raise
             if len(wanted) == 1:
-                return set(wanted)
-            return set().union(*(self.terminate(region, [instance_id]) for instance_id in wanted))
+                return {*wanted}
+            return {name for each in wanted for name in self.terminate(region, [each])}
         return set()
 
     def image(self, region: str, parameter: str) -> Answer:
@@ -310,6 +298,16 @@ class Ec2Api:
             if (service, region) not in self._cached:
                 self._cached[service, region] = self.clients(service, region)
             return self._cached[service, region]
+
+
+def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:
+    """Return the AWS calls, with boto3's clients and the real clock by default.
+
+    Raises ProviderError if `clients` is None and there are no AWS credentials.
+    """
+    if clients is None and not has_credentials():
+        raise ProviderError(NO_CREDENTIALS)
+    return Ec2Api(clients or boto_clients(), clock or AwsClock())
 
 
 def tag_filters(tags: Mapping[str, str]) -> Filters:

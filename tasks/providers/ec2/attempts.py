@@ -4,8 +4,6 @@ Each attempt requests one EC2 fleet across all zones. A cluster of several insta
 fleet for each group of equal machines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,7 +14,7 @@ SPOT_MARGIN = 1.25  # limit of a spot bid, as a multiple of the spot list price
 LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one minute
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Equal machines, requested as one EC2 fleet.
 
@@ -31,7 +29,7 @@ class Group:
     bids: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """An attempt to launch the whole cluster in one market, with all machines in one zone.
 
@@ -64,29 +62,29 @@ def attempts(
             for zone in [offer.zone] if offer.market == "spot" else zones:
                 key = offer.instance_type.name, offer.market, zone
                 prices.setdefault(key, replace(offer, zone=zone))
-    wanted = [cluster.members[0].market]
-    if "on-demand" in markets and wanted == ["spot"]:
-        wanted.append("on-demand")
     names = [member.instance_type.name for member in cluster.members]
+    wanted = [cluster.members[0].market]
+    wanted += ["on-demand"] if "on-demand" in markets else []
     found = []
-    for market in wanted:
-        here = [zone for zone in zones if all((name, market, zone) in prices for name in names)]
-        groups, first = list[Group](), 0
-        for name, run in groupby(names):
-            bids = {
-                zone: _bid(prices[name, market, zone], prices.get((name, "on-demand", zone)))
-                for zone in here
-            }
-            size = len(list(run))
-            group = Group(
-                name=f"{market}.{len(groups)}", first=first, size=size, type_name=name, bids=bids
-            )
-            groups.append(group)
-            first += size
+    for market in dict.fromkeys(wanted):
         clusters = {
             zone: Cluster(members=tuple(prices[name, market, zone] for name in names))
-            for zone in here
+            for zone in zones
+            if all((name, market, zone) in prices for name in names)
         }
+        groups: list[Group] = []
+        for name, run in groupby(names):
+            group = Group(
+                name=f"{market}.{len(groups)}",
+                first=sum(earlier.size for earlier in groups),
+                size=len(list(run)),
+                type_name=name,
+                bids={
+                    zone: _bid(prices[name, market, zone], prices.get((name, "on-demand", zone)))
+                    for zone in clusters
+                },
+            )
+            groups.append(group)
         if clusters:
             found.append(Attempt(market=market, clusters=clusters, groups=tuple(groups)))
     return found
@@ -102,6 +100,6 @@ def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":
-        listed = on_demand.list_usd_per_hour if on_demand is not None else None
+        listed = on_demand and on_demand.list_usd_per_hour
         usd = max(usd, min(SPOT_MARGIN * usd, listed or float("inf")))
     return max(usd, offer.worst_usd_per_hour or 0.0)

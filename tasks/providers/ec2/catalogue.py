@@ -3,8 +3,6 @@
 Nothing here calls AWS.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -253,7 +251,7 @@ _QUOTAS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TypeFacts:
     """Facts about an instance type that a launch needs.
 

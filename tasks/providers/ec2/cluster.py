@@ -1,53 +1,103 @@
-"""Report the state and dollars of one acquired EC2 cluster, and replace its lost machines."""
+"""Launch an EC2 cluster attempt by attempt, report its state and dollars, replace lost machines.
 
-from __future__ import annotations
+Every request is written to the lease before it is sent. The machines of a refused attempt are ended
+before the next attempt.
+"""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from ..base import NodeState, ProviderError, RunningCluster, json_of_node
-from .api import ALIVE, Answer
-from .attempts import Attempt
-from .launch import Launcher
-from .leases import Ec2Machine
+from models.domain.cluster import Cluster
+
+from ..base import NoCapacity, NodeState, ProviderError, RunningCluster, read_object
+from .api import ALIVE, Answer, Ec2Api
+from .attempts import Attempt, Group
+from .errors import AwsRefused
+from .leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest
 from .mailbox_s3 import Mirror
+from .prices import billed, newest_spot_prices
+from .requests import (
+    LaunchSpec,
+    create_fleet,
+    launch_template,
+    placement_group,
+    rules,
+    security_group,
+)
+from .termination import SHOWN, end_machines, end_these, until
 
+RUNNING_WITHIN_S = 300.0  # longest wait until requested machines run
+POLL_S = 2.0
 LOOK_EVERY_S = 5.0
-READY_WITHIN_S = 600.0
 NOTICE_S = 120.0  # from an interruption notice to the machine's end, according to AWS
+_COMING = ("pending", "running")
+_SEARCH_EVERY_S = 15.0
+# Kinds of refusal after which EC2 may still have launched the fleet.
+_UNCLEAR = ("unsure", "throttled", "gone")
 _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 
 
-class Ec2Cluster(Launcher, RunningCluster):
-    """A launched EC2 cluster. Several threads may call its methods."""
+class Ec2Cluster(RunningCluster):
+    """The machines of one lease. Several threads may call its methods after `start`.
 
-    ready_within_s = READY_WITHIN_S
+    The attribute `lease` is always the content of lease.json. `script(seconds)` returns the
+    user-data of a machine that ends itself after `seconds`.
+    """
+
+    ready_within_s = 600.0
     checkpoints: Path | None = None
 
-    def start(self, attempts: Sequence[Attempt], mirror: Mirror) -> None:
+    def __init__(
+        self,
+        api: Ec2Api,
+        leases: Ec2Leases,
+        lease: Ec2Lease,
+        spec: LaunchSpec,
+        script: Callable[[float], str],
+        mirror: Mirror,
+    ) -> None:
+        self._api, self._leases, self.spec, self._script = api, leases, spec, script
+        self.lease, self.lease_id = lease, lease.lease_id
+        self.image_id = str(spec.image["ImageId"])
+        self.mirror, self.mailbox = mirror, mirror.mailbox
+        self._lock = threading.RLock()
+        self._seen: dict[str, Answer] = {}
+        self._looked_at = datetime.min.replace(tzinfo=UTC)
+
+    def start(self, attempts: Sequence[Attempt]) -> None:
         """Try `attempts` until AWS grants one, and send its machines their mailbox files.
 
         Raises NoCapacity if AWS refuses every attempt, and ProviderError for all other failures.
         """
-        self.lease_id, self.image_id = self.lease.lease_id, str(self.spec.image["ImageId"])
-        self.mirror, self.mailbox, self._lock = mirror, mirror.mailbox, threading.RLock()
-        self._seen: dict[str, Answer] = {}
-        self._looked_at = datetime.min.replace(tzinfo=UTC)
         try:
-            self._attempt, self.cluster = self.launch(attempts)
+            self._attempt, self.cluster = self._launch(attempts)
             usd_per_hour, market = self.cluster.usd_per_hour, self._attempt.market
             self.keep(replace(self.lease, market=market, usd_per_hour=usd_per_hour))
         except OSError as error:
             raise ProviderError(
                 f"the lease could not be written. Free disk space and run `srift reap`: {error}"
             ) from error
-        mirror.serve(self.lease)
-        mirror.sync()
+        self.mirror.serve(self.lease)
+        self.mirror.sync()
+
+    def keep(self, lease: Ec2Lease) -> None:
+        """Write a changed lease to disk and use it from now on.
+
+        Raises OSError if it cannot be written; the old lease then stays in use.
+        """
+        self._leases.write(lease)
+        self.lease = lease
+
+    def end(self) -> str:
+        """End every machine of the lease. Return "", or why some may still run."""
+        self.lease, problem = end_machines(self._api, self.lease)
+        with suppress(OSError):  # the reaper asks EC2 again
+            self.keep(self.lease)
+        return problem
 
     @property
     def addresses(self) -> list[str]:  # type: ignore[override]
@@ -82,7 +132,7 @@ class Ec2Cluster(Launcher, RunningCluster):
         with self._lock:
             self.mirror.sync()
             try:
-                if not self.another(self._attempt, node):
+                if not self._another(node):
                     return False
             except ProviderError:
                 return False
@@ -98,6 +148,218 @@ class Ec2Cluster(Launcher, RunningCluster):
         with self._lock:
             current = self.lease.current
             return self._look() and not any(self._alive(machine) for machine in current)
+
+    def _launch(self, attempts: Sequence[Attempt]) -> tuple[Attempt, Cluster]:
+        """Make `attempts` in order, until all machines of one of them run.
+
+        Return a pair: this attempt, and its cluster at current prices. Raises NoCapacity if every
+        attempt lacks capacity or the deadline has passed. Raises AwsRefused if AWS refuses for
+        another reason, ProviderError if the machines of a refused attempt do not end.
+        """
+        self._security_group = self._api.when_visible(self._secure)
+        for attempt in attempts:
+            try:
+                return attempt, self._launched(attempt)
+            except AwsRefused as error:
+                if error.kind != "capacity":
+                    raise
+                self._note(attempt, error)
+            if problem := self.end():
+                raise ProviderError(
+                    f"{problem}, so nothing more was requested; {until(self.lease)}"
+                )
+        raise NoCapacity(
+            "; ".join(self.lease.refusals)
+            or "no zone has a price and a subnet: check [ec2] subnet_ids"
+        )
+
+    def _secure(self) -> str:
+        """Create the lease's security group and rules, unless they exist; return the group's id."""
+        region, create = self.spec.region, security_group(self.spec)
+        self._api.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
+        action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}
+        found = self._api.described("SecurityGroups", action, region, name)
+        if not found:
+            raise AwsRefused("InvalidGroup.NotFound", action, region)
+        group_id = str(found[0]["GroupId"])
+        for action, each in rules(group_id):
+            for rule in each:
+                words = {"GroupId": group_id, "IpPermissions": [rule]}
+                known = ("there", "InvalidPermission.NotFound")
+                self._api.ask_unless(known, action, region, **words)
+        return group_id
+
+    def _launched(self, attempt: Attempt) -> Cluster:
+        """Launch all groups of the attempt, and return the cluster at current prices.
+
+        The fleet of the first group chooses the zone, and the other groups must use the same zone.
+        Raises AwsRefused if AWS refuses a request or a machine does not run.
+        """
+        if placement := placement_group(self.spec, attempt):
+            self._create("ec2:CreatePlacementGroup", placement)
+        machines: list[Ec2Machine] = []
+        for group in attempt.groups:
+            if machines:
+                zone = machines[0].zone
+                group = replace(group, bids={zone: group.bids[zone]})
+            machines += self._running(attempt, group)
+        cluster = self._priced(attempt.clusters[machines[0].zone])
+        current = [
+            replace(machine, current=True, usd_per_hour=offer.total_usd_per_hour or 0.0)
+            for machine, offer in zip(machines, cluster.members, strict=True)
+        ]
+        self.keep(self.lease.with_machines(*current))
+        return cluster
+
+    def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
+        """Request all machines of the group, wait until they all run, and return them.
+
+        Raises AwsRefused if EC2 refuses or a machine does not run, NoCapacity if the deadline
+        has passed.
+        """
+        left_s = (self.lease.deadline_at - self._api.now()).total_seconds()
+        if left_s <= 0:
+            raise NoCapacity("the deadline passed before all machines were requested")
+        words = {"security": self._security_group, "user_data": self._script(max(60.0, left_s))}
+        template = launch_template(self.spec, attempt, group, **words)
+        self._create("ec2:CreateLaunchTemplate", template)
+        request = FleetRequest(
+            group=group.name,
+            size=group.size,
+            usd_per_hour=max(group.bids.values()) + self.spec.usd_per_hour_more,
+            asked_at=self._api.now(),
+        )
+        self.keep(self.lease.with_request(request))
+        ids, refusal = self._fleet(attempt, group)
+        machines = [
+            Ec2Machine(
+                rank=group.first + index,
+                instance_id=instance_id,
+                instance_type=group.type_name,
+                market=attempt.market,
+                usd_per_hour=request.usd_per_hour,
+                launched_at=request.asked_at,
+                group=group.name,
+            )
+            for index, instance_id in enumerate(sorted(ids))
+        ]
+        self.keep(self.lease.with_machines(*machines).with_request(replace(request, answered=True)))
+        if len(machines) != group.size:
+            raise refusal
+        return self._await_running(machines)
+
+    def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
+        """Request the group's fleet. Return a pair: its machines' ids, and why some are missing.
+
+        If EC2 gives no clear answer, it may still have launched machines, which are then searched
+        by tag. Raises AwsRefused if that search fails.
+        """
+        api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
+        request = create_fleet(self.spec, group, attempt.market)
+        try:
+            answer = api.when_visible(lambda: api.ask(action, region, **request))
+            codes = [str(error["ErrorCode"]) for error in answer.get("Errors", ())]
+            codes = codes or ["UnfulfillableCapacity"]  # the fleet may also be too small
+            refusals = [AwsRefused(code, action, region) for code in codes]
+            ids = [name for part in answer.get("Instances", ()) for name in part["InstanceIds"]]
+            if ids:
+                return ids, refusals[0]
+        except AwsRefused as error:
+            refusals = [error]
+        unclear = [refusal for refusal in refusals if refusal.kind in _UNCLEAR]
+        final = [refusal for refusal in refusals if refusal.kind not in ("capacity", *_UNCLEAR)]
+        if final or not unclear:
+            return [], (final or refusals)[0]
+        unclear[0].kind = "capacity"
+        tags = self.lease.tags | {"srift:node-group": group.name}
+        for _ in api.looks(_SEARCH_EVERY_S, SHOWN.total_seconds()):  # EC2 shows tags late
+            if found := api.instances(region, tags=tags, states=ALIVE):
+                return list(found), unclear[0]
+        return [], unclear[0]
+
+    def _create(self, action: str, request: Answer) -> None:
+        """Create a resource that costs nothing, unless it exists already."""
+        self._api.ask_unless(("there",), action, self.lease.region, **request)
+
+    def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
+        """Wait until all machines run. Return them with their zones, addresses and launch times.
+
+        Raises AwsRefused if a machine does not run within RUNNING_WITHIN_S seconds. Its kind is
+        "capacity", unless the request was at fault (a code that begins with "Client.").
+        """
+        region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
+        problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
+        for _ in self._api.looks(POLL_S, RUNNING_WITHIN_S):
+            found = self._api.instances(region, ids=list(by_id))
+            ended = [one for one in found.values() if one["State"]["Name"] not in _COMING]
+            if ended:
+                problem = str(ended[0]["StateReason"]["Code"])
+                break
+            if len(found) == len(by_id) and all(map(_is_up, found.values())):
+                running = [
+                    replace(
+                        machine,
+                        address=str(found[name]["PrivateIpAddress"]),
+                        zone=str(found[name]["Placement"]["AvailabilityZone"]),
+                        launched_at=found[name]["LaunchTime"],
+                    )
+                    for name, machine in by_id.items()
+                ]
+                self.keep(self.lease.with_machines(*running))
+                return running
+        refusal = AwsRefused(problem, "the start of a machine", region)
+        if not problem.startswith("Client."):
+            refusal.kind = "capacity"
+        raise refusal
+
+    def _priced(self, cluster: Cluster) -> Cluster:
+        """Return the cluster at current prices, from which the cost of its machines is computed.
+
+        If AWS does not answer, the known prices stay.
+        """
+        now, members = self._api.now(), list(cluster.members)
+        names = sorted({offer.instance_type.name for offer in members})
+        if cluster.market == "spot":
+            with suppress(AwsRefused):
+                rows = self._api.spot_prices(self.lease.region, now, names)
+                spot = newest_spot_prices(rows)
+                members = [
+                    replace(offer, usd_per_hour=usd, own_price="", price_as_of=now)
+                    if (usd := spot.get((offer.instance_type.name, offer.zone)))
+                    else offer
+                    for offer in members
+                ]
+        return Cluster(members=tuple(billed(members, self.spec.choices)))
+
+    def _another(self, rank: int) -> bool:
+        """Replace the machine of `rank`; return False if EC2 refuses or the old machine still runs.
+
+        The old machine is ended first, so that the cost never exceeds that of the whole cluster.
+        Raises AwsRefused if AWS refuses to end it, NoCapacity if the deadline has passed.
+        """
+        region, lost, attempt = self.lease.region, self.lease.current[rank], self._attempt
+        group = [each for each in attempt.groups if each.first <= rank][-1]
+        times = sum(request.group.startswith(f"r{rank}.") for request in self.lease.requests)
+        bids = {lost.zone: group.bids[lost.zone]}
+        alone = replace(group, name=f"r{rank}.{times}", first=rank, size=1, bids=bids)
+        if end_these(self._api, region, [lost.instance_id]):
+            return False
+        try:
+            [machine] = self._running(attempt, alone)
+        except AwsRefused as error:
+            self._note(attempt, error)
+            came = [each.instance_id for each in self.lease.machines if each.group == alone.name]
+            with suppress(AwsRefused):
+                self._api.terminate(region, came)
+            return False
+        gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.now())
+        new = replace(machine, current=True, usd_per_hour=lost.usd_per_hour)
+        self.keep(self.lease.with_machines(gone, new))
+        return True
+
+    def _note(self, attempt: Attempt, error: AwsRefused) -> None:
+        """Append a sentence about a refused attempt to the lease's `refusals`."""
+        self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
     def _look(self) -> bool:
         """Ask EC2 for the state of the machines; return False if AWS does not answer."""
@@ -128,10 +390,9 @@ class Ec2Cluster(Launcher, RunningCluster):
 
     def _state(self, machine: Ec2Machine) -> NodeState:
         """Return the machine's state from EC2's latest answer and the machine's notice."""
-        notice = self._notice(machine)
-        kind = str(notice.get("kind", ""))
+        kind, leaving_s = self._notice(machine)
         if self._alive(machine):
-            return NodeState(alive=True, leaving_s=self._leaving_s(notice), notice=kind)
+            return NodeState(alive=True, leaving_s=leaving_s, notice=kind)
         code = str(self._seen[machine.instance_id].get("StateReason", {}).get("Code", "gone"))
         interrupted = code in _INTERRUPTED or kind == "interruption"
         place = f"{machine.instance_type}, {machine.market} in {machine.zone}"
@@ -139,30 +400,25 @@ class Ec2Cluster(Launcher, RunningCluster):
         reason = f"{machine.instance_id} ({place}): {why}{code}"
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
-    def _notice(self, machine: Ec2Machine) -> dict[str, Any]:
-        """Return the spot notice that the machine read in its metadata; {} if there is no notice.
+    def _notice(self, machine: Ec2Machine) -> tuple[str, float | None]:
+        """Return a pair from the spot notice that the machine read in its metadata.
 
-        Its key `heard_unix` is S3's Unix time when the notice was uploaded. A node may upload
-        anything, so unknown content is ignored.
+        The pair is the kind of the notice, "" if there is none, and the seconds until the announced
+        interruption on S3's clock, None if none is announced. A node may upload anything, so
+        unknown content is ignored.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
-        try:
-            body = json_of_node(file.read_text())
-            moment = file.stat().st_mtime
-        except (OSError, ValueError):
-            return {}
-        known = isinstance(body, dict) and body.get("kind") in ("interruption", "rebalance")
-        return body | {"heard_unix": moment} if known else {}
-
-    def _leaving_s(self, notice: dict[str, Any]) -> float | None:
-        """Return the seconds until the interruption that `notice` announces, on S3's clock.
-
-        Return None if `notice` announces no interruption.
-        """
-        if notice.get("kind") != "interruption":
-            return None
-        ends = float(notice["heard_unix"]) + NOTICE_S
+        body = read_object(file) or {}
+        kind = str(body.get("kind"))
+        if kind != "interruption":
+            return ("rebalance" if kind == "rebalance" else ""), None
+        ends = file.stat().st_mtime + NOTICE_S
         with suppress(ValueError):
-            moment = datetime.fromisoformat(str(notice.get("at")))
+            moment = datetime.fromisoformat(str(body.get("at")))
             ends = min(ends, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
-        return max(0.0, ends - self.now_unix())
+        return kind, max(0.0, ends - self.now_unix())
+
+
+def _is_up(described: Answer) -> bool:
+    """Return True if the machine runs and has a private IP address."""
+    return described["State"]["Name"] == "running" and bool(described.get("PrivateIpAddress"))

@@ -11,8 +11,6 @@ credentials  AWS does not accept the credentials
 final        every other code
 """
 
-from __future__ import annotations
-
 from ..base import ProviderError
 
 NO_CREDENTIALS = (

@@ -4,28 +4,27 @@ A lease lists every request for machines. If the controller is killed, the reape
 of these requests by their tags, ends them and counts their cost.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Self
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 
-from ..base import EndedLease, Lease, ProviderError
-from ..leases import HeldLease, LeaseFolder, Moment, replace_durably, why_unreadable
+from ..base import Lease, ProviderError
+from ..leases import HeldLease, LeaseFolder, replace_durably
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
 _REMEMBERED = timedelta(days=30)
-_SWEPT = TypeAdapter(dict[Region, Moment], config=ConfigDict(strict=True))
+_SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ec2Machine:
     """One EC2 instance. `usd_per_hour` includes its volume, public address and S3 requests.
 
@@ -35,9 +34,9 @@ class Ec2Machine:
 
     instance_id: str
     usd_per_hour: float
-    launched_at: Moment
+    launched_at: AwareDatetime
     group: str
-    ended_at: Moment | None = None
+    ended_at: AwareDatetime | None = None
     rank: int = -1
     instance_type: str = ""
     market: str = ""
@@ -46,7 +45,7 @@ class Ec2Machine:
     current: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FleetRequest:
     """One fleet request. `group` is the value of the tag srift:node-group.
 
@@ -57,11 +56,11 @@ class FleetRequest:
     group: str
     size: int
     usd_per_hour: float
-    asked_at: Moment
+    asked_at: AwareDatetime
     answered: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ec2Lease(HeldLease):
     """The content of lease.json.
 
@@ -119,28 +118,25 @@ class Ec2Lease(HeldLease):
         found = [machine for machine in self.machines if machine.current]
         return sorted(found, key=lambda machine: machine.rank)
 
-    def with_request(self, request: FleetRequest) -> Ec2Lease:
+    def with_request(self, request: FleetRequest) -> Self:
         """Return the lease with `request`. It replaces an earlier request of the same group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
-    def with_machines(self, *machines: Ec2Machine) -> Ec2Lease:
+    def with_machines(self, *machines: Ec2Machine) -> Self:
         """Return the lease with `machines`. They replace machines with the same ids."""
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
-    def held(self, provider: str) -> Lease:
-        return _Held(**asdict(HeldLease.held(self, provider)), machines=self.machines)
-
-    def over(self, mailbox: Path) -> EndedLease:
-        return replace(HeldLease.over(self, mailbox), refusals=self.refusals)
+    def held(self) -> Lease:
+        return _Held(**self.shared(_Held))
 
     def usd_until(self, now: datetime) -> float:
         """Return the dollars of all machines until `now`, including those of refused attempts."""
         return _usd_until(self.machines, now)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Held(Lease):
     """A held lease whose cost is the sum of the costs of its machines."""
 
@@ -196,7 +192,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             return {}
         except (OSError, ValueError) as error:
             raise ProviderError(
-                f"{self.swept_file} cannot be read ({why_unreadable(error)}). Machines may run in "
+                f"{self.swept_file} cannot be read ({error}). Machines may run in "
                 "regions that srift.toml no longer names: check these regions, then delete the file"
             ) from error
 
@@ -241,7 +237,3 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         with suppress(OSError):
             self.write(lease)
         return lease
-
-
-def utc(moment: datetime) -> datetime:
-    return moment.astimezone(UTC)

@@ -1,23 +1,22 @@
 """Acquire EC2 clusters under a lease, always release them, and fetch their uploads."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Cluster
 
 from ..base import NotSupported, ProviderError
-from .api import Ec2Api, Store
+from .api import AwsClock, Clients, Store
 from .attempts import attempts
 from .cluster import Ec2Cluster
 from .leases import Ec2Lease, Ec2Leases
 from .mailbox_s3 import Mirror
+from .market import NO_BUCKET, Ec2Market
 from .settings import Ec2
 from .survey import archive, launch_spec
 from .termination import await_shutdown, tidy, until
@@ -25,58 +24,59 @@ from .userdata import user_data
 
 LEAVE_S = 20.0  # seconds in which agents that must exit may upload their last files
 FETCH_S, _PULL_EVERY_S = 24.0, 6.0
-NO_BUCKET = (
-    "nothing can be launched on EC2: set [ec2] bucket to an S3 bucket for the machines' mailboxes"
-)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ec2Machines:
+class Ec2Machines(Ec2Market):
     """Acquires and releases the EC2 clusters of one home.
 
     `node_package` is the folder of the code that machines run. If `threaded` is False, no thread
     syncs the mailboxes.
     """
 
-    api: Ec2Api
-    choices: Ec2
-    leases: Ec2Leases
-    node_package: Path
-    threaded: bool = True
+    def __init__(
+        self,
+        choices: Ec2,
+        clients: Clients | None = None,
+        *,
+        home: Path,
+        node_package: Path,
+        clock: AwsClock | None = None,
+        threaded: bool = True,
+    ) -> None:
+        super().__init__(choices, clients, clock)
+        self.lease_folder, self._node_package = Ec2Leases(home), node_package
+        self._threaded = threaded
 
     @contextmanager
     def acquire(
-        self, cluster: Cluster, offers: Sequence[Offer], *, lease_id: str, deadline_s: float
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[Ec2Cluster]:
-        """Acquire `cluster` as Provider.acquire describes.
+        """Launch the cluster in its market, or on demand if that fails. `seed` has no effect.
 
-        `offers` have the prices of other zones and markets. Raises LeaseUnreadable if a lease of
-        this home cannot be read, because Srift then buys nothing.
+        Raises LeaseUnreadable if a lease of this home cannot be read, because Srift then buys
+        nothing.
         """
-        self.leases.known()  # raises if a lease is unreadable
-        running, store = self._prepared(cluster, lease_id, deadline_s)
-        mailbox = self.leases.mailbox(lease_id)
-        wanted = attempts(cluster, offers, running.spec.subnets, self.choices.markets)
-        with self.leases.locked():
-            self.leases.create(running.lease)
-            mailbox.mkdir()
-        mirror = self._mirror(running.lease, store)
+        self.lease_folder.known()  # raises if a lease is unreadable
+        running = self._prepared(cluster, lease_id, deadline_s)
+        zones, markets = running.spec.subnets, self.choices.markets
+        wanted = attempts(cluster, self.known_offers(), zones, markets)
+        with self.lease_folder.locked():
+            self.lease_folder.create(running.lease)
+            self.lease_folder.mailbox(lease_id).mkdir()
         try:
-            running.start(wanted, mirror)
-            if self.threaded:
-                mirror.start()
+            running.start(wanted)
+            if self._threaded:
+                running.mirror.start()
             yield running
         except BaseException:
             with suppress(ProviderError, OSError):  # raise the first error; the reaper tries again
-                self._release(running, mirror)
+                self._release(running)
             raise
-        if problem := self._release(running, mirror):
+        if problem := self._release(running):
             raise ProviderError(problem)
 
-    def _prepared(
-        self, cluster: Cluster, lease_id: str, deadline_s: float
-    ) -> tuple[Ec2Cluster, Store]:
-        """Upload the node package. Return a pair: the cluster, not launched yet, and its bucket.
+    def _prepared(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
+        """Upload the node package, and return the cluster, which is not launched yet.
 
         Raises NotSupported if the settings do not allow the launch, ProviderError if AWS refuses.
         """
@@ -84,7 +84,7 @@ class Ec2Machines:
         if choices.bucket is None:
             raise NotSupported(NO_BUCKET)
         deadline_unix = int((now + timedelta(seconds=deadline_s)).timestamp())
-        names = {"lease_id": lease_id, "controller": self.leases.token}
+        names = {"lease_id": lease_id, "controller": self.lease_folder.token}
         spec = launch_spec(self.api, choices, cluster, deadline_unix=deadline_unix, **names)
         lease = Ec2Lease.new(
             cluster,
@@ -100,7 +100,7 @@ class Ec2Machines:
         )
         store = Store(self.api, region, choices.bucket)
         store.listed(lease.objects)  # sets store.region to the bucket's region
-        code, digest = archive(self.node_package)
+        code, digest = archive(self._node_package)
         store.put(f"{choices.prefix}/code/{digest}.tar.gz", code)
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         script = partial(
@@ -114,7 +114,8 @@ class Ec2Machines:
             role_id=spec.role_id,
             python=choices.python,
         )
-        return Ec2Cluster(self.api, self.leases, lease, spec, script), store
+        mirror = self._mirror(lease, store)
+        return Ec2Cluster(self.api, self.lease_folder, lease, spec, script, mirror)
 
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
         """Fetch the uploads of a lease for at most `within_s` seconds, and return the lease.
@@ -126,7 +127,7 @@ class Ec2Machines:
         mirror = self._mirror(lease, Store(self.api, lease.region, lease.bucket))
         try:
             lease = replace(lease, fetched=self._pulled(mirror, within_s))
-            self.leases.write(lease)
+            self.lease_folder.write(lease)
         except (ProviderError, OSError):
             return replace(lease, fetched=False)
         return lease
@@ -136,20 +137,20 @@ class Ec2Machines:
         return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
-        mailbox, now = self.leases.mailbox(lease.lease_id), self.api.now
-        return Mirror(store, lease, mailbox, lambda: now().timestamp())
+        return Mirror(store, lease, self.lease_folder.mailbox(lease.lease_id))
 
-    def _release(self, running: Ec2Cluster, mirror: Mirror) -> str:
+    def _release(self, running: Ec2Cluster) -> str:
         """End the machines and fetch their uploads; return "", or why some may still run.
 
         The mirror's thread is joined after the machines have ended, so that a slow S3 does not keep
         them running.
         """
-        launched = bool(running.lease.current)
+        launched, mirror = bool(running.lease.current), running.mirror
         try:
             if launched:  # agents that were asked to leave upload their last files and shut down
                 for _ in self.api.looks(2.0, LEAVE_S):
-                    mirror.sync_by_hand()
+                    if not self._threaded:
+                        mirror.sync()
                     if not (mirror.mailbox / "done.json").exists() or running.all_down():
                         break
         finally:
@@ -165,6 +166,6 @@ class Ec2Machines:
         if launched:
             await_shutdown(self.api, lease)
             lease = replace(lease, fetched=self._pulled(mirror, FETCH_S))
-        self.leases.close(lease, self.api.now(), "released")
+        self.lease_folder.close(lease, self.api.now(), "released")
         tidy(self.api, lease.region, lease.tags, lambda tags: True)
         return ""

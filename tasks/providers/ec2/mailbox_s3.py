@@ -4,11 +4,8 @@ Uploads of nodes appear as complete local files, whose time is the time at which
 Each machine gets the controller's files in its `in/` folder, the manifest last. A node can choose
 file names, but no name leads out of the node's folder.
 
-The store is listed every second while something changes, else every five seconds. While S3 does not
-answer, `now_unix` does not advance, so that no node counts as silent.
+While S3 does not answer, `now_unix` does not advance, so that no node counts as silent.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -16,7 +13,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -25,12 +22,9 @@ from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine
 
 POLL_S = 1.0
-QUIET_AFTER_S = 20.0  # after this many seconds without a change, the store is listed less often
-QUIET_POLL_S = 5.0
+LIST_EVERY = 5  # polls; prices.py counts 720 LIST requests an hour
 MOST_BYTES = 64 * 2**20  # size limit of one upload; a machine's courier sends at most 32 MiB
 MOST_FILES = 20_000  # uploads that are fetched from one machine
-# Uploads that machines repeat all the time. They do not count as a change.
-_STEADY = re.compile(r".*/out/(heartbeat\.json|progress\.json|data\.json|log-\d+\.txt)")
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}"
 )
@@ -41,38 +35,29 @@ _OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9
 class Mirror:
     """A mirror of one lease's mailbox on S3. Thread-safe.
 
-    A round fetches new uploads and sends changed files. `sync` runs one round, and `start` runs
-    rounds in a thread. The argument `now_unix` returns the local Unix time. The attribute
-    `now_unix` is S3's Unix time at the last complete round.
+    A round fetches new uploads and sends changed files. `sync` runs one round. `start` runs a
+    thread, which sends changes every second and fetches every five seconds. `now_unix` is S3's Unix
+    time at the last complete fetch.
     """
 
-    def __init__(
-        self, store: Store, lease: Ec2Lease, mailbox: Path, now_unix: Callable[[], float]
-    ) -> None:
+    def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
         self._store, self._under, self.mailbox = store, lease.objects, mailbox
-        self._machines, self._clock = lease.by_userid, now_unix
+        self._machines = lease.by_userid
         self._have: dict[str, tuple[str, datetime]] = {}  # key -> version
         self._sent: dict[str, dict[str, str]] = {}  # userid -> name -> digest
         self._lock, self._over = threading.RLock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._listed_at = self._changed_at = float("-inf")
-        self.now_unix = float("-inf")  # the store's clock at the last complete round
+        self.now_unix = float("-inf")
 
     def serve(self, lease: Ec2Lease) -> None:
         """Exchange files with the machines of `lease` from the next round on."""
         with self._lock:
             self._machines = lease.by_userid
-            self._changed_at = self._clock()
 
     def start(self) -> None:
         """Run rounds in a thread until `stop` is called."""
         self._thread = threading.Thread(target=self._rounds, daemon=True)
         self._thread.start()
-
-    def sync_by_hand(self) -> None:
-        """Run a round if no thread runs rounds."""
-        if self._thread is None:
-            self.sync()
 
     def stop(self) -> None:
         """Stop the thread, after its current round."""
@@ -86,35 +71,17 @@ class Mirror:
             pulled = self.pull()
             return self.push() and pulled
 
-    def poll(self) -> bool:
-        """Run a round, but skip the fetch if the store was listed a short time ago.
-
-        Return False if anything failed.
-        """
-        with self._lock:
-            pushed = self.push()
-            quiet = self._clock() - self._changed_at >= QUIET_AFTER_S
-            # The limit is a little below the interval: otherwise every sixth round would list, not
-            # every fifth. The lower bound 0 lists again after the clock was set back.
-            least_s = (QUIET_POLL_S if quiet else POLL_S) - 0.05
-            if 0 <= self._clock() - self._listed_at < least_s:
-                return pushed
-            return self.pull() and pushed
-
     def pull(self) -> bool:
         """Fetch new uploads; return False if S3 or the disk failed.
 
         If one upload cannot be fetched, the other uploads are still fetched.
         """
         with self._lock:
-            self._listed_at = self._clock()
             try:
                 listed, began = self._store.listed(self._under)
             except AwsRefused:
                 return False
             wanted = self._wanted(listed)
-            if not all(_STEADY.fullmatch(stored["Key"]) for stored, _ in wanted):
-                self._changed_at = self._listed_at
             complete = sum(self._fetch(*each) for each in wanted) == len(wanted)
             if complete:
                 self.now_unix = max(self.now_unix, began)
@@ -128,17 +95,21 @@ class Mirror:
         with self._lock:
             try:
                 files = self._of_controller()
-                ranks = {name: each.rank for name, each in self._machines.items() if each.current}
-                for userid, rank in ranks.items():
-                    node = json.dumps({"node": rank, "nodes": len(ranks)}).encode()
+                current = {name: one for name, one in self._machines.items() if one.current}
+                for userid, machine in current.items():
+                    node = json.dumps({"node": machine.rank, "nodes": len(current)}).encode()
                     self._bring(userid, files | {"node.json": node})
             except (AwsRefused, OSError):
                 return False
             return True
 
     def _rounds(self) -> None:
+        polls = 0
         while not self._over.wait(POLL_S):
-            self.poll()
+            self.push()
+            if polls % LIST_EVERY == 0:
+                self.pull()
+            polls += 1
 
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
         """Return the new uploads, as pairs of S3's entry and the local path.
@@ -146,12 +117,9 @@ class Mirror:
         listed: S3's entries of all uploads. At most MOST_FILES files per machine count, records
         first, so that other files do not displace records.
         """
-        found: list[tuple[Answer, Path]] = []
-        count: Counter[str] = Counter()
-        rows = [
-            (*each["Key"].removeprefix(self._under).partition("/out/"), each) for each in listed
-        ]
-        for userid, _, name, stored in sorted(rows, key=lambda row: row[2][:8] != "records/"):
+        found, count = list[tuple[Answer, Path]](), Counter[str]()
+        for stored in sorted(listed, key=lambda stored: "/out/records/" not in stored["Key"]):
+            userid, _, name = stored["Key"].removeprefix(self._under).partition("/out/")
             machine = self._machines.get(userid)
             if machine is None or not _is_allowed(stored, name, machine):
                 continue
@@ -176,7 +144,7 @@ class Mirror:
 
     def _of_controller(self) -> dict[str, bytes]:
         """Return the content of each file that the controller sends to nodes, by file name."""
-        paths = sorted([*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")])
+        paths = [*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")]
         names = {path.relative_to(self.mailbox).as_posix(): path for path in paths}
         return {
             name: path.read_bytes()
@@ -190,7 +158,6 @@ class Mirror:
         fresh = digests.items() - self._sent.get(userid, {}).items()
         if not fresh:
             return
-        self._changed_at = self._clock()  # list often: the node may answer soon
         into = f"{self._under}{userid}/in/"
         for name, _ in sorted(fresh):
             self._store.put(into + name, files[name])

@@ -5,8 +5,6 @@ list prices of November 2025. Offers use the prices of their region, and spendin
 prices of the dearest region. Nothing here calls AWS.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -37,12 +35,12 @@ def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
     """
     prices: dict[str, float] = {}
     for product in products:
-        name = product.get("product", {}).get("attributes", {}).get("instanceType")
-        for term in product.get("terms", {}).get("OnDemand", {}).values():
-            for dimension in term.get("priceDimensions", {}).values():
-                usd = known_price(dimension.get("pricePerUnit", {}).get("USD"))
-                if name and usd is not None and dimension.get("unit") == "Hrs":
-                    prices[str(name)] = max(usd, prices.get(str(name), 0.0))
+        name = product["product"]["attributes"].get("instanceType")
+        for term in product["terms"].get("OnDemand", {}).values():
+            for dimension in term["priceDimensions"].values():
+                usd = known_price(dimension["pricePerUnit"].get("USD"))
+                if name and usd is not None and dimension["unit"] == "Hrs":
+                    prices[name] = max(usd, prices.get(name, 0.0))
     return prices
 
 
@@ -93,23 +91,26 @@ def spot_offers(
     highest range of interruption rates as a prior.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
-    offers = {}
-    for offer in on_demand_offers(types, {}, region=region, price_as_of=price_as_of):
-        bucket = advised.get(offer.instance_type.name, {}).get("r")
+    kinds, offers = {kind.name: kind for kind in types}, []
+    for (name, zone), usd in sorted(prices.items()):
+        if name not in kinds:
+            continue
+        bucket = advised.get(name, {}).get("r")
         source = "Spot Advisor, read"
         if bucket is None:
             source = "prior: Spot Advisor lacks the type, so its worst range counts,"
-        offers[offer.instance_type.name] = replace(
-            offer,
+        offer = Offer(
+            instance_type=kinds[name],
             market="spot",
+            zone=zone,
+            region=region,
+            usd_per_hour=usd,
             interruptions_per_hour=bucket_hazard(bucket),
             interruption_source=f"{source} {price_as_of:%Y-%m-%d}",
+            price_as_of=price_as_of,
         )
-    return [
-        replace(offers[name], zone=zone, usd_per_hour=usd)
-        for (name, zone), usd in sorted(prices.items())
-        if name in offers
-    ]
+        offers.append(offer)
+    return offers
 
 
 HOURS_A_MONTH = 730.0  # AWS bills volumes by this month
@@ -135,8 +136,7 @@ WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
 # controller fetches each upload, and the machine fetches the manifest.
 PUTS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
 GETS_PER_HOUR = PUTS_PER_HOUR
-# Upper bounds: controller and machine poll every second, and the machine uploads as much as
-# node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three times an hour,
+# Upper bounds: a LIST may have several pages, the machine polls every second, and uploads as much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three times an hour,
 # because the caps count at least twenty minutes of a machine.
 MOST_UPLOADS_PER_HOUR = 720.0 + 1800.0 + 3 * 150.0
 MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0

@@ -5,13 +5,12 @@ it checked in the last 30 days, because a lease folder may have been moved away.
 raises NotSwept if it could not check a region or lease, or could not end a machine.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from ..base import LeaseUnreadable, NotSwept, ProviderError
-from .api import ALIVE, Answer
+from .api import ALIVE
 from .errors import AwsRefused
 from .leases import Ec2Lease
 from .machines import Ec2Machines
@@ -26,7 +25,6 @@ from .termination import (
 )
 
 
-@dataclass(slots=True)
 class Reaper:
     """One check of all leases and regions.
 
@@ -35,13 +33,12 @@ class Reaper:
     the regions with a lease whose machines did not end.
     """
 
-    machines: Ec2Machines
-    now: datetime
-    all_of_them: bool
-    sentences: list[str] = field(default_factory=list)
-    unswept: dict[str, str] = field(default_factory=dict)
-    regions: set[str] = field(default_factory=set)
-    busy: set[str] = field(default_factory=set)
+    def __init__(self, machines: Ec2Machines, now: datetime, all_of_them: bool) -> None:
+        self.machines, self.api, self.leases = machines, machines.api, machines.lease_folder
+        self.now, self.all_of_them = now, all_of_them
+        self.sentences: list[str] = []
+        self.unswept: dict[str, str] = {}
+        self.regions, self.busy = set(machines.choices.regions), set[str]()
 
     def reap(self) -> list[str]:
         """End orphaned leases, and machines past their deadline, in all regions.
@@ -49,37 +46,30 @@ class Reaper:
         Return a sentence for everything that was ended or needs attention. Raises NotSwept, after
         everything else is done, if something could not be checked or ended.
         """
-        leases = self.machines.leases
-        self.regions |= {*self.machines.choices.regions}
-        with leases.locked():
-            for lease_id in leases.ids():
+        with self.leases.locked():
+            for lease_id in self.leases.ids():
                 self._lease(lease_id)
         to_note = {*self.regions}  # regions from earlier sweeps are forgotten after 30 days
         try:
-            self.regions |= {*leases.used_regions(self.now)}
+            self.regions |= {*self.leases.used_regions(self.now)}
         except ProviderError as error:
             self.unswept["other regions"] = str(error)
         for region in sorted(self.regions):
             self._sweep(region)
-        leases.note_swept(to_note - self.busy - self.unswept.keys(), self.now)
+        self.leases.note_swept(to_note - self.busy - self.unswept.keys(), self.now)
         if self.unswept:
             raise NotSwept("ec2", self.unswept, self.sentences)
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
         """End the lease if it is orphaned. If lease.json is missing, set its folder aside."""
-        leases = self.machines.leases
         try:
-            lease = leases.read(lease_id)
+            lease = self.leases.read(lease_id)
         except LeaseUnreadable as error:
             self.unswept[f"lease {lease_id}"] = str(error)
             return
         if lease is None:  # the sweep of the region ends any machines
-            try:
-                kept = leases.set_aside(lease_id)
-                says = f"its records were moved to {kept}" if kept else "it has no records"
-            except ProviderError as error:
-                says = str(error)
+            says = self.leases.set_aside(lease_id)
             self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
         self.regions.add(lease.region)
@@ -89,18 +79,17 @@ class Reaper:
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
         """End the lease's machines for the reason `why`, and fetch their uploads."""
-        leases, api, name = self.machines.leases, self.machines.api, f"lease {lease.lease_id}"
-        outcome = "released" if lease.releasing else "reaped"
-        lease, problem = end_machines(api, lease)
+        name, outcome = f"lease {lease.lease_id}", "released" if lease.releasing else "reaped"
+        lease, problem = end_machines(self.api, lease)
         says = f"{name} ({lease.cluster}): {why}; "
         try:
             if problem:
                 says += f"{problem}; {until(lease)}"
-                leases.write(replace(lease, releasing=True))
+                self.leases.write(replace(lease, releasing=True))
             else:
                 says += f"{len(lease.machines)} machines in {lease.region} were ended"
-                await_shutdown(api, lease)
-                lease = self.machines.fetched(leases.close(lease, self.now, outcome))
+                await_shutdown(self.api, lease)
+                lease = self.machines.fetched(self.leases.close(lease, self.now, outcome))
                 says += "" if lease.fetched else "; their uploads could not be fetched yet"
         except OSError as error:
             says += f"; lease.json cannot be written ({error.strerror})"
@@ -115,39 +104,36 @@ class Reaper:
         Machines of other homes are ended only past their deadline. Also delete leftover groups and
         templates.
         """
-        api, shown = self.machines.api, dict[str, Answer]()
+        why: dict[str, str] = {}
         ours = (
             {"srift:deployment": self.machines.choices.deployment},
-            {"srift:controller": self.machines.leases.token},  # earlier deployments too
+            {"srift:controller": self.leases.token},  # earlier deployments too
         )
         try:
             for tags in ours:
-                shown |= api.instances(region, tags=tags, states=ALIVE)
-            why = {name: self._why_over(tags_of(described)) for name, described in shown.items()}
-            stays = end_these(api, region, [name for name in shown if why[name]])
+                shown = self.api.instances(region, tags=tags, states=ALIVE)
+                why |= {name: self._why_over(tags_of(found)) for name, found in shown.items()}
+            over = [name for name in why if why[name]]
+            stays = end_these(self.api, region, over)
         except AwsRefused as error:
             self.unswept[region] = f"its machines could not be listed or ended: {error}"
             return
-        for name, described in shown.items():
-            machine = f"machine {name} ({described['InstanceType']}, {region})"
-            if why[name]:
-                done = "does not end" if name in stays else "was ended"
-                self.sentences.append(f"{machine} {done}: {why[name]}")
-            elif not _deadline(tags_of(described)):
-                self.sentences.append(
-                    f"{machine} has no readable tag srift:deadline: end it if it is not needed"
-                )
+        for name in over:
+            done = "does not end" if name in stays else "was ended"
+            self.sentences.append(f"machine {name} in {region} {done}: {why[name]}")
         for tags in ours:
-            tidy(api, region, tags, lambda tags: bool(self._why_over(tags)))
+            tidy(self.api, region, tags, lambda tags: bool(self._why_over(tags)))
         if stays:
             self.unswept[region] = f"these machines do not end: {', '.join(stays)}"
 
     def _why_over(self, tags: dict[str, str]) -> str:
         """Return why a resource with these tags is no longer needed; "" if it may be needed."""
-        deadline, lease_id = _deadline(tags), tags.get("srift:lease", "")
+        deadline, lease_id = 0.0, tags.get("srift:lease", "")
+        with suppress(ValueError):  # a tag can be edited
+            deadline = float(tags.get("srift:deadline", ""))
         if deadline and self.now.timestamp() >= deadline:
             return f"its deadline was {datetime.fromtimestamp(deadline, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        if tags.get("srift:controller") == self.machines.leases.token and self._is_over(lease_id):
+        if tags.get("srift:controller") == self.leases.token and self._is_over(lease_id):
             return f"its lease {lease_id} is over"
         return ""
 
@@ -158,17 +144,9 @@ class Reaper:
         orphans. An unreadable lease counts as open.
         """
         try:
-            lease = self.machines.leases.read(lease_id)
+            lease = self.leases.read(lease_id)
         except LeaseUnreadable:
             return False
         except ProviderError:
             return True
         return lease is None or lease.ended_at is not None
-
-
-def _deadline(tags: dict[str, str]) -> float:
-    """Return the Unix time in the tag srift:deadline; 0 if the tag is missing or not a number."""
-    try:
-        return float(tags.get("srift:deadline", ""))
-    except ValueError:
-        return 0.0

@@ -5,11 +5,8 @@ their types allow it. Names and client tokens depend only on the lease and the p
 repeated request creates nothing twice. Nothing here calls AWS.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +19,7 @@ from .settings import Ec2
 Request = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """The values that all machines of a lease have in common.
 
@@ -195,13 +192,11 @@ def requests_of(
 def shortened(request: Request) -> Request:
     """Return the request with a digest in place of its user-data."""
 
-    def short(found: Request) -> Request:
-        if text := found.get("UserData"):
-            found["UserData"] = f"(sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
-        return found
-
-    made: Request = json.loads(json.dumps(request), object_hook=short)
-    return made
+    if "LaunchTemplateData" not in request:
+        return request
+    data = request["LaunchTemplateData"]
+    digest = hashlib.sha256(data["UserData"].encode()).hexdigest()[:12]
+    return request | {"LaunchTemplateData": data | {"UserData": f"(sha256 {digest})"}}
 
 
 def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:
@@ -213,16 +208,14 @@ def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Reque
     Several interfaces are an ordinary interface and EFAs without an address, as AWS recommends
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
-    common = {"Groups": [security], "DeleteOnTermination": True}
+    first: Request = {"DeviceIndex": 0, "Groups": [security], "DeleteOnTermination": True}
     if spec.choices.public or not facts.several_interfaces:
-        kind = {"InterfaceType": "efa"} if 0 in facts.efa_cards else {}
-        public = {"AssociatePublicIpAddress": spec.choices.public}
-        return [{"DeviceIndex": 0, **kind, **common, **public}]
-    several = [(0, 0, "interface")]
-    several += [(card, 0 if card else 1, "efa-only") for card in facts.efa_cards]
-    return [
-        {"NetworkCardIndex": card, "DeviceIndex": device, "InterfaceType": kind, **common}
-        for card, device, kind in several
+        first["AssociatePublicIpAddress"] = spec.choices.public
+        return [first | ({"InterfaceType": "efa"} if 0 in facts.efa_cards else {})]
+    return [first | {"NetworkCardIndex": 0, "InterfaceType": "interface"}] + [
+        first
+        | {"NetworkCardIndex": card, "DeviceIndex": int(card == 0), "InterfaceType": "efa-only"}
+        for card in facts.efa_cards
     ]
 
 

@@ -3,12 +3,10 @@
 The section never has AWS credentials; boto3 finds them.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 # The image has the torch version that pyproject.toml pins, because step times depend on it.
 AMI_PARAMETER = (
@@ -29,13 +27,6 @@ class OwnPrice(BaseModel):
 
     on_demand_usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     spot_usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _has_a_price(self) -> OwnPrice:
-        """Raise ValueError if both prices are missing."""
-        if self.on_demand_usd_per_hour is None and self.spot_usd_per_hour is None:
-            raise ValueError("give on_demand_usd_per_hour or spot_usd_per_hour")
-        return self
 
 
 class Discount(BaseModel):
@@ -59,7 +50,7 @@ class Ec2(BaseModel):
 
     `prices` has this account's prices by type. `discounts` has discounts by pattern; the first
     pattern that matches a type counts, unless `prices` has the type. `emulated` is for tests with
-    an AWS_ENDPOINT_URL: machines measure although they lack the devices of their types.
+    an AWS_ENDPOINT_URL on this computer: machines measure although they lack the devices of their types.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -10,8 +10,6 @@
     instance_types          name -> values; `usd`: region -> dollars an hour or null
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping
@@ -25,7 +23,7 @@ from models.domain.cluster import InstanceType
 FILE = Path(__file__).with_name("snapshot.json.gz")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """The packaged instance types and prices.
 

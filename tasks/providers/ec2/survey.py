@@ -1,7 +1,5 @@
 """Collect what a launch needs before its first request: image, subnets, role, node package."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -100,11 +98,10 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
     has several subnets, the first by id is used. Raises NotSupported, with the fix, if the subnets
     are not in exactly one VPC.
     """
-    filters: list[Filters] = [{"tag:srift:deployment": choices.deployment}]
-    if choices.public:
-        filters.append({"default-for-az": "true"})
-    if choices.subnet_ids:
-        filters = [{"subnet-id": choices.subnet_ids}]
+    filters: list[Filters] = [{"subnet-id": choices.subnet_ids}]
+    if not choices.subnet_ids:
+        filters = [{"tag:srift:deployment": choices.deployment}]
+        filters += [{"default-for-az": "true"}] if choices.public else []
     subnets: list[Answer] = []
     for each in filters:
         subnets = subnets or api.described("Subnets", "ec2:DescribeSubnets", region, each)
@@ -126,11 +123,10 @@ def archive(package: Path) -> tuple[bytes, str]:
     """
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:
-        files = [path for path in sorted(package.rglob("*")) if path.suffix in (".py", ".txt")]
-        for path in files:
-            entry = tarfile.TarInfo(f"node/{path.relative_to(package).as_posix()}")
-            entry.size = path.stat().st_size
-            with path.open("rb") as file:
-                tar.addfile(entry, file)
+        for path in sorted(package.rglob("*")):
+            if path.suffix in (".py", ".txt"):
+                entry = tarfile.TarInfo(f"node/{path.relative_to(package)}")
+                entry.size = path.stat().st_size
+                tar.addfile(entry, io.BytesIO(path.read_bytes()))
     content = gzip.compress(raw.getvalue(), mtime=0)
     return content, hashlib.sha256(content).hexdigest()

@@ -4,8 +4,6 @@ Machines that cannot be ended stay on the lease for the reaper. Every machine al
 its deadline.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +13,7 @@ from functools import partial
 
 from .api import ALIVE, Answer, Ec2Api, tag_filters
 from .errors import AwsRefused
-from .leases import Ec2Lease, Ec2Machine, utc
+from .leases import Ec2Lease, Ec2Machine
 
 SHOWN = timedelta(seconds=120)  # EC2 may need this long to show a new machine's tags
 SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may retry a request for four minutes
@@ -147,21 +145,27 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
     found = []
     for request in lease.requests:
         machine = partial(Ec2Machine, group=request.group, usd_per_hour=request.usd_per_hour)
-        heard = any(each.group == request.group for each in lease.machines)
-        for name, described in shown.items():
-            if tags_of(described).get("srift:node-group") == request.group:
-                heard = True
-                if name not in known:
-                    launched_at = utc(described["LaunchTime"])
-                    found.append(machine(instance_id=name, launched_at=launched_at))
+        here = {
+            name: described["LaunchTime"]
+            for name, described in shown.items()
+            if tags_of(described).get("srift:node-group") == request.group
+        }
+        found += [
+            machine(instance_id=name, launched_at=launched_at)
+            for name, launched_at in here.items()
+            if name not in known
+        ]
+        heard = here or any(each.group == request.group for each in lease.machines)
         if not (heard or request.answered) and now > request.asked_at + FORGOTTEN:
-            for number in range(request.size):
-                never_seen = machine(
+            ended_at = min(now, lease.deadline_at + LATEST)
+            found += [
+                machine(
                     instance_id=f"unheard-{request.group}-{number}",
                     launched_at=request.asked_at,
-                    ended_at=min(now, lease.deadline_at + LATEST),
+                    ended_at=ended_at,
                 )
-                found.append(never_seen)
+                for number in range(request.size)
+            ]
     return found
 
 

@@ -3,8 +3,6 @@
 User-data holds no secret, because the machine's IAM role gives it its permissions.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,11 +1,7 @@
 """Decide what this machine can offer: instance types, clusters that fit, and free cores."""
 
-from __future__ import annotations
-
 import os
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 
@@ -58,27 +54,31 @@ class LocalMachine:
 
     def offers(self, now: datetime) -> list[Offer]:
         """Return every type on demand and on spot, at the prices of `srift.toml`."""
-        offers: list[Offer] = []
-        for instance_type in self.instance_types():
-            spec = self._specs[instance_type.name]
-            on_demand = Offer(
-                instance_type=instance_type,
-                market="on-demand",
-                zone="local-a",
-                region="local",
-                usd_per_hour=spec.usd_per_hour,
-                interruptions_per_hour=0.0,
-                price_as_of=now,
-            )
-            spot = replace(
-                on_demand,
-                market="spot",
-                usd_per_hour=spec.spot_usd_per_hour,
-                interruptions_per_hour=spec.spot_interruptions_per_hour,
-                interruption_source="as srift.toml states",
-            )
-            offers += [on_demand, spot]
-        return offers
+        found: list[Offer] = []
+        for kind in self.instance_types():
+            spec = self._specs[kind.name]
+            markets = {
+                "on-demand": (spec.usd_per_hour, 0.0, ""),
+                "spot": (
+                    spec.spot_usd_per_hour,
+                    spec.spot_interruptions_per_hour,
+                    "as srift.toml states",
+                ),
+            }
+            found += [
+                Offer(
+                    instance_type=kind,
+                    market=market,
+                    zone="local-a",
+                    region="local",
+                    usd_per_hour=usd,
+                    interruptions_per_hour=hazard,
+                    interruption_source=source,
+                    price_as_of=now,
+                )
+                for market, (usd, hazard, source) in markets.items()
+            ]
+        return found
 
     def replaces(self, name: str) -> bool:
         """Return True if lost spot hosts of this type are replaced."""
@@ -127,10 +127,9 @@ class LocalMachine:
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
         if taken + wanted > most_cores() + 1e-9:
-            held = Counter(mark.lease_id for mark in alive)
-            by = ", ".join(f"{lease_id} ({count})" for lease_id, count in sorted(held.items()))
+            held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
-                f"{wanted or taken:g} cores wanted, {most_cores():g} available; hosts of {by} are"
+                f"{wanted or taken:g} cores wanted, {most_cores():g} available; hosts of {held} are"
                 " running. `srift reap` ends hosts without a controller."
             )
         if wanted and alive and not self.isolation.namespaces:

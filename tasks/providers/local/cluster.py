@@ -1,7 +1,5 @@
 """Run one acquired local cluster: start, watch and revoke its hosts, and clean up."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -16,8 +14,8 @@ from tasks.providers.leases import HeldLease
 from tasks.providers.local.catalogue import LocalMachine
 from tasks.providers.local.cpu_shares import place, promised_to_others
 from tasks.providers.local.leases import LeaseStore
-from tasks.providers.local.network import Host, HostNetwork, HostPlan
-from tasks.providers.local.processes import HostMark, end, identify
+from tasks.providers.local.network import Host, HostNetwork
+from tasks.providers.local.processes import HostMark, end
 
 _LOG_TAIL = 300  # characters
 _CARRIED = ("HOME", "LANG")  # no credentials or settings of the controller reach a host
@@ -65,12 +63,11 @@ class LocalCluster(RunningCluster):
         Raises ProviderError or OSError if a host cannot be started. The caller must then call
         `release`, because other hosts may run.
         """
-        scratch = self._directory / "scratch"
-        scratch.mkdir()
+        (self._directory / "scratch").mkdir()
         self.mailbox.mkdir()
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(node_package, self._directory / "code" / "node", ignore=ignored)
-        self.network.open(scratch / "switch.log")
+        self.network.open(self._directory / "scratch" / "switch.log")
         for index in range(len(self.cluster.members)):
             self._start_host(index)
 
@@ -85,13 +82,10 @@ class LocalCluster(RunningCluster):
     def settle(self) -> None:
         """Apply the CPU share of each host, on cores without other hosts as far as possible."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
-        placed = place(shares, promised_to_others(self.lease_id))
-        for index, cores in enumerate(shares):
-            self._share(index, cores, placed[index])
+        self._limit(shares, place(shares, promised_to_others(self.lease_id)))
 
     def unsettle(self) -> None:
-        for index in range(len(self.cluster.members)):
-            self._share(index, None, os.sched_getaffinity(0))
+        self._limit([None] * len(self._hosts), [os.sched_getaffinity(0)] * len(self._hosts))
 
     def nodes(self) -> Sequence[NodeState]:
         with self._lock:
@@ -120,9 +114,9 @@ class LocalCluster(RunningCluster):
         except OSError as error:
             raise ProviderError(f"the replacement could not be started: {error}") from error
         self._hosts[node].go()
-        drawn = draw_revocations(self.cluster, self._seed + self._started).get(node)
-        if drawn is not None:
-            self._revoke_later(node, drawn)
+        drawn = draw_revocations(self.cluster, self._seed + self._started)
+        if node in drawn:
+            self._revoke_later(node, drawn[node])
         return True
 
     def usd_so_far(self) -> float | None:
@@ -137,7 +131,7 @@ class LocalCluster(RunningCluster):
             if index in self._revoked or host.process.poll() is not None:
                 return
             self._revoked[index] = f"{self._label(index)}: {why}"
-            end([process for pid in host.pids if (process := identify(pid)) is not None])
+            host.end()
             end(self._machine.shares.members(self._name(index)))
 
     def release(self) -> None:
@@ -161,33 +155,28 @@ class LocalCluster(RunningCluster):
         self._started += 1
         address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"
         self.addresses[index : index + 1] = [address]
-        mark = HostMark(
-            home=self._store.token, lease_id=self.lease_id, index=index, cores=instance.cores
-        )
+        mark = HostMark(self._store.token, self.lease_id, index, instance.cores)
         command = [self._machine.python, "-m", "node", "--mailbox", str(self.mailbox)]
         command += ["--node", str(index), "--address", address]
         command += ["--deadline", f"{self._lease.deadline_at.timestamp():.3f}"]
-        plan = HostPlan(
-            mark=str(mark),
+        host = self.network.start(
+            str(mark),
+            command,
+            self._log(index),
             address=address,
             bandwidth_gbps=instance.bandwidth_gbps,
-            command=command,
-            log=self._log(index),
         )
-        host = self.network.start(plan)
         self._machine.shares.add(self._name(index), host.pids, instance.cores)
         self._hosts[index : index + 1] = [host]
         self._revoked.pop(index, None)
 
-    def _share(self, index: int, cores: float | None, usable: set[int]) -> None:
-        """Limit a host to `cores` (None: no limit) on the CPUs `usable`.
-
-        Raises ProviderError if that fails.
-        """
+    def _limit(self, shares: Sequence[float | None], placed: Sequence[set[int]]) -> None:
+        """Limit each host to its share of cores (None: no limit) on the CPUs `placed`."""
         try:
-            self._machine.shares.settle(self._name(index), cores, usable)
+            for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
+                self._machine.shares.settle(self._name(index), cores, usable)
         except OSError as error:
-            raise ProviderError(f"the CPU share of host {index} cannot be set: {error}") from error
+            raise ProviderError(f"the CPU shares cannot be set: {error}") from error
 
     def _state(self, index: int) -> NodeState:
         """Return the state of host `index`."""
@@ -195,18 +184,9 @@ class LocalCluster(RunningCluster):
             return NodeState(alive=False, interrupted=True, reason=self._revoked[index])
         status, reason = self._hosts[index].process.poll(), ""
         if status is not None:
-            reason = f"its agent ended with exit status {status}{self._tail(index)}"
-        elif self.network.switch is not None and self.network.switch.poll() is not None:
-            reason = "the switch between the hosts ended, and their links with it"
+            log = self._log(index).read_text(errors="replace").strip()
+            reason = f"its agent ended with exit status {status}: {log[-_LOG_TAIL:]}"
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
-
-    def _tail(self, index: int) -> str:
-        """Return a colon and the last characters of a host's log; "" if the log is empty."""
-        try:
-            text = self._log(index).read_text(errors="replace").strip()
-        except OSError:
-            return ""
-        return f": {text[-_LOG_TAIL:]}" if text else ""
 
     def _revoke_later(self, index: int, after_s: float) -> None:
         """Revoke the current host `index` after `after_s` seconds, unless it ends earlier."""

@@ -5,8 +5,6 @@ gets the greatest CPU weight, so that other programs on the machine wait for the
 affinity to whole cores applies from the start of a host.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -25,75 +23,43 @@ _REMOVED_S = 3.0  # longest wait until the group of killed processes can be remo
 _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 
-@dataclass(frozen=True, slots=True)
-class Affinity:
-    """Pins each host to whole cores when `add` is called. An ordinary user can enforce no more.
+@dataclass(frozen=True)
+class CpuShares:
+    """CPU shares by quotas on groups below `base`, a directory of a cgroup hierarchy.
 
-    `why_not` says why parts of a core cannot be enforced.
+    `version` is 1 or 2. If `why_not` is given, no quota can be set, and `add` pins each host to
+    whole cores instead. An ordinary user can enforce no more.
     """
 
-    why_not: str
+    version: int = 0
+    base: Path = Path(os.devnull)
+    why_not: str = ""
 
     def enforces(self, cores: float) -> bool:
         """Return True if a share of `cores` can be enforced."""
-        return cores >= 1 and float(cores).is_integer()
-
-    def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Pin the processes to cores that no other host uses.
-
-        Raises NoCapacity if fewer than `cores` cores are free.
-        """
-        usable = os.sched_getaffinity(0)
-        free = set(usable)
-        for pid in {pid for others in hosts().values() for pid in others} - set(pids):
-            with suppress(OSError):
-                pinned = os.sched_getaffinity(pid)
-                free -= pinned if len(pinned) < len(usable) else set()
-        if len(free) < cores:
-            raise NoCapacity(f"{int(cores)} whole cores wanted, {len(free)} available")
-        for pid in pids:
-            os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
-
-    def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
-        """Do nothing, because `add` has set the affinity."""
-
-    def members(self, name: str) -> list[Process]:
-        return []
-
-    def remove(self, prefix: str) -> int:
-        return 0
-
-    def names(self, prefix: str) -> list[str]:
-        return []
-
-
-@dataclass(frozen=True, slots=True)
-class Cgroups:
-    """CPU quotas on groups below `base`, a directory of a cgroup hierarchy of version 1 or 2."""
-
-    version: int
-    base: Path
-    why_not = ""
-
-    def enforces(self, cores: float) -> bool:
-        """Return True if a share of `cores` can be enforced."""
-        return cores > 0
+        return cores == int(cores) >= 1 if self.why_not else cores > 0
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
         """Move a host's first processes into its group. Processes that they start join the group.
 
-        Raises OSError if the group cannot be created or joined.
+        Raises OSError if the group cannot be created or joined, NoCapacity if too few whole cores
+        are free.
         """
+        if self.why_not:
+            return _pin(pids, cores)
         group = self.base / name
         group.mkdir(exist_ok=True)
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
+        return None
 
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
         """Limit a host to `cores` (None: no limit) and pin its threads to the CPUs `usable`.
 
         Raises OSError if the quota or the affinity cannot be set.
         """
+        if self.why_not:
+            return
         self._write_quota(self.base / name, cores)
         for process in self.members(name):
             with suppress(FileNotFoundError):  # the process has just ended
@@ -103,8 +69,11 @@ class Cgroups:
 
     def members(self, name: str) -> list[Process]:
         """Return the processes of a host, child processes included."""
-        pids = (int(word) for word in _words(self.base / name / "cgroup.procs"))
-        return [process for process in map(identify, pids) if process is not None]
+        pids = map(int, _words(self.base / name / "cgroup.procs"))
+        return [process for pid in pids if (process := identify(pid)) is not None]
+
+    def names(self, prefix: str) -> list[str]:
+        return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
 
     def remove(self, prefix: str) -> int:
         """End the hosts whose names start with `prefix`, and remove their groups.
@@ -125,9 +94,6 @@ class Cgroups:
                     time.sleep(0.01)
         return len(names)
 
-    def names(self, prefix: str) -> list[str]:
-        return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
-
     def _write_quota(self, group: Path, cores: float | None) -> None:
         """Limit a group to `cores` and raise its weight.
 
@@ -135,7 +101,7 @@ class Cgroups:
         written.
         """
         period_us, quota_us = _PERIOD_US, 0
-        if cores is not None:
+        if cores:
             period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))
             quota_us = round(cores * period_us)
         if self.version == 2:
@@ -149,36 +115,44 @@ class Cgroups:
         (group / "cpu.shares").write_text("262144" if quota_us else "1024")
 
 
-CpuShares = Affinity | Cgroups
+def _pin(pids: Sequence[int], cores: float) -> None:
+    """Pin the processes to `cores` cores that no other host uses."""
+    usable = os.sched_getaffinity(0)
+    free = set(usable)
+    for pid in {pid for others in hosts().values() for pid in others} - set(pids):
+        with suppress(OSError):
+            pinned = os.sched_getaffinity(pid)
+            free -= pinned if len(pinned) < len(usable) else set()
+    if len(free) < cores:
+        raise NoCapacity(f"{int(cores)} whole cores wanted, {len(free)} available")
+    for pid in pids:
+        os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 
 
 def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
-    """Return Cgroups if a quota can be set on a test group, else Affinity with the reasons.
+    """Return quotas if a quota can be set on a test group, else whole cores with the reasons.
 
     mounts: the file of mounted file systems. own: the file of this process's cgroups.
     """
     reasons: list[str] = []
-    name = f"srift-try-{os.getpid()}"
     for version, top, home in _hierarchies(mounts, own):
         # Try this process's group first, so that its limits apply to the hosts too.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])
         for base in filter(Path.is_dir, bases):
-            groups = Cgroups(version, base)
+            shares, group = CpuShares(version, base), base / f"srift-try-{os.getpid()}"
             try:
                 if version == 2:
                     (base / "cgroup.subtree_control").write_text("+cpu")
-                (base / name).mkdir(exist_ok=True)
-                groups._write_quota(base / name, 0.5)
+                group.mkdir(exist_ok=True)
+                shares._write_quota(group, 0.5)
+                return shares
             except OSError as error:
                 reasons.append(f"{base}: {error.strerror}")
-            else:
-                return groups
             finally:
                 with suppress(OSError):
-                    (base / name).rmdir()
-    return Affinity(
-        "; ".join(dict.fromkeys(reasons)) or "no cgroup hierarchy with a cpu controller is mounted"
-    )
+                    group.rmdir()
+    none = "no cgroup hierarchy with a cpu controller is mounted"
+    return CpuShares(why_not="; ".join(reasons) or none)
 
 
 @cache

@@ -5,8 +5,6 @@ leases/<lease_id>/ also holds code/node/, a copy of the agent, so that an edit o
 reaches a running host.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress
@@ -65,7 +63,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
             return
         for folder in ("code", "scratch"):
             shutil.rmtree(self.directory(lease_id) / folder, ignore_errors=True)
-        usd = lease.held("local").usd_until(now)
+        usd = lease.held().usd_until(now)
         with suppress(OSError):
             self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 

@@ -5,20 +5,20 @@ machine's network namespace. Namespaces and links therefore disappear with the p
 them. For an ordinary user, everything runs inside a user namespace.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from tasks.providers.base import ProviderError
+from tasks.providers.local.processes import end, identify
 
 # an ordinary user's PATH on Debian lacks ip and tc
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
@@ -34,9 +34,10 @@ _QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
 _TICKS_PER_S = 250  # CONFIG_HZ of Debian's kernels
 _LEAST_BURST_BYTES = 65_536  # one segment before the kernel splits it
 _START_S = 10.0
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Isolation:
     """How hosts are separated.
 
@@ -52,19 +53,7 @@ class Isolation:
         return self.kind != "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPlan:
-    """A host to start. `mark` is a `HostMark` as text, and becomes part of the command line."""
-
-    mark: str
-    address: str
-    bandwidth_gbps: float
-    command: Sequence[str]
-    log: Path
-    prefix: int = 24  # network bits of the address
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Host:
     """A started host, whose agent begins after `go`.
 
@@ -84,6 +73,10 @@ class Host:
             self.process.stdin.write(b"go\n")
             self.process.stdin.close()
 
+    def end(self) -> None:
+        """Kill the host's first processes, and with them its namespaces."""
+        end([process for pid in self.pids if (process := identify(pid)) is not None])
+
 
 class HostNetwork:
     """The hosts of one lease. With namespaces, shaped links join the hosts to one bridge."""
@@ -101,32 +94,45 @@ class HostNetwork:
         """
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
-            self.switch = self._spawn(holder, log)
-            _await_namespaces(self.switch)
+            self.switch = switch = self._spawn(holder, log)
+            _await(switch, lambda: _is_root_inside(switch.pid))
             self.run(_BRIDGE)
 
-    def start(self, plan: HostPlan) -> Host:
-        """Start a host that waits for `go` and then runs its agent.
+    def start(
+        self,
+        mark: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        address: str,
+        bandwidth_gbps: float,
+        prefix: int = 24,
+    ) -> Host:
+        """Start a host that waits for `go` and then runs `command`.
+
+        mark: a `HostMark` as text, which becomes part of the command line.
+        prefix: network bits of the address.
 
         Raises ProviderError if the host cannot be started or joined to the bridge.
         """
-        agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", plan.mark, *plan.command)
         if self.switch is None:
-            process = self._spawn(agent, plan.log)
+            agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", mark, *command)
+            process = self._spawn(agent, log)
             return Host(process, process.pid)
         script = (
             f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
-            f"ip addr add {plan.address}/{plan.prefix} dev eth0 && ip link set eth0 up && "
-            f"tc qdisc add dev eth0 root {_tbf(plan.bandwidth_gbps)} || exit 71; {_AGENT}"
+            f"ip addr add {address}/{prefix} dev eth0 && ip link set eth0 up && "
+            f"tc qdisc add dev eth0 root {_tbf(bandwidth_gbps)} || exit 71; {_AGENT}"
         )
         user = ("nsenter", *self._into_user, "-t", str(self.switch.pid)) if self._into_user else ()
-        process = self._spawn((*user, *_HOST, script, plan.mark, *plan.command), plan.log)
-        host = Host(process, _first_inside(process))
+        process = self._spawn((*user, *_HOST, script, mark, *command), log)
+        [inner, *_] = _await(process, psutil.Process(process.pid).children)
+        host = Host(process, inner.pid)
         link = f"h{len(self._processes) - 2}"  # the first process holds the bridge
         self.run(
             f"ip link add {link} type veth peer name eth0 netns {host.inner_pid}"
             f" && {_QUIET.format(link=link)} && ip link set {link} master br0 up"
-            f" && tc qdisc add dev {link} root {_tbf(plan.bandwidth_gbps)}"
+            f" && tc qdisc add dev {link} root {_tbf(bandwidth_gbps)}"
         )
         return host
 
@@ -221,29 +227,21 @@ def _tbf(bandwidth_gbps: float) -> str:
     return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"
 
 
-def _await_namespaces(holder: subprocess.Popen[bytes]) -> None:
-    """Wait until `holder` is root in its network namespace.
+def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
+    """Return the first true value of `ready()`.
 
-    Raises ProviderError if that takes longer than _START_S seconds or the process ends.
-    """
-    until = time.monotonic() + _START_S
-    process, mine = Path(f"/proc/{holder.pid}"), os.readlink("/proc/self/ns/net")
-    while time.monotonic() < until and holder.poll() is None:
-        is_root = (process / "uid_map").read_text().split()[:1] == ["0"]
-        if is_root and os.readlink(process / "ns/net") != mine:
-            return
-        time.sleep(0.002)
-    raise ProviderError(f"the switch's namespaces could not be made (exit status {holder.poll()})")
-
-
-def _first_inside(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the first process in a host's namespaces, and return its PID.
-
-    Raises ProviderError if the process does not appear within _START_S seconds.
+    Raises ProviderError if that takes longer than _START_S seconds or `process` ends.
     """
     until = time.monotonic() + _START_S
     while time.monotonic() < until and process.poll() is None:
-        for child in psutil.Process(process.pid).children():
-            return child.pid
+        if found := ready():
+            return found
         time.sleep(0.002)
-    raise ProviderError(f"a host's namespaces could not be made (exit status {process.poll()})")
+    raise ProviderError(f"namespaces could not be made (exit status {process.poll()})")
+
+
+def _is_root_inside(pid: int) -> bool:
+    """Return True if the process is root in a network namespace of its own."""
+    process = Path(f"/proc/{pid}")
+    is_root = (process / "uid_map").read_text().split()[:1] == ["0"]
+    return is_root and os.readlink(process / "ns/net") != os.readlink("/proc/self/ns/net")

@@ -4,8 +4,6 @@ Every process of a lease has a PYTHONPATH in the lease's folder. The first proce
 a mark in their command line. Path and mark identify processes that a crashed controller left.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -14,6 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -22,7 +21,7 @@ _MARK = "srift-host"
 _GONE = (ProcessLookupError, FileNotFoundError, PermissionError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Process:
     """A process. `start_ticks` is its start in ticks since boot: field 22 of /proc/PID/stat."""
 
@@ -30,7 +29,7 @@ class Process:
     start_ticks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class HostMark:
     """The mark of a host in its command line, which every user can read.
 
@@ -47,15 +46,13 @@ class HostMark:
         return f"{_MARK}:{self.home}:{self.lease_id}:{self.index}:{self.cores:g}"
 
     @classmethod
-    def parse(cls, text: str) -> HostMark | None:
+    def parse(cls, text: str) -> Self | None:
         """Return the mark in `text`, an argument of a command line; None if it is not a mark."""
         try:
             mark, home, lease_id, index, cores = text.split(":")
-            if mark == _MARK:
-                return cls(home=home, lease_id=lease_id, index=int(index), cores=float(cores))
+            return cls(home, lease_id, int(index), float(cores)) if mark == _MARK else None
         except ValueError:
-            pass
-        return None
+            return None
 
 
 def boot_id() -> str:

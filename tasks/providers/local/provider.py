@@ -4,8 +4,6 @@ Prices are illustrative. Srift installs nothing. When the processes have ended, 
 directory is left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -66,7 +64,6 @@ class LocalProvider(LocalMachine, Provider):
             self.refuse_if_taken(cores_of(cluster))
             self.store.create(lease)
         running = LocalCluster(self, self.store, cluster, lease, seed)
-        yielded = False
         try:
             with self.store.locked():
                 running.start(self._node_package)
@@ -74,21 +71,20 @@ class LocalProvider(LocalMachine, Provider):
                 # hosts at the same moment.
                 self.refuse_if_taken(0.0)
                 running.go()
-            yielded = True
+        except BaseException as error:
+            running.release()
+            self.store.forget(lease_id)
+            if isinstance(error, OSError):
+                raise ProviderError(f"hosts could not be started: {error}") from error
+            raise
+        try:
             yield running
-        except OSError as error:
-            if yielded:
-                raise
-            raise ProviderError(f"hosts could not be started: {error}") from error
         finally:
             running.release()
-            if yielded:
-                self.store.close(lease_id, datetime.now(UTC), "released")
-            else:
-                self.store.forget(lease_id)
+            self.store.close(lease_id, datetime.now(UTC), "released")
 
     def leases(self) -> list[Lease]:
-        return self.store.held("local")
+        return self.store.held()
 
     def ended(self) -> list[EndedLease]:
         """Return the leases that ended and were not deleted by `forget`.
@@ -116,38 +112,34 @@ class LocalProvider(LocalMachine, Provider):
             present = {*self.store.ids(), *self.store.stray_ids(self.shares)}
             for lease_id in sorted(present - unreadable.keys()):
                 try:
-                    sentence = self._end(lease_id, known.get(lease_id), now, all_of_them)
+                    sentences += self._end(lease_id, known.get(lease_id), now, all_of_them)
                 except ProviderError as error:
-                    sentence = str(error)
-                sentences += [sentence] if sentence else []
+                    sentences.append(str(error))
         if unreadable:
             reasons = {f"lease {name}": str(why) for name, why in unreadable.items()}
             raise NotSwept("local", reasons, sentences)
         return sentences
 
-    def _end(self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool) -> str:
-        """End a lease if the reaper must, and return a sentence about it; "" if nothing was done.
+    def _end(
+        self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool
+    ) -> list[str]:
+        """End a lease if the reaper must, and return a sentence if anything was done.
 
         lease: None if the lease has no file; its processes are ended.
         """
-        cluster = f" ({lease.cluster})" if lease is not None else ""
-        if lease is None:
-            why = "its holder is unknown"
-        else:
-            why = (
-                "it had ended already"
-                if lease.ended_at
-                else lease.why_end(now, all_of_them=all_of_them)
-            )
+        why = "it has no lease.json"
+        if lease is not None:
+            why = "it had ended already"
+            if lease.ended_at is None:
+                why = lease.why_end(now, all_of_them=all_of_them)
         if not why:
-            return ""
+            return []
         processes, groups = self.store.end(lease_id, self.shares)
         what = f"{processes} processes and {groups} CPU groups were ended"
         if lease is None:
-            kept = self.store.set_aside(lease_id)
-            what += f"; its records were moved to {kept}" if kept is not None else ""
+            what += f"; {self.store.set_aside(lease_id)}"
         elif lease.ended_at is None:
             self.store.close(lease_id, now, "reaped")
         elif not processes and not groups:
-            return ""
-        return f"lease {lease_id}{cluster}: {why}; {what}"
+            return []
+        return [f"lease {lease_id}: {why}; {what}"]

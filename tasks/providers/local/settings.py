@@ -1,7 +1,5 @@
 """Define the section [local] of srift.toml: hosts, illustrative prices and interruptions."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -78,9 +78,7 @@ def spent(here, usd, ended_at, lease_id="old-00", **columns):
 def held(lease_id="other-00", hours=2.0, usd_per_hour=5.0, **changes):
     words = {
         "lease_id": lease_id,
-        "provider": "ec2",
         "cluster": "1xstranger",
-        "controller_pid": 1,
         "usd_per_hour": usd_per_hour,
         "started_at": NOON,
         "controller_alive": True,

@@ -114,13 +114,6 @@ HALF_HERE = (only(0, "ready.json"), *waits(610), only(0, "armed-1.json"))
 # By name: runs, script, runs with a record, rows of the others, and the runs of the last attempt.
 ENDS = {
     "all goes well": ("abc", [*GOES, reported(*"abc")], "abc", [], "abc"),
-    "torchrun that ends before it began is tried again": (
-        "a",
-        [ready, finished(1), finished(2), armed(3), reported("a")],
-        "a",
-        [],
-        "a",
-    ),
     "three attempts that die before any run are one row of the launch": (
         "abc",
         [ready, *(finished(attempt, **NO_MODULE) for attempt in (1, 2, 3))],
@@ -142,13 +135,6 @@ ENDS = {
         [("b", "failed", f"node 0: {FAULT['reason']}")],
         "ac",
     ),
-    "a run that was recorded before its rank died is not repeated": (
-        "abc",
-        [*GOES, reported(*"ab"), finished(1, run_id="b", **KILLED), armed(2), reported("c")],
-        "abc",
-        [],
-        "c",
-    ),
     "a record that the disk refused ends the launch": (
         "abc",
         [*GOES, reported("a"), finished(1, 0, run_id="b", **FULL)],
@@ -161,13 +147,6 @@ ENDS = {
         [*GOES, reported("a"), becomes(1, TAKEN)],
         "a",
         [("b", "interrupted", GIVEN_UP)],
-        "abc",
-    ),
-    "before any run it interrupts the launch": (
-        "abc",
-        [ready, becomes(1, TAKEN)],
-        "",
-        [("r-00-launch", "interrupted", GIVEN_UP)],
         "abc",
     ),
     "a peer's own record of a loss leaves the next run unblamed": (
@@ -267,18 +246,14 @@ def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
     assert found.rows == [("b", "interrupted", GONE)] and set(found.setups) == {"b", "b-again-2"}
     assert (found.served.recorded, found.cluster.replaced) == ({"b-again-2"}, [1])
     assert found.plan["addresses"][1] == "10.0.1.1" and found.plan["ranks"] == []
-    taken = launch(tmp_path / "b", job("b"), *lost, becomes(1, TAKEN))
-    assert [row[:2] for row in taken.rows] == [("b", "interrupted"), ("r-00-launch", "interrupted")]
 
 
 def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(tmp_path):
     lacking = (finished(1, 1, **NO_DEVICE), finished(1, 0, **LOST_PEER))
     rest = (only(0, "armed-2.json"), reported("s", "t"))
-    seen = launch(tmp_path / "a", job("bst"), ready, failed("b"), *lacking, *rest)
+    seen = launch(tmp_path, job("bst"), ready, failed("b"), *lacking, *rest)
     assert (seen.plan["attempt"], seen.plan["ranks"], seen.runs) == (2, [0], "st")
     assert seen.served.recorded == set("bst") and seen.rows == [] and seen.served.lacked_devices
-    alone = launch(tmp_path / "b", job("bd"), ready, *lacking)
-    assert alone.served.outcome.endswith("no GPU") and alone.plan["attempt"] == 1
 
 
 @pytest.mark.parametrize(("got_usd", "measured"), [(3.6, 1), (36.0, 0)])

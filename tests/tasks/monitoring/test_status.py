@@ -18,12 +18,10 @@ NOW = datetime.now(UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 HELD = Lease(
     lease_id="held",
-    provider="local",
     cluster="2xs.small",
     usd_per_hour=0.5,
     started_at=NOW - 2 * HOUR,
     deadline_at=NOW + HOUR,
-    controller_pid=1,
     controller_alive=True,
 )
 LOST = replace(HELD, lease_id="lost", controller_alive=False, usd_per_hour=None)

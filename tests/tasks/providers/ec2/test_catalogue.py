@@ -35,12 +35,12 @@ def gpus(**changed):
     return {"Gpus": [whole | {"MemoryInfo": {"SizeInMiB": 16384}} | changed]}
 
 
-def cards(*gbps, stated="High", able=(), most=99):
+def cards(*gbps, stated="High", able=()):
     """Network cards; `able`: which of them take an EFA (all, unless given)."""
     takes = able or [True] * len(gbps)
     return {
         "EfaSupported": any(takes),
-        "EfaInfo": {"MaximumEfaInterfaces": min(most, sum(takes))},
+        "EfaInfo": {"MaximumEfaInterfaces": sum(takes)},
         "NetworkPerformance": stated,
         "NetworkCards": [
             {"BaselineBandwidthInGbps": rate, "InterfaceTypes": ["efa"] if efa else []}
@@ -75,11 +75,9 @@ def test_a_machine_is_what_its_devices_are(changed, device):
     ("device", "precision", "most"),
     [
         ("t4", "fp32", 8.1),  # it has no TF32
-        ("T4", "fp16", 65.0),
         ("A100", "fp32", 156.0),  # TF32, which PyTorch's convolutions use unless set otherwise
         ("H100", "fp8", 1978.0),
         ("L4 1/2", "bf16", 60.5),
-        ("M60", "fp16", 4.8),  # without tensor cores
         ("Z1", "fp32", None),
     ],
 )
@@ -94,7 +92,6 @@ def test_what_a_device_cannot_exceed_depends_on_the_precision(device, precision,
         (cards(400.0, 400.0, stated="400 Gigabit"), (0, 1), 400.0),
         (cards(133.333, stated="133.33 Gigabit"), (0,), 133.333),
         (cards(100.0, 100.0, 100.0, able=(False, True, True)), (1, 2), 200.0),
-        (cards(100.0, 100.0, most=1), (0,), 100.0),
         (cards(100.0, 100.0, able=(False, False)), (), 100.0),
     ],
 )
@@ -132,7 +129,6 @@ def test_gpu_stands_for_the_families_of_the_image():
     gpu_types = [kind for kind in packaged().instance_types if is_gpu(kind)]
     offered = {family(kind.name) for kind in wanted(gpu_types, ["gpu"], families)}
     assert offered == families
-    assert {"p3dn", "g7", "g7e", "p6-b300"} <= {family(kind.name) for kind in gpu_types} - offered
     volta = next(kind for kind in gpu_types if kind.name == "p3dn.24xlarge")
     assert off_image(volta, families) and wanted(gpu_types, [volta.name], families) == [volta]
     assert wanted(gpu_types, ["gpu"], image_families("/ours/ami")) == gpu_types
@@ -150,10 +146,8 @@ def test_processors_run_any_image_and_arm_none():
     ("name", "market", "code"),
     [
         ("gr6f.4xlarge", "spot", "L-3819A6DF"),
-        ("p4d.24xlarge", "spot", "L-7212CCBC"),
         ("p5.48xlarge", "spot", "L-C4BD4855"),
         ("p5.48xlarge", "on-demand", "L-417A185B"),
-        ("c7i.large", "spot", "L-34B43A08"),
         ("trn1.32xlarge", "spot", None),
     ],
 )

@@ -97,7 +97,11 @@ def test_odd_names_strangers_and_large_uploads_are_left_where_they_are(
     assert running.mirror.sync() and sorted(home.path.rglob("*")) == before
     assert aws.count("s3:GetObject") == 0
     home.upload(FIRST, "records/fits.json", b"x" * 100)
+    monkeypatch.setattr(mailbox_s3, "MOST_FILES", 2)  # a machine that floods names
+    for number in range(9):
+        home.upload(FIRST, f"a-{number}.json", {})
     assert running.mirror.sync() and home.records() == {"fits"}
+    assert len([*running.mailbox.rglob("a-*.json")]) < 2
 
 
 def test_a_store_that_does_not_answer_keeps_no_machine_alive(home, aws, monkeypatch):
@@ -140,11 +144,8 @@ def test_an_interruption_is_no_failure_and_what_ec2_knows_no_more_is_gone(runnin
     assert not running.nodes()[1].alive
 
 
-def test_ec2_is_asked_every_few_seconds_and_silence_is_no_loss(running, aws):
+def test_silence_of_ec2_is_no_loss(running, aws):
     running.nodes()
-    asked = aws.count("ec2:DescribeInstances")
-    running.nodes()
-    assert aws.count("ec2:DescribeInstances") == asked
     aws.faults = [Fault(action="ec2:DescribeInstances", code=SILENT, times=2)]
     aws.pass_s(6.0)
     assert [node.alive for node in running.nodes()] == [True, True]
@@ -202,17 +203,3 @@ def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are
     aws.faults = []
     home.provider = home.controller()
     assert len(home.provider.ended()) == 1 and home.records() == {"last"}
-
-
-def test_a_quiet_store_is_listed_every_five_seconds_and_a_new_file_goes_up_at_once(
-    home, running, aws
-):
-    for second in range(120):
-        if second == 60:
-            before = aws.count("s3:ListBucket")
-        assert running.mirror.poll()
-        aws.pass_s(1.0)
-    assert aws.count("s3:ListBucket") - before == 12
-    write_json(running.mailbox / "plan.json", {"attempt": 2})
-    running.mirror.poll()
-    assert home.reads(FIRST, "plan.json") == {"attempt": 2}

@@ -4,29 +4,26 @@ import json
 from dataclasses import replace
 from datetime import timedelta
 
-import pandas as pd
 import pytest
 
 from models.domain.cluster import bucket_hazard
-from models.job.interruption_rates import fit_hazard
 from tasks.providers.ec2 import prices
-from tasks.providers.ec2.api import connect
 from tasks.providers.ec2.catalogue import instance_type_of
 from tasks.providers.ec2.prices import billed, other_usd_per_hour
 from tasks.providers.ec2.settings import Ec2
-from tests.fake_ec2 import NOON, FakeAws
+from tests.fake_ec2 import NOON
+from tests.fake_ec2_account import product
 from tests.fakes import offer
 from tests.tasks.providers.ec2.test_catalogue import answer
-from tests.world.market import product
 
 G9 = instance_type_of(answer())
 
 
 def test_of_two_list_prices_the_higher_counts_and_other_units_do_not():
     usd = (("a", 0.5), ("a", 0.55), ("a", 0.0), ("b", None), ("c", 3.25))
-    listed = [json.loads(product(name, "us-east-1", price)) for name, price in usd]
-    yearly = product("a", "us-east-1", 99.0).replace('"Hrs"', '"Quantity"')
-    listed += [json.loads(yearly), {}, {"product": {"attributes": {}}}]
+    listed = [json.loads(product(name, price)) for name, price in usd]
+    yearly = product("a", 99.0).replace('"Hrs"', '"Quantity"')
+    listed += [json.loads(yearly), {"product": {"attributes": {}}, "terms": {}}]
     assert prices.on_demand_prices(listed) == {"a": 0.55, "c": 3.25}
 
 
@@ -55,16 +52,12 @@ def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order()
 
 @pytest.mark.parametrize("bucket", [1, None])
 def test_a_spot_offer_says_how_often_its_type_is_interrupted(bucket):
-    """The provider's prior of an unlisted type is the model's."""
     listed = {} if bucket is None else {G9.name: {"r": bucket}}
     advisor = {"spot_advisor": {"us-east-1": {"Linux": listed}}}
     known = {(G9.name, "1a"): None, ("other", "1a"): 1.0}
     (spot,) = prices.spot_offers([G9], known, advisor, region="us-east-1", price_as_of=NOON)
     assert (spot.zone, spot.usd_per_hour) == ("1a", None)
     assert spot.interruptions_per_hour == bucket_hazard(bucket) and spot.interruption_source
-    nothing = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
-    unlisted = fit_hazard(nothing).rates([(G9.name, "1a", bucket_hazard(None))])[0, 0]
-    assert (spot.interruptions_per_hour == pytest.approx(unlisted)) == (bucket is None)
 
 
 FILE = {
@@ -108,8 +101,3 @@ def test_a_volume_costs_what_its_region_asks_and_caps_count_the_dearest():
         assert beside < prices.most_usd_per_hour_beside(730)
     address = other_usd_per_hour(public=True) - other_usd_per_hour(public=False)
     assert address == pytest.approx(0.005) and other_usd_per_hour(public=True) < 0.016
-
-
-def test_placement_scores_are_by_zone_name():
-    found = connect(FakeAws().clients).placement_scores("us-east-1", ["g5.xlarge"], 4)
-    assert found == {f"us-east-1{zone}": 5 for zone in "abc"}

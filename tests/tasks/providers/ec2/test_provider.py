@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from moto import mock_aws
 
-from models.domain.cluster import ANY_ZONE, Cluster, bucket_hazard
+from models.domain.cluster import ANY_ZONE, Cluster
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2.provider import Ec2Provider
@@ -55,16 +55,18 @@ def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws):
         ("g4dn.12xlarge", "spot", EAST, "us-east-1b"): 1.4,
     }
     assert {o.price_as_of for o in offers} == {NOON}
-    hazards = {o.market: o.interruptions_per_hour for o in offers}
-    assert hazards == {"on-demand": 0.0, "spot": bucket_hazard(None)}
-    assert aws.count("ec2:DescribeInstanceTypes") == 1
+    spot = provider_of(NARROW.model_copy(update={"markets": ("spot",)}), aws.clients)
+    asked = aws.count("pricing:GetProducts")
+    assert spot.offers(NOON) == [one for one in offers if one.market == "spot"]
+    assert aws.count("pricing:GetProducts") == asked and spot.packaged_offers() == []
+    scores = spot.placement_scores(EAST, ["g5.xlarge"], 4)
+    assert scores == {f"us-east-1{zone}": 5 for zone in "abc"}
 
 
 @pytest.mark.parametrize(
     ("action", "code", "says"),
     [
         ("pricing:GetProducts", "AccessDeniedException", "--print-policies"),
-        ("ec2:DescribeSpotPriceHistory", "ExpiredTokenException", "aws sso login"),
         ("ec2:DescribeInstanceTypeOfferings", "OptInRequired", "[ec2] regions"),
         ("ec2:DescribeInstanceTypes", "Bewildering", "Bewildering"),
     ],
@@ -112,13 +114,6 @@ def test_it_launches_nothing_without_a_bucket():
     assert (provider.leases(), provider.ended(), len(provider.reap(NOON))) == ([], [], 1)
 
 
-def test_only_the_wanted_markets_are_asked_for(aws):
-    choices = Ec2(instance_types=("g4dn.*",), markets=("spot",))
-    assert {o.market for o in provider_of(choices, aws.clients).offers(NOON)} == {"spot"}
-    assert aws.count("pricing:GetProducts") == 0
-    assert provider_of(choices).packaged_offers() == []
-
-
 def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(monkeypatch):
     assert not ec2_api.has_credentials()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
@@ -130,10 +125,6 @@ def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(monkeypa
     assert "very-secret-key" not in repr(vars(provider))
 
 
-def no_network(*_, **__):
-    raise OSError("no network")
-
-
 BODY = {"spot_advisor": {"us-east-1": {}}}
 
 
@@ -142,7 +133,6 @@ BODY = {"spot_advisor": {"us-east-1": {}}}
     [
         (lambda *_, **__: io.BytesIO(json.dumps(BODY).encode()), "", BODY),
         (lambda *_, **__: io.BytesIO(b"<html>"), "", {}),
-        (no_network, "", {}),
         (lambda *_, **__: pytest.fail("asked"), "http://127.0.0.1:5000", {}),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home, l
         if aws.instances[machine].ended_at is not None:
             home.upload(machine, "records/last.json", {"run_id": "last"})
 
-    home.provider._api.sleep = sleep
+    home.provider.api.sleep = sleep
     [sentence] = home.reap()
     assert "r-1 (2xg4dn.12xlarge)" in sentence and "2 machines in us-east-1" in sentence
     assert aws.alive() == [] and home.provider.leases() == []
@@ -116,20 +116,17 @@ def test_a_directory_without_a_lease_loses_neither_machines_nor_records(home, le
     (home.leases.directory("r-1") / "lease.json").unlink()
     home.reap()
     assert aws.alive() == []
-    assert (home.path / "rejected" / "r-1" / "node-0" / "records" / "a.json").exists()
+    assert len([*(home.path / "rejected").glob("r-1-*/node-0/records/a.json")]) == 1
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"of_a_newer_version": 1},
-        {"deadline_at": None},
         {"started_at": "2026-11-20T00:00:00"},  # without a zone
         {"usd_per_hour": float("inf")},
-        {"region": ""},
         {"region": ...},
         {"machines": [{"rank": 0}]},
-        {"releasing": "no"},
         {"lease_id": "r-9"},
     ],
     ids=str,

@@ -1,26 +1,10 @@
-"""The packaged types and prices: dated, sourced, unknown prices unknown, reproducible."""
+"""The packaged types and prices: unknown prices are unknown."""
 
-import gzip
-import json
-from datetime import UTC, datetime
-from importlib import metadata
-
-import pytest
-
-from tasks.providers.ec2.provider import packaged_offers
+from tasks.providers.ec2.market import packaged_offers
 from tasks.providers.ec2.settings import Ec2
-from tasks.providers.ec2.snapshot import FILE, packaged
-from tests.snapshot import combined, make
+from tasks.providers.ec2.snapshot import packaged
+from tests.snapshot import combined
 from tests.tasks.providers.ec2.test_catalogue import answer
-
-BODY = json.loads(gzip.decompress(FILE.read_bytes()))
-
-
-def test_it_says_where_it_comes_from_and_under_which_licence():
-    assert {source["package"] for source in BODY["sources"]} == {"moto", "apache-libcloud"}
-    assert {source["licence"] for source in BODY["sources"]} == {"Apache-2.0"}
-    notices = [source.get("notice", "") for source in BODY["sources"]]
-    assert any("Apache Software Foundation" in notice for notice in notices)
 
 
 def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced():
@@ -36,11 +20,3 @@ def test_sources_are_combined_by_type_and_region():
     offered = {"us-east-1": {"g9.2xlarge"}, "eu-west-1": {"g9.2xlarge"}, "eu-west-2": {"other"}}
     rows = combined([answer()], offered, {"g9.2xlarge": listed})
     assert rows["g9.2xlarge"][-1] == {"eu-west-1": None, "us-east-1": 1.5}
-
-
-def test_the_command_makes_the_file_that_is_here_from_the_packages_that_it_names():
-    installed = {one.metadata["Name"] for one in metadata.distributions()}
-    if not {"moto", "apache-libcloud"} <= installed:
-        pytest.skip("its sources are not installed: pip install -e '.[snapshot]'")
-    made = make(datetime(2026, 11, 20, tzinfo=UTC))
-    assert json.loads(json.dumps(made))["instance_types"] == BODY["instance_types"]

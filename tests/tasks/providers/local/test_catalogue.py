@@ -9,12 +9,12 @@ import pytest
 from models.domain.cluster import Cluster
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import LocalMachine
-from tasks.providers.local.cpu_shares import Affinity, Cgroups
+from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.network import Isolation
 from tasks.providers.local.settings import LocalInstanceType
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
-GROUPS = Cgroups(1, Path("/groups"))
+GROUPS = CpuShares(1, Path("/groups"))
 ROOT, USER = Isolation(kind="root"), Isolation(kind="user")
 BARE = Isolation(kind="none", why_not="Operation not permitted")
 
@@ -51,28 +51,13 @@ def of(local, *names):
     return Cluster(members=tuple(offers[name] for name in names))
 
 
-def test_each_type_is_offered_in_both_markets_and_only_spot_is_interrupted():
-    offers = [
-        (one.instance_type.name, one.market, one.usd_per_hour, one.interruptions_per_hour)
-        for one in machine().offers(NOW)
-    ]
-    markets = (("on-demand", 0.03, 0.0), ("spot", 0.01, 0.4))
-    assert offers == [(name, *market) for name in ("part", "whole") for market in markets]
-
-
 def test_a_type_larger_than_the_machine_is_left_out_with_the_reason():
     [sentence] = machine().limits()
     assert "huge" in sentence and "1.75" in sentence and "part" not in sentence
 
 
 @pytest.mark.parametrize(
-    ("names", "fits"),
-    [
-        (["part"] * 4, True),
-        (["part"] * 5, False),
-        (["whole", "part"], True),
-        (["whole", "whole"], False),
-    ],
+    ("names", "fits"), [(["part"] * 4, True), (["part"] * 5, False), (["whole", "whole"], False)]
 )
 def test_shares_add_up_to_the_cores_less_a_quarter(names, fits):
     assert (machine().fits(of(machine(), *names)) == "") is fits
@@ -84,13 +69,8 @@ def test_a_quota_on_ourselves_is_shared_out_and_no_more(monkeypatch):
     assert "1.25" in machine().fits(both)
 
 
-def test_an_unknown_type_does_not_fit_and_the_known_types_are_named():
-    stranger = machine(types={"strange": spec(0.1)})
-    assert "part, whole" in machine().fits(of(stranger, "strange"))
-
-
 def test_an_ordinary_user_is_offered_whole_cores_and_reads_why():
-    user = machine(USER, Affinity("/sys/fs/cgroup: Permission denied"))
+    user = machine(USER, CpuShares(why_not="/sys/fs/cgroup: Permission denied"))
     assert [one.name for one in user.instance_types()] == ["whole"]
     first, _ = user.limits()
     assert "part" in first and "Permission denied" in first
@@ -102,11 +82,3 @@ def test_without_namespaces_one_host_fits_and_the_user_is_warned():
     assert bare.fits(of(bare, "part")) == ""
     assert "network" in bare.fits(of(bare, "part", "part"))
     assert "Operation not permitted" in bare.limits()[0]
-
-
-def test_the_digest_follows_the_definition():
-    before, after = (
-        {one.name: one.digest for one in machine(types=types).instance_types()}
-        for types in (TYPES, TYPES | {"part": spec(0.4, bandwidth_gbps=0.3)})
-    )
-    assert before["part"] != after["part"] and before["whole"] == after["whole"]

@@ -1,0 +1,194 @@
+"""Provide EC2's instance types and offers, from AWS or from the package."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from functools import cached_property, partial
+
+from models.domain.cluster import Cluster, InstanceType, Offer
+
+from ..base import ProviderError
+from . import api as ec2_api
+from . import prices as ec2_prices
+from .api import Answer, AwsClock, Clients, Ec2Api
+from .catalogue import GPU, described, family, image_families, is_gpu, may_be_wanted, wanted
+from .errors import NO_CREDENTIALS
+from .settings import Ec2
+from .snapshot import packaged
+from .survey import not_launched
+
+_THREADS = 8  # regions that are queried in parallel
+NO_BUCKET = (
+    "nothing can be launched on EC2: set [ec2] bucket to an S3 bucket for the machines' mailboxes"
+)
+
+
+class Ec2Market:
+    """The types and offers of EC2 in the regions of `choices`.
+
+    `clients` replaces boto3's clients.
+    """
+
+    name = "ec2"
+
+    def __init__(self, choices: Ec2, clients: Clients | None, clock: AwsClock | None) -> None:
+        self.choices, self._given, self.clock = choices, clients, clock or ec2_api.AwsClock()
+        self._latest_offers: list[Offer] = []
+
+    @cached_property
+    def api(self) -> Ec2Api:
+        return ec2_api.connect(self._given, self.clock)
+
+    def instance_types(self) -> list[InstanceType]:
+        return list(self._live_types.values())
+
+    def offers(self, now: datetime) -> list[Offer]:
+        """Return an on-demand offer for each type and region, and a spot offer for each zone.
+
+        An unknown price is None.
+        """
+        types, advisor = self._live_types, Answer()
+        if "spot" in self.choices.markets and self._given is None:
+            advisor = ec2_api.spot_advisor()
+        ask = partial(self._offers_of, types=types, now=now, advisor=advisor)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            found = [offer for offers in pool.map(ask, self.choices.regions) for offer in offers]
+        self._latest_offers = self.billed(found)
+        return self._latest_offers
+
+    def known_offers(self) -> list[Offer]:
+        """Return the latest offers and the packaged offers.
+
+        If no offers have been listed yet, AWS is asked for them.
+        """
+        if not self._latest_offers:
+            with suppress(ProviderError):
+                self.offers(self.clock.now())
+        return self._latest_offers + self.packaged_offers()
+
+    def packaged_types(self) -> list[InstanceType]:
+        return packaged_types(self.choices)
+
+    def packaged_offers(self) -> list[Offer]:
+        """Return the packaged on-demand offers; the package has no spot prices."""
+        if "on-demand" not in self.choices.markets:
+            return []
+        regions = self.choices.regions
+        return [offer for region in regions for offer in packaged_offers(self.choices, region)]
+
+    def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
+        """Return the spot placement scores by zone, as Provider.placement_scores describes.
+
+        AWS limits the number of different requests per account and day.
+        """
+        return self.api.placement_scores(region, names, count)
+
+    def billed(self, offers: Sequence[Offer]) -> list[Offer]:
+        return ec2_prices.billed(offers, self.choices)
+
+    def limits(self) -> list[str]:
+        """Return sentences that say what EC2 cannot do here and how to fix it.
+
+        This needs no request to AWS.
+        """
+        found = [] if self.choices.bucket else [NO_BUCKET]
+        try:
+            why = "" if self._given is not None or ec2_api.has_credentials() else NO_CREDENTIALS
+        except ProviderError as error:
+            why = str(error)
+        if why:
+            found.append(
+                f"{why}. Until then, the last known prices are used, at first the packaged prices "
+                f"of {packaged().prices_as_of:%Y-%m-%d}"
+            )
+        return found + notes_on_types(self.choices)
+
+    @staticmethod
+    def fits(cluster: Cluster) -> str:
+        """Return why EC2 cannot launch the cluster; "" if it can.
+
+        All machines must be in one region, and all or none of them must have GPUs.
+        """
+        regions = {member.region for member in cluster.members}
+        if len(regions) != 1:
+            return f"a cluster must be in one region, not in {', '.join(sorted(regions))}"
+        if len({member.instance_type.device == "cpu" for member in cluster.members}) > 1:
+            return "machines with and without GPUs cannot train together: NCCL connects only GPUs"
+        return ""
+
+    def launches(self, cluster: Cluster) -> str:
+        several = packaged().several_interfaces
+        return self.fits(cluster) or not_launched(cluster, self.choices, several)
+
+    @cached_property
+    def _offered(self) -> dict[str, set[str]]:
+        """Return, for each region, the names of its types that the settings may include."""
+        patterns = self.choices.instance_types
+        return {
+            region: may_be_wanted(self.api.type_names(region), patterns)
+            for region in self.choices.regions
+        }
+
+    @cached_property
+    def _live_types(self) -> dict[str, InstanceType]:
+        """Return the types that the settings include, by name, as AWS describes them."""
+        answers: list[Answer] = []
+        for region, names in self._offered.items():
+            answers += self.api.instance_types(region, sorted(names))
+        families = image_families(self.choices.ami_parameter)
+        kept = wanted(described(answers), self.choices.instance_types, families)
+        return {kind.name: kind for kind in kept}
+
+    def _offers_of(
+        self, region: str, types: dict[str, InstanceType], now: datetime, advisor: Answer
+    ) -> list[Offer]:
+        """Return the region's offers of `types` at list prices, in the markets of the settings.
+
+        advisor: Spot Advisor's file, or empty.
+        """
+        here = [kind for name, kind in types.items() if name in self._offered[region]]
+        found: list[Offer] = []
+        if "on-demand" in self.choices.markets:
+            prices = ec2_prices.on_demand_prices(self.api.price_list(region))
+            found += ec2_prices.on_demand_offers(here, prices, region=region, price_as_of=now)
+        if "spot" in self.choices.markets:
+            spot = ec2_prices.newest_spot_prices(self.api.spot_prices(region, now))
+            found += ec2_prices.spot_offers(here, spot, advisor, region=region, price_as_of=now)
+        return found
+
+
+def packaged_types(choices: Ec2) -> list[InstanceType]:
+    """Return the packaged types that `choices` include and at least one of its regions offers."""
+    names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
+    here = (kind for kind in packaged().instance_types if kind.name in names)
+    return wanted(here, choices.instance_types, image_families(choices.ami_parameter))
+
+
+def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
+    """Return the packaged on-demand offers in `region`, with the prices that this account pays."""
+    usd, as_of = packaged().usd.get(region, {}), packaged().prices_as_of
+    here = [kind for kind in packaged_types(choices) if kind.name in usd]
+    offers = ec2_prices.on_demand_offers(here, usd, region=region, price_as_of=as_of)
+    return ec2_prices.billed(offers, choices)
+
+
+def notes_on_types(choices: Ec2) -> list[str]:
+    """Return sentences about unknown names in [ec2] and GPU families that `gpu` leaves out."""
+    types = packaged().instance_types
+    patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
+    unknown = [region for region in choices.regions if region not in packaged().usd]
+    unknown += [pattern for pattern in patterns if not wanted(types, [pattern])]
+    notes = [
+        f"[ec2] {name!r} matches no packaged region or type: check the spelling" for name in unknown
+    ]
+    families = image_families(choices.ami_parameter)
+    if GPU in choices.instance_types:
+        kept = wanted(types, choices.instance_types, families)
+        left = {family(kind.name) for kind in types if is_gpu(kind) and kind not in kept}
+        if left:
+            names = ", ".join(sorted(left))
+            notes.append(
+                f"`gpu` leaves out {names}: the image in ami_parameter does not support them"
+            )
+    return notes
