@@ -101,6 +101,7 @@ def cached(photos: Photos, name: str, folder: str) -> Any:
     options: dict[str, Any] = {
         "memory_gib": part * _DECODED_GIB,
         "folder": folder if disk else None,
+        "key": "photos",
     }
     if filled:
         process = multiprocessing.get_context("spawn").Process(target=fill, args=(photos, options))
