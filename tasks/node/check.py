@@ -37,7 +37,7 @@ _HINTS = {  # a pattern of the error's text, and the advice for such errors
     "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver": "remove"
     ' `.cuda()`, `.to("cuda")` and `device="cuda"`: Srift moves model, loss and batches to each'
     " machine's device",
-    "^ModuleNotFoundError|^KeyError|No such file|num_samples=0|its loader is empty": "only the"
+    "^ModuleNotFoundError|^KeyError|No such file|num_samples=0|loader has 0 samples": "only the"
     " workload's code is copied: state packages in `requirements`, files in `data`, and environment"
     " variables in `env`",
     "fewer than a batch of": "the check uses a quarter of `global_batch`: lower `global_batch`",
@@ -116,7 +116,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     ]
     if idle:
         raise WorkloadError(
-            f"{_listed(idle)} had no part in the loss, so machines would wait for their gradients:"
+            f"{', '.join(idle[:_NAMED])} had no part in the loss, so machines would wait for them:"
             " use these parameters, or set their requires_grad to False"
         )
     return {
@@ -134,8 +134,7 @@ def _notes(
 ) -> Iterator[str]:
     """Yield warnings of probable mistakes."""
     loader = built.loader
-    found = {size for part in built.make_batch(batch) for size in sizes(part)}
-    if loader is None and batch not in found:
+    if loader is None and batch not in sizes(built.make_batch(batch)):
         yield f"make_batch({batch}) returned no tensor with {batch} in its shape"
     held = {id(weights) for group in built.optimizer.param_groups for weights in group["params"]}
     left = [
@@ -144,7 +143,8 @@ def _notes(
         if weights.requires_grad and id(weights) not in held
     ]
     if left:
-        yield f"the optimizer lacks {_listed(left)}: their gradients are exchanged but not used"
+        lacking = ", ".join(left[:_NAMED])
+        yield f"the optimizer lacks {lacking}: their gradients are exchanged but not used"
     share = figures["input_s"] / figures["step_s"]
     if share >= _SLOW_INPUT:
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"
@@ -153,11 +153,6 @@ def _notes(
         try_once(built, 1)
     except Exception as error:
         yield f"a batch of 1 fails, and a slow machine may get one: {explain(error, workload)}"
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,8 +29,7 @@ from .torchvision_operators import declare_what_did_not_load
 BatchMaker = Callable[[int], tuple[Any, Any]]
 
 _CPU = torch.device("cpu")
-# a frame of a traceback that came as text from another process
-_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+_FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as text
 
 
 class WorkloadError(Exception):
@@ -115,22 +114,25 @@ def build(
     if workload.module:
         # Only the first item of a process imports the module, which may draw random numbers.
         torch.manual_seed(seed)
-    with _default(_CPU if shared else device):
-        parts = _call(module, workload)
-    if not isinstance(parts, tuple) or len(parts) != 4:
+    function = getattr(module, workload.function, None)
+    if not callable(function):
         raise WorkloadError(
-            f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)"
+            f"no function {workload.function!r} in the file of workload {workload.name!r}"
         )
+    if workload.data.startswith(S3):
+        raise DataMissing(f"its data, {workload.data}, are not on this machine")
+    data = {"data": workload.data} if workload.data else {}
+    with _CPU if shared else device:
+        parts = function(**workload.arguments, **data)
+    wrong = f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)"
+    if not isinstance(parts, tuple) or len(parts) != 4:
+        raise WorkloadError(wrong)
     model, loss, batches, optimizer = parts
     is_loader = isinstance(batches, DataLoader)
-    for what, fits in (
-        ("a torch module first", isinstance(model, nn.Module)),
-        ("a loss second", callable(loss)),
-        ("a batch maker or a DataLoader third", is_loader or callable(batches)),
-        ("a torch optimizer fourth", isinstance(optimizer, torch.optim.Optimizer)),
-    ):
-        if not fits:
-            raise WorkloadError(f"{workload.function} must return {what}")
+    makes_batches = callable(loss) and (is_loader or callable(batches))
+    is_trainable = isinstance(model, nn.Module) and isinstance(optimizer, torch.optim.Optimizer)
+    if not (makes_batches and is_trainable):
+        raise WorkloadError(wrong)
     if not any(weights.requires_grad for weights in model.parameters()):
         raise WorkloadError("the model has no parameter to train")
     computing.hold()  # user code may have changed torch's format of products
@@ -149,21 +151,6 @@ def build(
         arithmetic=computing,
         loader=loader,
     )
-
-
-def _call(module: ModuleType, workload: WorkloadFile) -> Any:
-    """Call the entrypoint with the arguments and data that srift.toml states.
-
-    Raises WorkloadError if there is no such function, and DataMissing if the data are on S3 only.
-    """
-    function = getattr(module, workload.function, None)
-    if not callable(function):
-        raise WorkloadError(
-            f"no function {workload.function!r} in the file of workload {workload.name!r}"
-        )
-    if workload.data.startswith(S3):
-        raise DataMissing(f"its data, {workload.data}, are not on this machine")
-    return function(**workload.arguments, **({"data": workload.data} if workload.data else {}))
 
 
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
@@ -191,18 +178,13 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
     """Return where in the workload's code an error arose, as `mine.py, line 14, in make_batch`.
 
-    Errors of loader workers carry their traceback as text, which is searched too. The result is
-    empty if no frame is in the workload's code.
+    Errors of loader workers carry their traceback in their message. The result is empty if no frame
+    is in the workload's code.
     """
-    if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
-        return f"{named}, line {error.lineno}"
-    places: list[tuple[str, Any, str]] = _FRAME.findall(str(error))
-    places += [
-        (at.filename, at.lineno, at.name) for at in traceback.extract_tb(error.__traceback__)
-    ]
-    for file, line, function in reversed(places):
+    frames = _FRAME.findall("".join(traceback.format_exception(error)))
+    for file, line, function in reversed(frames):
         if named := own_name(file, workload):
-            return f"{named}, line {line}, in {function}"
+            return f"{named}, line {line}{function}"
     return ""
 
 
@@ -211,11 +193,6 @@ def own_name(file: str, workload: WorkloadFile) -> str:
     if workload.folder:
         return file.partition(f"/{workload.folder}/")[2]
     return (workload.source or workload.name) if Path(file).name == Path(workload.file).name else ""
-
-
-def _default(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a GPU is torch's default device."""
-    return nullcontext() if device.type == "cpu" else device
 
 
 def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:
@@ -228,7 +205,7 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
         return make_batch
 
     def made(batch: int) -> tuple[Any, Any]:
-        with _default(device if made_there else _CPU):
+        with device if made_there else nullcontext():
             inputs, target = make_batch(batch)
         return to_device(inputs, device), to_device(target, device)
 

@@ -26,7 +26,6 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from .data import data_path
 from .device import backend, name_of, own_device
 from .entrypoint import LoadedWorkload, WorkloadError, build, own_line
-from .loader import in_words
 from .measuring import Patience
 from .precision import arithmetic
 from .probe import pairs
@@ -240,13 +239,15 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
 
     The line of code is the last one in the code of `workload`; it is left out if there is none.
     """
-    error = in_words(error)
-    text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
-    if text and workload is not None and workload.folder:
-        # shorten paths to those that the user knows
-        text[0] = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", text[0])
+    text = str(getattr(error, "msg", error)).strip()  # a SyntaxError without its place
+    lines = text.splitlines() or [""]
     # torch.compile names the backend on the first line, and the error on the second
-    words = " ".join(text[: 2 if text and text[0].endswith(":") else 1])
-    summary = f"{type(error).__name__}: {words}"[:500] if text else type(error).__name__
+    words = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    if "Original Traceback" in text:  # of a loader worker
+        words = f"in a worker of its loader: {lines[-1]}"
+    if workload is not None and workload.folder:
+        # shorten paths to those that the user knows
+        words = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", words)
+    summary = f"{type(error).__name__}: {words}"[:500].removesuffix(": ")
     where = "" if workload is None else own_line(error, workload)
     return f"{summary} ({where})" if where else summary

@@ -36,7 +36,9 @@ from .strategies import strategy
 from .strategies.refusals import DDP, refuse_model, refuse_training, shares_out
 from .switches import compiled_nothing, switch_on
 
-_PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
+_PEER_LOST = re.compile(
+    r"^(?!.*DataLoader).*(gloo|nccl|connection|timed? ?out|socket|broken pipe)", re.I | re.S
+)
 
 
 def main() -> None:

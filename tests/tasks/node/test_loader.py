@@ -158,7 +158,7 @@ def test_a_stream_begins_again_and_leaves_out_what_fills_no_batch(built):
     ],
 )
 def test_a_wrong_loader_is_explained_in_a_line_and_is_no_lost_peer(built, loader):
-    with pytest.raises((LoaderError, ValueError)) as raised:
+    with pytest.raises((LoaderError, ValueError, TypeError, RuntimeError)) as raised:
         try_once(built(loader), 8)
     words = explain(raised.value, FILE)
     number = 1 + TEXT.splitlines().index('        raise ValueError("not a number")')

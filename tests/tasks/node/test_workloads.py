@@ -92,7 +92,7 @@ def test_a_batch_that_can_move_itself_stays_what_it_is():
         ("def other(): ...", {}, "'build'"),
         ("def build(): return 1, 2", {}, "optimizer"),
         ("from torch import nn\ndef build(): return nn.Linear(1, 1), len, len, 1", {}, "optimizer"),
-        ("def build(): return 1, len, len, 2", {}, "torch module"),
+        ("def build(): return 1, len, len, 2", {}, "model"),
         ("def build(**all): return all['widht']", {"widht": 3}, "optimizer"),
     ],
 )
