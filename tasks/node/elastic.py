@@ -181,7 +181,6 @@ class ElasticRun:
         if len(nodes) > 1:
             assert dist.group.WORLD is not None
             module = strategy(DDP)(built.model, built.optimizer, dist.group.WORLD)
-        start["restored_unix"] = time.time()
         self.wait_for_go()
         step = at = int(start["step"])
         mark = -1

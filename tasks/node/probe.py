@@ -35,8 +35,8 @@ def probe(
     """Time all-reduces; return a pair: the values of a probe record, and an empty text.
 
     If the item has only one device, the pair is {} and the reason. `rows` in the values has one
-    entry per message size: bytes, seconds, spread and repeats. The time of an all-reduce is that of
-    its slowest rank, and `seconds` is the interquartile mean of these times.
+    entry per message size: bytes, and seconds, the interquartile mean of the times of an all-reduce
+    on its slowest rank.
     """
     if group is None:
         return {}, "a probe needs at least two devices"
@@ -51,8 +51,6 @@ def probe(
             {
                 "bytes": size,
                 "seconds": fmean(seconds[place] for place in measuring.central(seconds)),
-                "spread": measuring.spread(seconds),
-                "repeats": repeats,
             }
         )
     return {"rows": rows}, ""

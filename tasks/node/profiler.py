@@ -110,7 +110,6 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         "batch": batch,
         **{name: fmean(step[name] for step in middle) for name in steady[0]},
         "peak_bytes": peak_bytes(built.device),
-        "repeats": len(steady),
         "loading": loading[_BURN_IN:],
     }
 

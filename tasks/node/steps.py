@@ -31,7 +31,7 @@ from .entrypoint import LoadedWorkload
 from .loader import running
 from .measuring import Patience, gather, meet
 from .record import Item
-from .strategies import bucket_bytes, communicates_always, strategy
+from .strategies import communicates_always, strategy
 from .strategies.replicas import no_sync
 
 _MIN_SCALE = 0.1  # give up below this fp16 loss scale, which starts at 65,536
@@ -227,7 +227,7 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Out
             diverged = not math.isfinite(loss)
             if not diverged:
                 losses.append(loss)
-    return {"losses": losses, "steps_a_window": steps, "diverged": diverged, "steps_s": spent_s}, ""
+    return {"losses": losses, "steps_a_window": steps, "diverged": diverged}, ""
 
 
 def train(
@@ -240,10 +240,8 @@ def train(
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
-    parameters, gradient_bytes = (
-        built.parameters,
-        built.gradient_bytes,
-    )  # read before the model is sharded
+    # read before the model is sharded
+    sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes}
     module, step, weight = _prepared(item, built, group, place)
     build_s = clock_s() - started
 
@@ -260,7 +258,6 @@ def train(
     warmup_s, warmed = clock_s() - started, len(timed.losses)
 
     times = timed.until_steady(item)
-    steps_s = timed.elapsed_s
     seconds, waits = slowest(times)
     step_s, input_s = median(seconds), median(waits)
     if loader is not None:
@@ -270,9 +267,8 @@ def train(
     compute_s = [] if group is None or always else timed.compute_s()
     waited_s = 0.0 if loader is None else input_s
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0
-    measured = warmed + max(
-        item.most_steps, len(seconds)
-    )  # repeats of disturbed blocks are not counted
+    # repeats of disturbed blocks are not counted
+    measured = warmed + max(item.most_steps, len(seconds))
     first, last = timed.losses[0], timed.losses[:measured][-1]
     gathered = gather([first * weight, last * weight, peak, build_s, warmup_s], group)
     first_losses, last_losses, peaks, builds_s, warmups_s = zip(*gathered, strict=True)
@@ -285,16 +281,12 @@ def train(
         "step_spread": measuring.spread(seconds),
         "steps": len(seconds),
         "input_s": input_s,
-        "rank_step_s": [median(rank.tolist()) for rank in times[..., 0]],
         "rank_compute_s": compute_s,
         "sync_s": None if always else sync_s,
         "build_s": max(builds_s),
         "warmup_s": max(warmups_s),
-        "steps_s": steps_s,
         "peak_bytes": int(max(peaks)),
-        "bucket_bytes": bucket_bytes(module),
-        "parameters": parameters,
-        "gradient_bytes": gradient_bytes,
+        **sizes,
         **losses,
         **workers,
     }, ""

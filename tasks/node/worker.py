@@ -34,6 +34,7 @@ from .record import LEARN, MACHINE, TRAINING, Item, fail_runs, record_of, task_o
 from .steps import learn, train
 from .strategies import strategy
 from .strategies.refusals import DDP, refuse_model, refuse_training, shares_out
+from .strategies.replicas import of_ranks
 from .switches import compiled_nothing, switch_on
 
 _PEER_LOST = re.compile(
@@ -97,10 +98,8 @@ def serve(launch: Launch, index: int, item: Item) -> None:
     started_unix = time.time()
     built, problem = prepare(launch, item)
     try:
-        problem = agree(launch, index, item, problem)
-    except (
-        Exception
-    ) as error:  # a rank died while building, or exceeded the timeout of a collective
+        problem = agree(launch, item, problem)
+    except Exception as error:  # a rank died while building, or exceeded the timeout
         abort(launch, index, item, error, started_unix)
     build_s = time.time() - started_unix
     values: dict[str, Any] = {}
@@ -158,22 +157,18 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         return None, explain(error, launch.plan.workload(item))
 
 
-def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
+def agree(launch: Launch, item: Item, problem: str) -> str:
     """Exchange `problem` with the other ranks of the item; return the reasons of all ranks.
 
-    The result is empty if every rank is ready. Raises RuntimeError if a rank is lost, which the
-    barrier notices immediately.
+    The result is empty if every rank is ready. Equal reasons are stated once. Raises RuntimeError if
+    a rank is lost.
     """
-    key = f"item-{index}-built-"
-    launch.store.set(f"{key}{launch.rank}", problem)
-    group = launch.group(item)
-    if group is not None:
-        dist.barrier(group=group)
-    ranks = launch.layout.ranks(item)
-    answers = [answer.decode() for answer in launch.store.multi_get([f"{key}{r}" for r in ranks])]
-    first_rank = dict(reversed(list(zip(answers, ranks, strict=True))))
-    reasons = [(rank, reason) for reason, rank in first_rank.items() if reason]
-    return "; ".join(f"{launch.layout.label(rank)}: {reason}" for rank, reason in sorted(reasons))
+    group, ranks = launch.group(item), launch.layout.sending_ranks(item)
+    problems = [problem] if group is None else of_ranks(problem, group)
+    by_rank = sorted(zip(ranks, problems, strict=True), reverse=True)
+    first_ranks = {reason: rank for rank, reason in by_rank if reason}
+    reasons = [f"{launch.layout.label(rank)}: {reason}" for reason, rank in first_ranks.items()]
+    return "; ".join(sorted(reasons))
 
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:

@@ -107,19 +107,6 @@ def communicates_always(module: nn.Module) -> bool:
     return isinstance(module, FSDPModule | SharedUpdate | Divided | DistributedTables)
 
 
-def bucket_bytes(module: nn.Module) -> list[int]:
-    """Return the bytes of DDP's gradient buckets in sending order.
-
-    Call it after a few steps, since DDP rebuilds its buckets after the first step. The list is
-    empty if `module` is not a DistributedDataParallel.
-    """
-    if not isinstance(module, DistributedDataParallel):
-        return []
-    logged = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    sizes = str(logged.get("rebuilt_bucket_sizes", ""))
-    return [int(size) for size in sizes.split(",") if size.strip().isdigit()]
-
-
 def _hook(
     name: str,
     module: nn.Module,
