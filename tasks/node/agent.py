@@ -38,10 +38,8 @@ _HEARTBEAT_S = 1.0
 # which a torchrun counts as dead [torch's defaults: 5 s, 3 heartbeats]. A host with a third of a
 # core may be late. Each loss of a machine costs the other machines a restart.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
-_LOG_TAIL, _READ = (
-    4000,
-    40_000,
-)  # last characters of a log that are sent to the controller, and that are searched for exit codes
+# last characters of a log that are sent to the controller, and that are searched for exit codes
+_LOG_TAIL, _READ = 4000, 40_000
 # environment variables that a workload inherits; it sees no others of this process
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 
@@ -159,9 +157,8 @@ class Agent:
             settings = {
                 "is_host": int(self.node == layout.host),
                 "join_timeout": math.ceil(plan.meet_s + item.wait_s),
-                "last_call_timeout": max(
-                    1, math.ceil(item.wait_s)
-                ),  # ends as soon as all nodes have joined
+                # ends as soon as all nodes have joined
+                "last_call_timeout": max(1, math.ceil(item.wait_s)),
                 "keep_alive_interval": _ALIVE_EVERY_S,
                 "keep_alive_max_attempt": _ALIVE_MISSED,
             }
@@ -229,12 +226,8 @@ class Agent:
         try:
             write_json(self.folder / name, body)
         except OSError as error:
-            self.complain(f"could not write {name}: {error.strerror}")
-
-    def complain(self, message: str) -> None:
-        """Print `message` to stderr, which the provider stores as the agent's output."""
-        with suppress(OSError):  # the output may be on the full disk
-            print(f"srift: node {self.node}: {message}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # the output may be on the full disk
+                print(f"srift: node {self.node}: {name}: {error}", file=sys.stderr, flush=True)
 
     def leave(self, code: int) -> NoReturn:
         """Kill all descendants of this process, delete its scratch folder, and exit with `code`."""

@@ -53,9 +53,9 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
 
     `batches` has, for each rank, the maximum samples of a micro-batch. Shares are proportional to
     these maxima. All ranks have the same number of micro-batches, and some sizes may be 0. A rank's
-    largest micro-batch comes last, because only the last micro-step communicates. Remaining samples
-    go one by one to the rank that is furthest below its share, so ranks with equal maxima differ by
-    at most one sample. Raises ValueError if there are fewer samples than ranks.
+    largest micro-batch comes last, because only the last micro-step communicates. Samples go one by
+    one to the rank that is furthest below its share, so ranks with equal maxima differ by at most
+    one sample. Raises ValueError if there are fewer samples than ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
@@ -63,12 +63,10 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
             f" micro-batches of at most {list(batches)}"
         )
     exact = [global_batch * batch / sum(batches) for batch in batches]
-    samples = [max(1, math.floor(count)) for count in exact]
-    behind = lambda rank: exact[rank] - samples[rank]  # noqa: E731
-    while sum(samples) < global_batch:
-        samples[max(range(len(samples)), key=behind)] += 1
-    while sum(samples) > global_batch:  # the minimum of one sample per rank raised some shares
-        samples[min((rank for rank, count in enumerate(samples) if count > 1), key=behind)] -= 1
+    samples = [1] * len(batches)
+    for _ in range(global_batch - len(batches)):
+        behind = [share - count for share, count in zip(exact, samples, strict=True)]
+        samples[behind.index(max(behind))] += 1
     steps = max(-(-count // most) for count, most in zip(samples, batches, strict=True))
     return [[(count + step) // steps for step in range(steps)] for count in samples]
 
@@ -100,10 +98,7 @@ class ElasticRun:
         """
         item = self.item
         if item.strategy != DDP or item.switches != NONE:
-            raise ValueError(
-                f"an elastic run supports only {DDP} without switches, since each rank must hold"
-                " the whole state"
-            )
+            raise ValueError(f"an elastic run supports only {DDP} without switches")
         place = (self.node, int(os.environ["RANK"]))
         found = load(self.mailbox, self.plan, item, place=place, device=self.device)
         if not self.checkpoints.starts():
@@ -134,9 +129,9 @@ class ElasticRun:
         failed attempt to join, up to `timeout_s`.
         """
         starts = len(self.checkpoints.starts())
-        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         if not starts:
             return self.plan.timeout_s
+        restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         failed = max(0, restarts - starts)
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 

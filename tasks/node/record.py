@@ -375,7 +375,7 @@ def write_file(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+        with beside.open("xb") as file:  # follows no link
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

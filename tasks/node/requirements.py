@@ -125,8 +125,8 @@ def _make(requirements: str, root: Path, environment: Path, workload: str) -> No
     if code is None:
         raise NotInstalled(f"{failed} within {INSTALL_S:.0f} s", passing=True)
     if code:
-        words = " ".join(output[max(0, output.find("ERROR")) :].split())
-        raise NotInstalled(f"{failed}: {words[:_MOST_WORDS]}", passing=_UNREACHED in output)
+        words = " ".join(output.split())[-_MOST_WORDS:]
+        raise NotInstalled(f"{failed}: {words}", passing=_UNREACHED in output)
 
 
 def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]:
