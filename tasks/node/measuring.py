@@ -186,14 +186,6 @@ def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
     return max(1, min(max(2, least // 2), most - len(seconds)))
 
 
-def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Return, for each step, the seconds on its slowest rank.
-
-    `by_rank` has a list for each rank: the seconds of each step.
-    """
-    return [max(step) for step in zip(*by_rank, strict=True)]
-
-
 def gather(mine: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:
     """Return the numbers of every rank of `group`, in rank order; without a group, `[mine]`."""
     if group is None:

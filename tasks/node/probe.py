@@ -67,7 +67,7 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
         before = now(message.device)
         dist.all_reduce(message, group=group)
         mine.append(now(message.device) - before)
-    return measuring.slowest(gather(mine, group))
+    return [max(each) for each in zip(*gather(mine, group), strict=True)]
 
 
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
@@ -94,9 +94,8 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
         latency, byte = (median(sweep[i][j] for sweep in kind) for kind in (latency_s, byte_s))
         alone_s[i, j] = latency + sizes[i][j] * byte
         slowness[i, j] = alone_s[i, j] / sizes[i][j]
-    together: dict[
-        Pair, float
-    ] = {}  # the slowest pair, then the slowest pair of the machines that are left, and so on
+    # the slowest pair, then the slowest pair of the machines that are left, and so on
+    together: dict[Pair, float] = {}
     for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
         if not any(set(pair) & set(other) for other in together):
             together[pair] = alone_s[pair]

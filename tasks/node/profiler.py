@@ -22,6 +22,7 @@ from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .measuring import Patience
 from .record import Item
+from .strategies.messages import completed
 from .strategies.tensor import volumes
 
 _BATCH_S, _BUCKETS_S = 1.0, 0.8  # seconds to spend on each batch size, and on the buckets
@@ -191,9 +192,7 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> Future[torch.Tensor]:
         ready.append((clock_s(), bucket.buffer().nbytes))
-        done: Future[torch.Tensor] = Future()
-        done.set_result(bucket.buffer())
-        return done
+        return completed(bucket.buffer())
 
     module.register_comm_hook(None, note)
     passes = []

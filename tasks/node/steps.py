@@ -270,8 +270,8 @@ def train(
     # repeats of disturbed blocks are not counted
     measured = warmed + max(item.most_steps, len(seconds))
     first, last = timed.losses[0], timed.losses[:measured][-1]
-    gathered = gather([first * weight, last * weight, peak, build_s, warmup_s], group)
-    first_losses, last_losses, peaks, builds_s, warmups_s = zip(*gathered, strict=True)
+    gathered = gather([first * weight, last * weight, peak], group)
+    first_losses, last_losses, peaks = zip(*gathered, strict=True)
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
     if not all(map(math.isfinite, losses.values())):
         return {}, f"the loss goes from {losses['first_loss']} to {losses['last_loss']}"
@@ -283,8 +283,8 @@ def train(
         "input_s": input_s,
         "rank_compute_s": compute_s,
         "sync_s": None if always else sync_s,
-        "build_s": max(builds_s),
-        "warmup_s": max(warmups_s),
+        "build_s": build_s,
+        "warmup_s": warmup_s,
         "peak_bytes": int(max(peaks)),
         **sizes,
         **losses,

@@ -62,8 +62,6 @@ MUTANTS = (
         r"max(self.plan.timeout_s, \1", "tasks/node/test_elastic.py"),
     _of("courier-fence", "tasks/node/on_ec2/courier.py", r"(reason = fence\(.*\)\n    if )reason:", r"\1False:",
         "local/test_ec2_machine.py"),
-    _of("courier-environment", "tasks/node/on_ec2/courier.py", r"\{name: os\.environ\[name\] for name in _KEPT.*?\}",
-        "dict(os.environ)", "local/test_ec2_machine.py"),
     _of("users-groups", "tasks/node/on_ec2/metadata_fence.py", r"extra_groups=\[\],", "",
         "local/test_ec2_machine.py"),
     _of("hosts-environment", f"{_LOCAL}/cluster.py", r"\{name: os\.environ\[name\] for name in _CARRIED.*?\}",

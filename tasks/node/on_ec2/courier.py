@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pwd
 import resource
@@ -19,10 +20,12 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..agent import clean_environment
 from ..data import FILE as DATA_FILE
 from ..processes import adopt_orphans, end_descendants
 from .fetch import Fetcher
@@ -38,8 +41,6 @@ _FLUSH_S = 20.0  # seconds to upload after a notice, or while the machine shuts 
 _REST_S = 60.0  # at the end: seconds to upload all files; only records may take longer
 _GRACE_S = 60.0  # the agent ends this long before the machine does, so that its files are uploaded
 _LEFT = (0, 3)  # exit codes of the agent: after done.json, and at its deadline
-# environment variables that the agent inherits
-_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 _PATIENCE_S = 10.0  # seconds for the agent to end its launch
 _DATA_REPORTED_EVERY_S = 5.0
 _LOG = "agent.txt"  # the agent's output; the file belongs to root
@@ -57,13 +58,6 @@ def start_agent(
     home = directory / f"node-{rank}"
     command = [python, "-m", "node", "--mailbox", str(directory), "--node", str(rank)]
     command += ["--address", address, "--deadline", str(deadline_unix)]
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | {
-        "HOME": str(home),
-        "USER": user.pw_name,
-        "LOGNAME": user.pw_name,
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
     with (directory / _LOG).open("wb") as log:
         agent = start_as(
             user,
@@ -72,13 +66,14 @@ def start_agent(
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=home,
-            env=environment,
+            env=clean_environment(home),
             start_new_session=True,
         )
     _score(agent.pid, "0")
     return agent
 
 
+@dataclass(slots=True, kw_only=True)
 class Delivery:
     """Serves one machine: carries files and notices, and downloads data, while the agent runs.
 
@@ -88,31 +83,32 @@ class Delivery:
     owner: the user id of the agent.
     ends: the deadline of the machine in seconds of time.monotonic().
     data: the downloader of workloads' data. Its `mailbox` is the machine's mailbox.
+    sent: the last published content of each file.
     """
 
-    def __init__(
-        self,
-        *,
-        store: MachineStore,
-        start: Callable[[int, float], subprocess.Popen[bytes]],
-        notice: Callable[[], dict[str, str] | None],
-        owner: int,
-        ends: float,
-        data: Fetcher,
-    ) -> None:
-        self._store, self._start, self._notice, self._owner = store, start, notice, owner
-        self._data, self._directory = data, data.mailbox
-        self._ends, self._grace_s = ends, min(_GRACE_S, (ends - time.monotonic()) / 5)
-        self._inbox = Inbox(data.mailbox, store.get)
-        self._outbox: Outbox | None = None
-        self._next_inbox = self._next_notice = self._next_report = float("-inf")
-        self._sent: dict[str, Any] = {}  # the last published content of each file
-        self._last_message = ""
-        self._leaving = False
+    store: MachineStore
+    start: Callable[[int, float], subprocess.Popen[bytes]]
+    notice: Callable[[], dict[str, str] | None]
+    owner: int
+    ends: float
+    data: Fetcher
+    outbox: Outbox | None = None
+    next_inbox: float = -math.inf
+    next_notice: float = -math.inf
+    next_report: float = -math.inf
+    sent: dict[str, Any] = field(default_factory=dict)
+    last_message: str = ""
+    leaving: bool = False
+    inbox: Inbox = field(init=False)
+    grace_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inbox = Inbox(self.data.mailbox, self.store.get)
+        self.grace_s = min(_GRACE_S, (self.ends - time.monotonic()) / 5)
 
     def leave(self, *_: Any) -> None:
         """Note that the machine shuts down. This is the handler of SIGTERM and SIGINT."""
-        self._leaving = True
+        self.leaving = True
 
     def serve(self) -> str:
         """Serve until the agent ends and its files are uploaded, or the deadline nears.
@@ -124,13 +120,13 @@ class Delivery:
         rank = self._wait_for_rank()
         if rank is None:
             never = "the controller gave this machine no place in the cluster before its deadline"
-            return "" if self._leaving else never
-        folder = self._directory / f"node-{rank}"
+            return "" if self.leaving else never
+        folder = self.data.mailbox / f"node-{rank}"
         folder.mkdir(exist_ok=True)
-        os.chown(folder, self._owner, -1)
-        outbox = self._outbox = Outbox(folder, owner=self._owner, put=self._store.put)
-        agent = self._start(rank, time.time() + self._ends - self._grace_s - time.monotonic())
-        while agent.poll() is None and not self._over(before_s=self._grace_s / 2):
+        os.chown(folder, self.owner, -1)
+        outbox = self.outbox = Outbox(folder, owner=self.owner, put=self.store.put)
+        agent = self.start(rank, time.time() + self.ends - self.grace_s - time.monotonic())
+        while agent.poll() is None and not self._over(before_s=self.grace_s / 2):
             self._round(outbox)
             time.sleep(POLL_S)
         code = agent.poll()
@@ -138,30 +134,30 @@ class Delivery:
         with suppress(subprocess.TimeoutExpired):
             agent.wait(_PATIENCE_S)
         end_descendants()
-        rest_s = _FLUSH_S if self._leaving else _REST_S
-        self._flush(outbox, outbox.waiting, min(self._ends, time.monotonic() + rest_s))
-        if not self._leaving:
-            self._flush(outbox, outbox.records_wait, self._ends)
+        rest_s = _FLUSH_S if self.leaving else _REST_S
+        self._flush(outbox, outbox.waiting, min(self.ends, time.monotonic() + rest_s))
+        if not self.leaving:
+            self._flush(outbox, outbox.records_wait, self.ends)
         if code is None or code in _LEFT:
             return ""
-        output = (self._directory / _LOG).read_text(errors="replace").strip()[-1000:]
+        output = (self.data.mailbox / _LOG).read_text(errors="replace").strip()[-1000:]
         return f"the agent ended with exit code {code}: {output}"
 
     def _publish(self, name: str, body: dict[str, Any], **more: Any) -> None:
         """Write `body` and `more` as JSON to the store, unless `body` was written before."""
-        if self._sent.get(name) == body:
+        if self.sent.get(name) == body:
             return
         try:
-            self._store.put(name, json.dumps(body | more).encode())
-            self._sent[name] = body
+            self.store.put(name, json.dumps(body | more).encode())
+            self.sent[name] = body
         except FAULTS as error:
             self._complain(f"{name} was not uploaded: {error}")
 
     def _wait_for_rank(self) -> int | None:
         """Wait for this machine's place in the cluster; return None if there is no time left."""
-        while not self._over(before_s=self._grace_s):
+        while not self._over(before_s=self.grace_s):
             try:
-                return self._inbox.rank()
+                return self.inbox.rank()
             except FAULTS as error:
                 self._complain(str(error))
                 self._watch()
@@ -176,29 +172,29 @@ class Delivery:
         now = time.monotonic()
         try:
             outbox.carry()
-            if now >= self._next_inbox:
-                self._next_inbox = now + _INBOX_EVERY_S
-                self._inbox.fetch()
+            if now >= self.next_inbox:
+                self.next_inbox = now + _INBOX_EVERY_S
+                self.inbox.fetch()
         except FAULTS as error:
             self._complain(str(error))
         with suppress(OSError):  # the controller has requested no data yet
-            self._data.request(json.loads((self._directory / DATA_FILE).read_text())["data"])
-        if self._data.states and now >= self._next_report:
-            self._next_report = now + _DATA_REPORTED_EVERY_S
-            self._publish(DATA_FILE, dict(self._data.states))
+            self.data.request(json.loads((self.data.mailbox / DATA_FILE).read_text())["data"])
+        if self.data.states and now >= self.next_report:
+            self.next_report = now + _DATA_REPORTED_EVERY_S
+            self._publish(DATA_FILE, dict(self.data.states))
         self._watch()
 
     def _watch(self) -> None:
         """Publish a new notice, and then upload all files, since the machine may end soon."""
-        if time.monotonic() < self._next_notice:
+        if time.monotonic() < self.next_notice:
             return
-        self._next_notice = time.monotonic() + _NOTICE_EVERY_S
+        self.next_notice = time.monotonic() + _NOTICE_EVERY_S
         with suppress(OSError):
-            notice = self._notice()
-            if notice and notice != self._sent.get("notice.json"):
+            notice = self.notice()
+            if notice and notice != self.sent.get("notice.json"):
                 self._publish("notice.json", notice, seen_unix=time.time())
-                if self._outbox is not None:
-                    self._flush(self._outbox, self._outbox.waiting, time.monotonic() + _FLUSH_S)
+                if self.outbox is not None:
+                    self._flush(self.outbox, self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, outbox: Outbox, waiting: Callable[[], object], until: float) -> None:
         """Upload files while `waiting()` is true, also those that were uploaded shortly before.
@@ -218,12 +214,12 @@ class Delivery:
 
     def _over(self, *, before_s: float) -> bool:
         """Return True if the machine shuts down, or if at most `before_s` seconds are left."""
-        return self._leaving or time.monotonic() >= self._ends - before_s
+        return self.leaving or time.monotonic() >= self.ends - before_s
 
     def _complain(self, message: str) -> None:
         """Print to the machine's console, unless the previous message was the same."""
-        if message != self._last_message:
-            self._last_message = message
+        if message != self.last_message:
+            self.last_message = message
             print(f"srift: {message}", flush=True)
 
 

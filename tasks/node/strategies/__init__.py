@@ -142,26 +142,19 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     """Replace `optimizer.step` by the step of a ZeroRedundancyOptimizer of the same class.
 
     Each rank updates whole parameters, so the weights equal those of ddp bit for bit. Raises
-    ValueError if the optimizer's class cannot be constructed from its parameter groups and
-    defaults.
+    TypeError if the optimizer's class cannot be constructed from its parameter groups and defaults.
     """
     kind = type(optimizer)
     known = signature(kind).parameters
     weights = [weight for held in optimizer.param_groups for weight in held["params"]]
     layouts = {(weight.dtype, weight.is_contiguous()) for weight in weights}
-    try:
-        shared = ZeroRedundancyOptimizer(
-            [dict(held) for held in optimizer.param_groups],
-            optimizer_class=kind,
-            process_group=group,
-            parameters_as_bucket_view=len(layouts) == 1,
-            **{name: value for name, value in optimizer.defaults.items() if name in known},
-        )
-    except TypeError as error:
-        raise ValueError(
-            f"{ZERO1}: {kind.__name__} cannot be constructed from its parameter groups and defaults"
-            f" ({error}); use {DDP}"
-        ) from None
+    shared = ZeroRedundancyOptimizer(
+        [dict(held) for held in optimizer.param_groups],
+        optimizer_class=kind,
+        process_group=group,
+        parameters_as_bucket_view=len(layouts) == 1,
+        **{name: value for name, value in optimizer.defaults.items() if name in known},
+    )
     for held in shared.optim.param_groups:
         for weight in held["params"]:  # states that exist before the first step, such as Adagrad's
             if weight in optimizer.state:

@@ -19,14 +19,6 @@ from .tensor import divisible_runs
 
 DDP, ZERO1, FSDP, ZERO2 = "ddp", "zero1", "fsdp", "zero2"
 STRATEGIES = sorted((DDP, ZERO1, FSDP, ZERO2, *COMPRESSED, *SERVED, TABLES, *ADASUM, *TENSOR))
-_NEEDED = {
-    **dict.fromkeys(SERVED, "a machine for each server, and at least 2"),
-    **dict.fromkeys(ADASUM, "2, 4, 8 or another power of two devices"),
-    **dict(zip(TENSOR, ("2 or more", "q x q", "q x q x d (q and d of 2 or more)"), strict=True)),
-    MSTOPK: "2 or more machines with equally many devices",
-    POWERSGD: "numpy in this machine's Python",
-    TABLES: "2 or more devices",
-}
 # torch's optimizers that update each entry of a weight independently of the other entries
 _BY_ENTRY = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
@@ -51,7 +43,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
     if not _fits(name, machines):
         layout = "+".join(map(str, machines))
-        raise ValueError(f"{name} on {layout} devices: it needs {_NEEDED[name]}; use {DDP}")
+        raise ValueError(f"{name} does not fit {layout} devices; use {DDP}")
     if switches != NONE and name in (*TENSOR, TABLES):
         raise ValueError(f"{name} with {switches}: it supports no switches; use {DDP}")
     if OFFLOAD in on(switches) and not shares_out(name):
