@@ -28,7 +28,6 @@ from .device import NoSuchDevice, backend, name_of, now, own_device
 from .entrypoint import LoadedWorkload, try_once
 from .launch import explain, load, report
 from .loader import running
-from .measuring import gather
 from .processes import (
     EXIT_ITEM_FAILED,
     EXIT_LOST_PEER,
@@ -41,6 +40,7 @@ from .record import Devices, Item, Plan, RankLayout, record_of, task_of_process
 from .steps import one_step
 from .strategies import strategy
 from .strategies.refusals import DDP
+from .strategies.replicas import of_ranks
 from .switches import NONE
 from .worker import lost_peer, wait_for_go
 
@@ -118,7 +118,7 @@ class ElasticRun:
         dist.init_process_group(
             backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks
         )
-        self.nodes = [int(node) for (node,) in gather([self.node], dist.group.WORLD)]
+        self.nodes = of_ranks(self.node, dist.group.WORLD)
 
     def patience_s(self) -> float:
         """Return the seconds to wait for the other ranks to join.
@@ -155,7 +155,7 @@ class ElasticRun:
             torch.manual_seed(self.item.seed + 1000 * (rank + 1) + step)
             seconds = now(self.device) - began
             taken = {"step": step, "restore_s": seconds, "restore_bytes": int(manifest["bytes"])}
-        steps = sorted({int(step) for (step,) in gather([taken["step"]], dist.group.WORLD)})
+        steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
             raise RuntimeError(
                 f"ranks found checkpoints of steps {steps}: all nodes must see the same folder"
@@ -216,7 +216,7 @@ class ElasticRun:
         The step's loss is the sum of all ranks' `partial_loss`. The entries of `about` are added to
         the manifest. Raises FloatingPointError if the loss is not finite.
         """
-        loss = sum(mine for (mine,) in gather([partial_loss], dist.group.WORLD))
+        loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
             return
         if not math.isfinite(loss):

@@ -133,8 +133,6 @@ def build(
     is_trainable = isinstance(model, nn.Module) and isinstance(optimizer, torch.optim.Optimizer)
     if not (makes_batches and is_trainable):
         raise WorkloadError(wrong)
-    if not any(weights.requires_grad for weights in model.parameters()):
-        raise WorkloadError("the model has no parameter to train")
     computing.hold()  # user code may have changed torch's format of products
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
@@ -217,13 +215,11 @@ def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None
 
     If the strategy shards the model (`shared`), this only makes a batch, since the whole model may
     not fit on a device.
-    Raises WorkloadError if the loss is not a scalar tensor, and the errors of the user's code.
+    Raises the errors of torch and of the user's code.
     """
     if shared:
         built.make_batch(batch)
         return
     loss = built.loss_of(built.model, batch)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise WorkloadError("the loss must be one number, the mean over the batch")
     loss.backward()  # type: ignore[no-untyped-call]
     built.optimizer.zero_grad(set_to_none=True)

@@ -88,13 +88,10 @@ class Loader:
             made = next(self._iterator, None)  # type: ignore[arg-type]
         if made is None:
             raise LoaderError(f"its loader ends before any worker has {batch} samples")
-        if not isinstance(made, tuple | list) or len(made) != 2:
-            raise LoaderError(
-                f"its loader gives {type(made).__name__} as a batch, not a pair (inputs, target)"
-            )
-        if not all(batch in sizes(part) for part in made):
+        inputs, target = made
+        if batch not in sizes(inputs) & sizes(target):
             raise LoaderError(f"inputs or target of its loader do not have {batch} samples")
-        return made[0], made[1]
+        return inputs, target
 
     def as_in_later_epochs(self) -> None:
         """Fill the dataset's caches, so that the next batches cost as much as in later epochs.

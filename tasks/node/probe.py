@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from . import measuring
 from .device import now
-from .measuring import Patience, gather, meet
+from .measuring import Patience, meet
 from .record import Item
 from .strategies.messages import exchange
+from .strategies.replicas import of_ranks
 
 _SIZE_S = 0.6  # seconds to spend on each message size
 _MIN_REPEATS, _MAX_REPEATS = 4, 40
@@ -67,7 +68,7 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
         before = now(message.device)
         dist.all_reduce(message, group=group)
         mine.append(now(message.device) - before)
-    return [max(each) for each in zip(*gather(mine, group), strict=True)]
+    return [max(each) for each in zip(*of_ranks(mine, group), strict=True)]
 
 
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     links = _Links(group)
     sweeps = [links.sweep() for _ in range(SWEEPS)]
     latency_s, byte_s = ([sweep[kind] for sweep in sweeps] for kind in range(2))
-    sizes = gather(links.sizes, group)
+    sizes = of_ranks(links.sizes, group)
     alone_s, slowness = {}, {}
     for i, j in combinations(range(len(sizes)), 2):
         latency, byte = (median(sweep[i][j] for sweep in kind) for kind in (latency_s, byte_s))
@@ -139,7 +140,7 @@ class _Links:
             if self.rank in pair:
                 peer = sum(pair) - self.rank
                 mine_s = self._steady_s(self.sizes[peer], peer)
-        at_once_s = max(seconds for (seconds,) in gather([mine_s], self.group))
+        at_once_s = max(of_ranks(mine_s, self.group))
         slowest_s, in_turn_s = max(together.values()), sum(together.values())
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
@@ -148,7 +149,7 @@ class _Links:
 
         `mine` lists this rank's measurement of its link to each rank.
         """
-        rows = gather(mine, self.group)
+        rows = of_ranks(mine, self.group)
         columns = zip(*rows, strict=True)
         return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
 

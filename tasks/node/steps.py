@@ -29,10 +29,10 @@ from . import measuring
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .loader import running
-from .measuring import Patience, gather, meet
+from .measuring import Patience, meet
 from .record import Item
 from .strategies import communicates_always, strategy
-from .strategies.replicas import no_sync
+from .strategies.replicas import no_sync, of_ranks
 
 _MIN_SCALE = 0.1  # give up below this fp16 loss scale, which starts at 65,536
 _COMPUTE_REPEATS = 2  # steps without communication, for `sync_s`
@@ -114,7 +114,7 @@ class TimedSteps:
             before = arithmetic.scale
             self.train()
         for _ in range(self.workers):
-            if max(gather([now(self.built.device) - started], self.group))[0] > item.most_s:
+            if max(of_ranks(now(self.built.device) - started, self.group)) > item.most_s:
                 break
             self.train()
         return ""
@@ -137,7 +137,7 @@ class TimedSteps:
                     times += [clock_s() - before, self.built.waited_s - waited]
                     if sync:
                         self.losses.append(loss)
-            return gather([clock_s() - started, *times], self.group)
+            return of_ranks([clock_s() - started, *times], self.group)
 
         by_rank = torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
         self.elapsed_s += float(by_rank[:, 0].max())
@@ -205,13 +205,10 @@ def _prepared(
 def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Outcome:
     """Train; return a pair: the values of a learn record, and an empty text.
 
-    If the item's windows do not fit its steps, the pair is {} and the reason. `place` is the index
-    of this node in `item.nodes`. Ranks exchange their losses after each window. Training ends after
+    `place` is the index of this node in `item.nodes`. Ranks exchange their losses after each window. Training ends after
     `item.windows` windows, after `item.most_s` seconds, or when a loss is not finite. In the last
     case, `diverged` is True and `losses` ends before that window.
     """
-    if not 1 <= item.windows <= item.most_steps:
-        return {}, f"{item.most_steps} steps cannot be divided into {item.windows} windows"
     _, step, weight = _prepared(item, built, group, place)
     steps = item.most_steps // item.windows
     losses: list[float] = []
@@ -222,7 +219,7 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Out
     with running(built.loader):
         while len(losses) < item.windows and spent_s < item.most_s and not diverged:
             mine = fmean(step(sync=True) for _ in range(steps)) * weight
-            by_rank = gather([mine, now(built.device) - started], group)
+            by_rank = of_ranks([mine, now(built.device) - started], group)
             loss, spent_s = sum(rank[0] for rank in by_rank), max(rank[1] for rank in by_rank)
             diverged = not math.isfinite(loss)
             if not diverged:
@@ -270,8 +267,8 @@ def train(
     # repeats of disturbed blocks are not counted
     measured = warmed + max(item.most_steps, len(seconds))
     first, last = timed.losses[0], timed.losses[:measured][-1]
-    gathered = gather([first * weight, last * weight, peak], group)
-    first_losses, last_losses, peaks = zip(*gathered, strict=True)
+    by_rank = of_ranks([first * weight, last * weight, peak], group)
+    first_losses, last_losses, peaks = zip(*by_rank, strict=True)
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
     if not all(map(math.isfinite, losses.values())):
         return {}, f"the loss goes from {losses['first_loss']} to {losses['last_loss']}"
@@ -285,7 +282,7 @@ def train(
         "sync_s": None if always else sync_s,
         "build_s": build_s,
         "warmup_s": warmup_s,
-        "peak_bytes": int(max(peaks)),
+        "peak_bytes": max(peaks),
         **sizes,
         **losses,
         **workers,

@@ -308,7 +308,6 @@ def test_the_same_seed_learns_the_same_another_does_not_and_a_loss_that_is_no_nu
         "other": {"seed": 2},
         "sparse": {"strategy": "ddp-mstopk"},
         "short": {"most_s": 1e-9},
-        "uneven": {"windows": 23},
         "nan": {"workload": "nan"},
     }
     same = {"workload": "wide", "nodes": [0, 1], "batches": [6, 2], "kind": "learn"}
@@ -318,8 +317,7 @@ def test_the_same_seed_learns_the_same_another_does_not_and_a_loss_that_is_no_nu
     agents.plan(1, workloads, items)
     agents.finished(1)
     records = agents.records()
-    failed = [run for run, body in records.items() if body["status"] == "failed"]
-    assert failed == ["uneven"] and "23 windows" in records.pop("uneven")["reason"]
+    assert {body["status"] for body in records.values()} == {"measured"}
     values = {run: body["values"] for run, body in records.items()}
     losses = {run: found["losses"] for run, found in values.items()}
     assert len(losses["one"]) == 5 and values["one"]["steps_a_window"] == 4

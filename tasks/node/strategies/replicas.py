@@ -39,8 +39,13 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
         }
 
 
-def of_ranks(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return the `value` that each rank passes, in rank order. Every rank must call it."""
+def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """Return the `value` that each rank passes, in rank order. Every rank must call it.
+
+    Without a group, returns `[value]`.
+    """
+    if group is None:
+        return [value]
     by_rank = [None] * dist.get_world_size(group)
     dist.all_gather_object(by_rank, value, group=group)
     return by_rank

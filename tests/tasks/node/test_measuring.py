@@ -106,7 +106,7 @@ def test_ranks_repeat_together_for_the_least_patience_and_the_most_disturbed_mac
 ):
     # the other machine: ticks stolen, wanted, seconds, patience left, seconds of the fixed work
     others = iter([[50.0, 80.0, 30.0, 45.0 - 30.0 * turn, 0.02] for turn in range(9)])
-    monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), next(others)])
+    monkeypatch.setattr(measuring, "of_ranks", lambda mine, _group: [list(mine), next(others)])
     patient = Patience(left_s=100.0)
     assert patient.undisturbed(blocks(host, clock, *[0] * 6), None) == 2
     assert patient.left_s == -15.0 and patient.taken_share == pytest.approx(50 / 80)

@@ -1,7 +1,6 @@
 """The built-in workloads, loaded as nodes load them, and entrypoints that do not fit."""
 
 from collections import UserDict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +99,3 @@ def test_an_entrypoint_that_does_not_fit_is_refused(tmp_path, source, given, nam
     (tmp_path / "own.py").write_text(source)
     with pytest.raises(WorkloadError, match=named):
         load(tmp_path, "own", **given)
-
-
-def test_a_loss_for_each_sample_is_refused():
-    built = replace(load(HOME, "wide_mlp"), loss=lambda output, target: output - target)
-    with pytest.raises(WorkloadError):
-        try_once(built, 2)
