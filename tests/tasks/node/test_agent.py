@@ -30,15 +30,6 @@ def test_each_attempt_is_taken_once_and_never_an_older_one(agent, tmp_path):
         agent.attempt = max(agent.attempt, attempt)
 
 
-def test_a_full_disk_does_not_end_the_agent(agent, monkeypatch, capsys):
-    def full(_path, _body):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tasks.node.agent.write_json", full)
-    agent.heartbeat()
-    assert "No space left" in capsys.readouterr().err
-
-
 ITEM = Item(run_id="r", kind="train", nodes=[1, 2], devices=[1, 4], batches=[8, 8])
 GPUS = {"expected": [Devices(name=CPU, count=1), *[Devices(name="A10G", count=1)] * 2]}
 WITHOUT_0 = plan(ITEM, attempt=2, ranks=[1, 2])

@@ -16,23 +16,6 @@ USER = pwd.struct_passwd(("srift", "x", 12345, 12345, "", "/", "/bin/sh"))
 GOES = {"kind": "interruption", "action": "terminate", "at": "2026-11-20T12:00:00Z"}
 
 
-def test_the_agent_sees_where_programs_are_and_nothing_of_the_machines_rights(
-    tmp_path, monkeypatch
-):
-    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "SRIFT_BASE"):
-        monkeypatch.setenv(name, "secret")
-    started = {}
-
-    def start_as(user, command, **options):
-        started.update(options, user=user)
-        return SimpleNamespace(pid=2**30)  # none has that number
-
-    monkeypatch.setattr(courier, "start_as", start_as)
-    courier.start_agent(USER, "/python", tmp_path, "10.0.0.4", 3, 9.0)
-    assert started["user"] == USER and "secret" not in started["env"].values()
-    assert started["env"]["HOME"] == str(tmp_path / "node-3") and started["env"]["PATH"]
-
-
 @pytest.mark.parametrize("reason", ["it does not hold", ""])
 def test_nothing_is_served_behind_a_fence_that_does_not_hold(tmp_path, monkeypatch, reason):
     served = SimpleNamespace(serve=lambda: "served", leave=None)
@@ -156,17 +139,6 @@ def test_a_notice_is_passed_on_at_once_with_everything_else(world):
     moment = world.moments("notice.json")[1]
     assert 31 <= moment <= 33.5 and (moment, "log-1.txt", b"abc") in world.came
     assert world.moments("records/r.json")[0] <= moment
-
-
-def test_a_machine_that_must_go_before_it_has_a_place_passes_the_notice_on(world):
-    place = world.inward
-    world.inward = {}
-    world.sets(2, given=GOES, down=True)
-    world.sets(4, down=False)
-    world.sets(9, inward=place)
-    world.sets(20, code=0)
-    world.serve()
-    assert len(world.moments("notice.json")) == 1 and world.moments("notice.json")[0] <= 7
 
 
 def test_an_agent_that_fails_is_reported_with_its_last_output(world):

@@ -11,7 +11,7 @@ from moto import mock_aws
 from tasks.node.data import KEPT_FREE_BYTES
 from tasks.node.on_ec2 import fetch
 from tasks.node.on_ec2.fetch import Fetcher
-from tasks.node.on_ec2.s3 import FAULTS, MachineStore, s3_client
+from tasks.node.on_ec2.s3 import s3_client
 
 CATS = {"1.jpg": b"x" * 10, "deep/2 +ü.jpg": b"y" * 20, "empty": b""}
 
@@ -44,17 +44,6 @@ def fetched(fetcher, address="s3://mine-1/cats/"):
     return state
 
 
-def test_a_machine_reads_its_inward_objects_and_writes_its_outward_ones(client):
-    store = MachineStore(client, "mine-1", "srift/leases/l/me")
-    client.put_object(Bucket="mine-1", Key="srift/leases/l/me/in/plan.json", Body=b"{}")
-    assert store.get("plan.json") == b"{}"
-    store.put("records/a+b:c.json", b"1")
-    written = client.get_object(Bucket="mine-1", Key="srift/leases/l/me/out/records/a+b:c.json")
-    assert written["Body"].read() == b"1"
-    with pytest.raises(FAULTS, match="NoSuchKey"):
-        store.get("none.json")
-
-
 def test_all_objects_below_a_prefix_become_files_that_others_read_and_do_not_write(fetcher):
     before = os.umask(0o022)
     try:
@@ -65,15 +54,6 @@ def test_all_objects_below_a_prefix_become_files_that_others_read_and_do_not_wri
     folder = fetcher.mailbox / "data"
     assert {name: (folder / "ab" / name).read_bytes() for name in CATS} == CATS
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")} == {0o755, 0o644}
-
-
-def test_what_was_requested_is_fetched_once_in_a_thread(fetcher):
-    started = []
-    fetcher.fetch_all = started.append  # type: ignore[method-assign]
-    for _ in range(2):
-        fetcher.request({"ab": "s3://mine-1/cats/"})
-    assert started == [{"ab": "s3://mine-1/cats/"}]
-    assert fetcher.states == {"ab": {"state": "fetching"}}
 
 
 @pytest.mark.parametrize("address", ["s3://nobody/cats/", "s3://mine-1/cat/"])
