@@ -36,7 +36,7 @@ class WorkloadError(Exception):
     """Raised if the workload's entrypoint breaks its contract."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class LoadedWorkload:
     """The model, loss, batch maker and optimizer that an entrypoint returned.
 

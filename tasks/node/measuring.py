@@ -32,7 +32,11 @@ _STAT = Path("/proc/stat")
 _Result = TypeVar("_Result")
 
 
-@dataclass(slots=True)
+class NotMeasured(Exception):
+    """Raised on every rank of an item at once if its measurement has no result."""
+
+
+@dataclass
 class Patience:
     """Repeats disturbed measurements while time is left, and collects figures of the kept blocks.
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from . import measuring
 from .device import now
-from .measuring import Patience, meet
+from .measuring import NotMeasured, Patience, meet
 from .record import Item
 from .strategies.messages import exchange
 from .strategies.replicas import of_ranks
@@ -32,15 +32,14 @@ Matrix = list[list[float]]
 
 def probe(
     item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
-) -> tuple[dict[str, Any], str]:
-    """Time all-reduces; return a pair: the values of a probe record, and an empty text.
+) -> dict[str, Any]:
+    """Time all-reduces and return the values of a probe record.
 
-    If the item has only one device, the pair is {} and the reason. `rows` in the values has one
-    entry per message size: bytes, and seconds, the interquartile mean of the times of an all-reduce
-    on its slowest rank.
+    `rows` in the values has one entry per message size: bytes, and seconds, the interquartile mean
+    of the times of an all-reduce on its slowest rank. Raises NotMeasured for a single device.
     """
     if group is None:
-        return {}, "a probe needs at least two devices"
+        raise NotMeasured("a probe needs at least two devices")
     rows = []
     for size in item.message_bytes:
         message = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
@@ -54,7 +53,7 @@ def probe(
                 "seconds": fmean(seconds[place] for place in measuring.central(seconds)),
             }
         )
-    return {"rows": rows}, ""
+    return {"rows": rows}
 
 
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:

@@ -33,8 +33,8 @@ Profile = dict[str, Any]
 
 def profile(
     item: Item, built: LoadedWorkload, group: dist.ProcessGroup, patience: Patience
-) -> tuple[Profile, str]:
-    """Profile the batch sizes of `item`; return a pair: the record's values, and an empty text.
+) -> Profile:
+    """Profile the batch sizes of `item` and return the record's values.
 
     `group` contains only this rank; the measurement of buckets needs it for DDP. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes
@@ -69,7 +69,7 @@ def profile(
         "rows": rows,
         "buckets": _buckets(built, typical, group),
         **values,
-    }, ""
+    }
 
 
 def _parts(built: LoadedWorkload, batch: int) -> Profile:

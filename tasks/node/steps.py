@@ -29,7 +29,7 @@ from . import measuring
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .loader import running
-from .measuring import Patience, meet
+from .measuring import NotMeasured, Patience, meet
 from .record import Item
 from .strategies import communicates_always, strategy
 from .strategies.replicas import no_sync, of_ranks
@@ -37,7 +37,6 @@ from .strategies.replicas import no_sync, of_ranks
 _MIN_SCALE = 0.1  # give up below this fp16 loss scale, which starts at 65,536
 _COMPUTE_REPEATS = 2  # steps without communication, for `sync_s`
 
-Outcome = tuple[dict[str, Any], str]  # values of a record, or the reason why there are none
 Group = dist.ProcessGroup | None
 
 
@@ -75,7 +74,7 @@ def typical_s(seconds: Sequence[float], waits: Sequence[float]) -> float:
     return median(without) + fmean(waits)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together; repeats disturbed blocks.
 
@@ -100,24 +99,25 @@ class TimedSteps:
         """Take steps that are not timed."""
         self.losses += [self.step(sync=True) for _ in range(steps)]
 
-    def warm_up(self, item: Item) -> str:
+    def warm_up(self, item: Item) -> None:
         """Train until fp16 updates succeed and the workers' prefetched batches are used up.
 
-        Returns why fp16 updates do not succeed, or an empty text.
+        Raises NotMeasured if fp16 updates do not succeed.
         """
         arithmetic, started = self.built.arithmetic, now(self.built.device)
         self.train(item.warmup_steps)
         before = math.inf
         while arithmetic.scaler.is_enabled() and arithmetic.scale < before:
             if arithmetic.scale < _MIN_SCALE:
-                return "gradients in fp16 overflow at every scale: train in bf16 or fp32"
+                raise NotMeasured(
+                    "gradients in fp16 overflow at every scale: train in bf16 or fp32"
+                )
             before = arithmetic.scale
             self.train()
         for _ in range(self.workers):
             if max(of_ranks(now(self.built.device) - started, self.group)) > item.most_s:
                 break
             self.train()
-        return ""
 
     def block(self, count: int, *, sync: bool = True) -> Tensor:
         """Time `count` steps, and time them again while a machine is disturbed. Return the times.
@@ -202,8 +202,8 @@ def _prepared(
     return module, step, batch / whole
 
 
-def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Outcome:
-    """Train; return a pair: the values of a learn record, and an empty text.
+def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dict[str, Any]:
+    """Train and return the values of a learn record.
 
     `place` is the index of this node in `item.nodes`. Ranks exchange their losses after each window. Training ends after
     `item.windows` windows, after `item.most_s` seconds, or when a loss is not finite. In the last
@@ -224,16 +224,16 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Out
             diverged = not math.isfinite(loss)
             if not diverged:
                 losses.append(loss)
-    return {"losses": losses, "steps_a_window": steps, "diverged": diverged}, ""
+    return {"losses": losses, "steps_a_window": steps, "diverged": diverged}
 
 
 def train(
     item: Item, built: LoadedWorkload, group: Group, patience: Patience, *, place: int
-) -> Outcome:
-    """Time steps; return a pair: the values of a train record, and an empty text.
+) -> dict[str, Any]:
+    """Time steps and return the values of a train record.
 
-    If the training fails, the pair is {} and the reason. `place` is the index of this node in
-    `item.nodes`.
+    `place` is the index of this node in `item.nodes`. Raises NotMeasured if the loss is not finite,
+    and the error of `warm_up`.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
@@ -249,9 +249,7 @@ def train(
     meet(group)
     started = clock_s()
     with running(loader):
-        problem = timed.warm_up(item)
-    if problem:
-        return {}, problem
+        timed.warm_up(item)
     warmup_s, warmed = clock_s() - started, len(timed.losses)
 
     times = timed.until_steady(item)
@@ -271,7 +269,7 @@ def train(
     first_losses, last_losses, peaks = zip(*by_rank, strict=True)
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
     if not all(map(math.isfinite, losses.values())):
-        return {}, f"the loss goes from {losses['first_loss']} to {losses['last_loss']}"
+        raise NotMeasured(f"the loss goes from {losses['first_loss']} to {losses['last_loss']}")
     workers = {} if loader is None else {"loader_workers": loader.workers}
     return {
         "step_s": step_s,
@@ -286,4 +284,4 @@ def train(
         **sizes,
         **losses,
         **workers,
-    }, ""
+    }

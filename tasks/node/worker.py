@@ -21,6 +21,7 @@ from .device import NoSuchDevice, reset_peak, usable
 from .entrypoint import LoadedWorkload, try_once
 from .launch import Launch, explain, load, report
 from .loader import worker_deaths_ignored
+from .measuring import NotMeasured
 from .probe import probe
 from .processes import (
     EXIT_ITEM_FAILED,
@@ -105,9 +106,11 @@ def serve(launch: Launch, index: int, item: Item) -> None:
     values: dict[str, Any] = {}
     if not problem:
         try:
-            values, problem = measure(launch, item, built)
+            values = measure(launch, item, built)
             if "build_s" in values:
                 values["build_s"] += build_s
+        except NotMeasured as error:
+            problem = str(error)
         except Exception as error:
             with worker_deaths_ignored():
                 traceback.print_exc()
@@ -171,32 +174,32 @@ def agree(launch: Launch, item: Item, problem: str) -> str:
     return "; ".join(sorted(reasons))
 
 
-def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:
-    """Measure the item; return a pair: the record's values, and the reason of a failure.
+def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[str, Any]:
+    """Measure the item and return the record's values.
 
-    The reason is empty if the measurement succeeded. Otherwise the values are not used.
+    Raises NotMeasured if there are none, and the errors of the workload.
     """
     group, patience = launch.group(item), launch.patience
     placed = launch.layout.placed(item)
     patience.reset()
     if built is None:
-        values, problem = probe(placed, group, launch.device, patience)
+        values = probe(placed, group, launch.device, patience)
     elif item.kind == "profile":
-        values, problem = profile(item, built, launch.groups[(launch.rank,)], patience)
+        values = profile(item, built, launch.groups[(launch.rank,)], patience)
     else:
         place = placed.nodes.index(launch.node)
         if item.kind == LEARN:
-            values, problem = learn(placed, built, group, place=place)
+            values = learn(placed, built, group, place=place)
         else:
-            values, problem = train(placed, built, group, patience, place=place)
+            values = train(placed, built, group, patience, place=place)
             is_first = launch.rank == 0 and item.workload not in launch.written
-            if values and is_first and item.strategy == DDP:
+            if is_first and item.strategy == DDP:
                 launch.written.add(item.workload)
                 values |= write_checkpoint(built)
-    if not problem and compiled_nothing(item.switches):
-        return {}, "compile: torch.compile found nothing to compile in this model"
+    if compiled_nothing(item.switches):
+        raise NotMeasured("compile: torch.compile found nothing to compile in this model")
     values |= {"taken_share": patience.taken_share} | patience.reference_values(placed.used)
-    return launch.by_node(item, values), problem
+    return launch.by_node(item, values)
 
 
 def abort(

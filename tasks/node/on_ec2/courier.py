@@ -73,7 +73,7 @@ def start_agent(
     return agent
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Delivery:
     """Serves one machine: carries files and notices, and downloads data, while the agent runs.
 

@@ -83,7 +83,7 @@ _HEARTBEAT = "heartbeat.json"
 Mark = tuple[int, int, int]  # inode, last write in ns, bytes; it changes with the file
 
 
-@dataclass(slots=True)
+@dataclass
 class UploadState:
     """The state of the uploads of one file.
 

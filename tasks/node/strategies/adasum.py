@@ -59,7 +59,7 @@ def combine_gradients(
     return completed(values if wide is values else values.copy_(wide))
 
 
-@dataclass(slots=True)
+@dataclass
 class Changes:
     """State of adasum-delta on a rank: the weights, and their values before the optimizer's step.
 

@@ -59,7 +59,7 @@ def powersgd_state(group: dist.ProcessGroup) -> PowerSGDState:
     )
 
 
-@dataclass(slots=True)
+@dataclass
 class SparseExchange:
     """State of `sparse_hook` on a rank.
 

@@ -109,7 +109,7 @@ class Divided(nn.Module):
         return no_sync(self.module)
 
 
-@dataclass(slots=True)
+@dataclass
 class Blocks:
     """This rank's blocks of the divided parameters.
 

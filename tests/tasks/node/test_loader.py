@@ -259,8 +259,8 @@ def test_a_profile_measures_what_a_sample_costs_without_workers(built, monkeypat
     assert len(workers_of(made)) == 3
     monkeypatch.setattr(profiler, "_buckets", lambda *_: [])
     monkeypatch.setattr(profiler, "_BATCH_S", 0.01)
-    values, problem = profiler.profile(item, made, None, Patience())
-    assert problem == "" and values["loader_workers"] == 3 and not workers_of(made)
+    values = profiler.profile(item, made, None, Patience())
+    assert values["loader_workers"] == 3 and not workers_of(made)
     assert 0.01 <= values["load_s"] < 0.02 and values["load_wait_s"] >= 0
     assert [row["batch"] for row in values["rows"]] == [2, 4]
     assert all(row["input_s"] >= 0.01 * row["batch"] for row in values["rows"])
@@ -284,8 +284,8 @@ QUICK = Item(
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_wait_for_a_batch_is_a_part_of_the_step(built, workers):
     made = built(f"DataLoader(Slow(50), batch_size=2, num_workers={workers})")
-    values, problem = train(QUICK, made, None, Patience(), place=0)
-    assert problem == "" and values["loader_workers"] == workers and values["sync_s"] == 0.0
+    values = train(QUICK, made, None, Patience(), place=0)
+    assert values["loader_workers"] == workers and values["sync_s"] == 0.0
     ahead = 6 * workers  # of 32 samples: two batches in stock, and one under way
     assert values["step_s"] > 0.08 * (1 - ahead / 32)
     assert 0.7 < values["input_s"] / values["step_s"] < 1
@@ -293,7 +293,5 @@ def test_the_wait_for_a_batch_is_a_part_of_the_step(built, workers):
 
 
 def test_steps_are_measured_over_whole_rounds_of_the_workers(built):
-    values, _ = train(
-        QUICK, built("DataLoader(Rows(50), num_workers=3)"), None, Patience(), place=0
-    )
+    values = train(QUICK, built("DataLoader(Rows(50), num_workers=3)"), None, Patience(), place=0)
     assert values["steps"] % 3 == 0 and values["steps"] >= 4

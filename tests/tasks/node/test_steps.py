@@ -8,7 +8,7 @@ import torch
 
 from tasks.node import checkpoint, profiler, steps
 from tasks.node.entrypoint import LoadedWorkload
-from tasks.node.measuring import Patience
+from tasks.node.measuring import NotMeasured, Patience
 from tasks.node.precision import NoSuchPrecision, arithmetic
 from tasks.node.record import Item
 
@@ -75,8 +75,8 @@ def test_micro_steps_add_up_to_the_step_of_the_whole_batch():
 
 
 def test_a_loss_that_is_no_number_is_no_measurement():
-    values, problem = measured(regression(factor=float("nan")), item())
-    assert values == {} and problem
+    with pytest.raises(NotMeasured):
+        measured(regression(factor=float("nan")), item())
 
 
 @pytest.mark.parametrize("how", ["fp32", "bf16", "fp16"])
@@ -105,11 +105,10 @@ def test_fp16_is_measured_once_its_updates_are_made(monkeypatch):
         return block(self, *given, **named)
 
     monkeypatch.setattr(steps.TimedSteps, "block", noted)
-    values, problem = measured(built, item(precision="fp16"))
-    assert not problem and values["step_s"] > 0
+    assert measured(built, item(precision="fp16"))["step_s"] > 0
     assert len(set(scales)) == 1 and scales[0] < 65536
-    values, problem = measured(regression("fp16", factor=1e38), item(precision="fp16"))
-    assert values == {} and "bf16" in problem
+    with pytest.raises(NotMeasured, match="bf16"):
+        measured(regression("fp16", factor=1e38), item(precision="fp16"))
 
 
 def test_precisions_that_a_device_lacks_are_refused(monkeypatch):
@@ -142,10 +141,10 @@ def test_a_profile_ends_at_the_batches_that_fit_on_the_device(monkeypatch):
     monkeypatch.setattr(profiler, "_parts", parts)
     monkeypatch.setattr(profiler, "_buckets", lambda _built, batch, _group: typical.append(batch))
     alone = None
-    values, problem = profiler.profile(
+    values = profiler.profile(
         item(kind="profile", batches=[2, 8, 64]), regression(), alone, Patience()
     )
-    assert ([row["batch"] for row in values["rows"]], problem, typical) == ([2, 8], "", [8])
+    assert ([row["batch"] for row in values["rows"]], typical) == ([2, 8], [8])
     assert values["flops_per_sample"] == 2 * 3 * (8 * 32 + 32) - 2 * 8 * 32
     with pytest.raises(torch.OutOfMemoryError):
         profiler.profile(item(kind="profile", batches=[64]), regression(), alone, Patience())
