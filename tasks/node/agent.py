@@ -77,7 +77,8 @@ class Agent:
             elif self.launch is not None and self.launch.poll() is not None:
                 self.end_launch()
             if time.monotonic() - self.beaten >= _HEARTBEAT_S:
-                self.heartbeat()
+                self.beaten = time.monotonic()
+                self.write("heartbeat.json", {"beat_unix": time.time()})
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
@@ -106,8 +107,13 @@ class Agent:
         if not plan.items or self.node not in devices:
             return
         self.progress_path.unlink(missing_ok=True)
-        variables = environment(self.address, self.scratch, plan.expected[self.node].threads)
-        variables |= {
+        interface = interface_of(self.address)
+        threads = str(plan.expected[self.node].threads or cores())
+        variables = clean_environment(self.scratch) | {
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": interface,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
             "SRIFT_MAILBOX": str(self.mailbox),
             "SRIFT_PLAN": str(self.plan_path(plan.attempt)),
             "SRIFT_NODE": str(self.node),
@@ -201,11 +207,6 @@ class Agent:
         }
         self.write(f"finished-{self.attempt}.json", body)
 
-    def heartbeat(self) -> None:
-        """Write the heartbeat by which the controller sees that this machine is alive."""
-        self.beaten = time.monotonic()
-        self.write("heartbeat.json", {"beat_unix": time.time()})
-
     @property
     def progress_path(self) -> Path:
         return self.folder / "progress.json"
@@ -235,21 +236,6 @@ class Agent:
         end_descendants()
         shutil.rmtree(self.scratch, ignore_errors=True)
         os._exit(code)
-
-
-def environment(address: str, scratch: Path, threads: int) -> dict[str, str]:
-    """Return the environment of torchrun, which has no credentials.
-
-    gloo and NCCL use the network interface of `address`. Each rank computes with `threads` threads;
-    0 means one thread per core.
-    """
-    interface, count = interface_of(address), str(threads or cores())
-    return clean_environment(scratch) | {
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
-        "OMP_NUM_THREADS": count,
-        "MKL_NUM_THREADS": count,
-    }
 
 
 def clean_environment(scratch: Path) -> dict[str, str]:

@@ -250,11 +250,11 @@ class ElasticRun:
         """
         attempt = self.plan.attempt
         if self.is_first_of_node:
-            self.put(f"armed-{attempt}.json", {"armed_unix": time.time()})
+            report(self.mailbox, self.node, f"armed-{attempt}.json", {"armed_unix": time.time()})
         wait_for_go(self.mailbox, attempt)
         if self.is_first_of_node:
             progress = {"attempt": attempt, "run_id": self.item.run_id, "index": 0}
-            self.put("progress.json", progress)
+            report(self.mailbox, self.node, "progress.json", progress)
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record. If the run failed, the rank that failed writes it."""
@@ -268,11 +268,7 @@ class ElasticRun:
             values=values,
             devices=used,
         )
-        self.put(f"records/{self.item.run_id}.json", record)
-
-    def put(self, name: str, body: Any) -> None:
-        """Write `body` into the node's folder; end the process if that fails."""
-        report(self.mailbox, self.node, name, body)
+        report(self.mailbox, self.node, f"records/{self.item.run_id}.json", record)
 
 
 def main() -> None:

@@ -61,11 +61,13 @@ def profile(
         values["loader_workers"] = built.loader.workers
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
         built = replace(built, make_batch=made.__getitem__)
+    with torch.no_grad():
+        divided = volumes(built.model, lambda: built.model(built.make_batch(smallest)[0]), smallest)
     return {
         "parameters": built.parameters,
         "gradient_bytes": built.gradient_bytes,
         "flops_per_sample": _flops(built, smallest),
-        **_divided(built, smallest),
+        **divided,
         "rows": rows,
         "buckets": _buckets(built, typical, group),
         **values,
@@ -163,18 +165,6 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
         built.loss(built.model(inputs), target).backward()  # type: ignore[no-untyped-call]
     built.optimizer.zero_grad(set_to_none=True)
     return float(counter.get_total_flops()) / batch
-
-
-def _divided(built: LoadedWorkload, batch: int) -> dict[str, float]:
-    """Return the numbers of elements that tensor parallelism exchanges (tensor.volumes).
-
-    `divided_weights` counts elements of weights. The other values count activations per sample.
-    """
-    with torch.no_grad():
-        found = volumes(built.model, lambda: built.model(built.make_batch(batch)[0]))
-    return {
-        name: value if name == "divided_weights" else value / batch for name, value in found.items()
-    }
 
 
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -94,16 +93,10 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees the lock of a process that dies
         marker = environment / _MARKER
-        if marker.exists():
-            os.utime(marker)  # shows which environments are in use
-        else:
-            shutil.rmtree(environment, ignore_errors=True)
-            try:
-                _make(requirements, root, environment, workload)
-            except BaseException:
-                shutil.rmtree(environment, ignore_errors=True)
-                raise
-            marker.write_text(json.dumps({"workload": workload, "requirements": requirements}))
+        if not marker.exists():
+            shutil.rmtree(environment, ignore_errors=True)  # the rest of a failed installation
+            _make(requirements, root, environment, workload)
+        marker.touch()  # also shows which environments are in use
     return str(environment / "bin" / "python")
 
 

@@ -184,22 +184,21 @@ def slowest(times: Tensor) -> tuple[list[float], list[float]]:
 
 def _prepared(
     item: Item, built: LoadedWorkload, group: Group, place: int
-) -> tuple[nn.Module, Callable[..., float], float]:
+) -> tuple[Callable[..., float], float]:
     """Apply the item's strategy to the model.
 
-    Returns the wrapped module, a function that takes an optimizer step, and this rank's share of
-    the global batch. `place` is the index of this node in `item.nodes`.
+    Returns a function that takes an optimizer step, and this rank's share of the global batch. `place` is the index of this node in `item.nodes`.
     """
     module = built.model
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
     if group is not None:
         module = parallel(built.model, built.optimizer, group)
-    if communicates_always(module):
+    if group is not None and communicates_always(item.strategy):
         reset_peak(built.device)  # before sharding, each rank held the whole model
     batch, steps = item.batches[place], item.accumulation_steps
     whole = sum(used * each for used, each in zip(item.used, item.batches, strict=True))
     step = partial(one_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps))
-    return module, step, batch / whole
+    return step, batch / whole
 
 
 def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dict[str, Any]:
@@ -209,7 +208,7 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dic
     `item.windows` windows, after `item.most_s` seconds, or when a loss is not finite. In the last
     case, `diverged` is True and `losses` ends before that window.
     """
-    _, step, weight = _prepared(item, built, group, place)
+    step, weight = _prepared(item, built, group, place)
     steps = item.most_steps // item.windows
     losses: list[float] = []
     diverged, spent_s = False, 0.0
@@ -239,7 +238,7 @@ def train(
     started = clock_s()
     # read before the model is sharded
     sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes}
-    module, step, weight = _prepared(item, built, group, place)
+    step, weight = _prepared(item, built, group, place)
     build_s = clock_s() - started
 
     built.close()
@@ -258,7 +257,7 @@ def train(
     if loader is not None:
         step_s, input_s = typical_s(seconds, waits), fmean(waits)
     peak = peak_bytes(built.device)
-    always = communicates_always(module)
+    always = group is not None and communicates_always(item.strategy)
     compute_s = [] if group is None or always else timed.compute_s()
     waited_s = 0.0 if loader is None else input_s
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0

@@ -36,11 +36,8 @@ _PATIENCE_S = 60.0  # limit of a command on a machine that has just booted
 
 
 def account(name: str) -> pwd.struct_passwd:
-    """Return the user called `name`. Raises OSError if there is none or it is root."""
-    try:
-        found = pwd.getpwnam(name)
-    except KeyError:
-        raise OSError(f"there is no user {name} on this machine") from None
+    """Return the user called `name`. Raises KeyError if there is none, and OSError for root."""
+    found = pwd.getpwnam(name)
     if found.pw_uid == 0:
         raise OSError(f"{name} is root, whom no rule can block from the metadata service")
     return found

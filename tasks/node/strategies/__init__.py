@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -45,11 +45,11 @@ from .compression import (
     sparse_hook,
 )
 from .grid import TENSOR
-from .refusals import DDP, FSDP, ZERO1, refuse, refuse_model, refuse_optimizer, shares_out
+from .refusals import DDP, FSDP, ZERO1, ZERO2, refuse, refuse_model, refuse_optimizer, shares_out
 from .replicas import broadcast_model, retarget
 from .servers import SERVED, Servers, average_by_servers, first_devices
 from .tables import TABLES, DistributedTables
-from .tensor import Divided, divide
+from .tensor import divide
 
 Strategy = Callable[[nn.Module, Optimizer, dist.ProcessGroup], nn.Module]
 
@@ -93,7 +93,7 @@ def strategy(
             return model
         if name == ZERO1:
             share_update(optimizer, group)
-            return SharedUpdate(model, process_group=group)
+            return DistributedDataParallel(model, process_group=group)
         module = DistributedDataParallel(model, process_group=group)
         if name != DDP:
             module.register_comm_hook(*_hook(name, module, optimizer, group, machines))
@@ -102,9 +102,9 @@ def strategy(
     return wrap
 
 
-def communicates_always(module: nn.Module) -> bool:
-    """Return True if a step sends weights or activations even inside `no_sync`."""
-    return isinstance(module, FSDPModule | SharedUpdate | Divided | DistributedTables)
+def communicates_always(name: str) -> bool:
+    """Return True if a step of the strategy sends weights or activations even inside `no_sync`."""
+    return name in (FSDP, ZERO2, ZERO1, TABLES, *TENSOR)
 
 
 def _hook(
@@ -129,13 +129,6 @@ def _hook(
     optimizer.register_step_pre_hook(changes.remember)
     optimizer.register_step_post_hook(changes.combine)
     return changes, leave_gradients
-
-
-class SharedUpdate(DistributedDataParallel):
-    """A DDP model under zero1: its optimizer broadcasts updated weights in each step.
-
-    The type tells `communicates_always` that a step communicates inside `no_sync` too.
-    """
 
 
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:

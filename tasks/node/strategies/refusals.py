@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from ..precision import SCALED
 from ..switches import NONE, OFFLOAD, on, uses_of
 from .adasum import ADASUM, DELTAS
-from .compression import COMPRESSED, MSTOPK, POWERSGD
+from .compression import COMPRESSED, MSTOPK
 from .grid import TENSOR, shape_of
 from .servers import SERVED, servers_of
 from .tables import TABLES, tables_of
@@ -65,8 +64,6 @@ def _fits(name: str, machines: Sequence[int]) -> bool:
         return len(machines) >= max(servers_of(name), 2)
     if name == MSTOPK:
         return len(machines) > 1 and len(set(machines)) == 1
-    if name == POWERSGD:
-        return find_spec("numpy") is not None
     return name != TABLES or ranks > 1
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 Cut = Callable[[Tensor], Tensor]
@@ -55,8 +56,11 @@ def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     """Return a context in which a backward pass does not communicate gradients."""
     if isinstance(module, FSDPModule):
         return _unsharded_gradients(module)
-    skip: Callable[[], AbstractContextManager[None]] = getattr(module, "no_sync", nullcontext)
-    return skip()
+    # a model with divided layers or tables holds a DistributedDataParallel
+    for parallel in (module, getattr(module, "module", None)):
+        if isinstance(parallel, DistributedDataParallel):
+            return parallel.no_sync()
+    return nullcontext()
 
 
 @contextmanager

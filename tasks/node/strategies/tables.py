@@ -16,7 +16,6 @@ All ranks must call the tables in the same order, with indices of the same shape
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from .messages import exchange
-from .replicas import no_sync, of_ranks
+from .replicas import of_ranks
 
 TABLES = "tables"
 
@@ -70,10 +69,6 @@ class DistributedTables(nn.Module):
             samples = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor))
             self._distribute(of_ranks(samples, self.group))
         return self.module(*inputs, **named)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which only the tables communicate: indices, rows and gradients."""
-        return no_sync(self.module)
 
     def _distribute(self, samples: list[int]) -> None:
         """Choose the rank of each table, and free the tables that other ranks hold.

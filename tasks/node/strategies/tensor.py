@@ -24,7 +24,6 @@ other layers whole, in DistributedDataParallel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -40,7 +39,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..switches import uses_of
 from .grid import Grid, Peers, Summa, gather, scatter, turn
-from .replicas import Cut, broadcast_model, no_sync, of_ranks, retarget
+from .replicas import Cut, broadcast_model, of_ranks, retarget
 
 _RUN = {
     *(nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU),
@@ -104,9 +103,6 @@ class Divided(nn.Module):
                 )
             self.sizes = sizes
         return self.module(*inputs, **named)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return no_sync(self.module)
 
 
 @dataclass
@@ -386,10 +382,11 @@ def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
     return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
 
 
-def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]:
-    """Count the elements that divided layers would exchange in one call of `forward`.
+def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict[str, float]:
+    """Count the elements that divided layers would exchange in a call of `forward`.
 
-    Returns a dictionary, which is empty if no layer can be divided:
+    Returns a dictionary of elements per sample, of which `forward` takes `batch`. The dictionary is
+    empty if no layer can be divided:
 
     divided_weights: the elements of the weights of all divided layers.
     divided_inputs: the elements of the inputs of all divided layers.
@@ -400,14 +397,14 @@ def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]
     hooks = []
 
     def count(place: int, module: nn.Module, given: Any, named: Any, output: Any) -> None:
-        inputs = (*given, *named.values())[0].numel()
+        inputs = (*given, *named.values())[0].numel() / batch
         if isinstance(module, nn.TransformerEncoderLayer):
             expansion = module.linear1.out_features / module.linear1.in_features
             found["divided_inputs"] += inputs * (3 + expansion)
             found["divided_pairs"] += 4 * inputs
         else:
             found["divided_inputs"] += inputs
-            found["divided_pairs"] += output.numel() if place % 2 else inputs
+            found["divided_pairs"] += output.numel() / batch if place % 2 else inputs
 
     for run in divisible_runs(model):
         layers = [layer for layer in run if isinstance(layer, _COUNTED)]
