@@ -20,6 +20,7 @@ import fcntl
 import hashlib
 import io
 import logging
+import math
 import operator
 import os
 import pickle
@@ -99,7 +100,7 @@ class Cached(Dataset[Any]):
         else:
             path = Path(folder, f"srift-{self._digest.hex()[:24]}.cache")
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._store = _Store(str(path), self._digest, self._samples, None)
+            self._store = _Store(str(path), self._digest, self._samples, math.inf)
 
     def __len__(self) -> int:
         """Return the number of samples that the dataset had when it was wrapped."""
@@ -158,11 +159,11 @@ class _Store:
     path: the path of the file; an empty path creates a file in memory.
     digest: the head that the file must have. A file with another head is emptied.
     samples: the number of samples in the index.
-    room: the maximum bytes of samples. If None, the store keeps samples as long as _MIN_FREE bytes
-        of the disk are free.
+    room: the maximum bytes of samples. If infinite, the store keeps samples as long as _MIN_FREE
+        bytes of the disk are free.
     """
 
-    def __init__(self, path: str, digest: bytes, samples: int, room: float | None) -> None:
+    def __init__(self, path: str, digest: bytes, samples: int, room: float) -> None:
         """Open the file. Raises OSError if that fails, or if another user owns the file."""
         if path:
             follow = 0 if path.startswith("/proc/") else os.O_NOFOLLOW
@@ -173,7 +174,8 @@ class _Store:
         self._path = path or f"/proc/{os.getpid()}/fd/{self._file}"
         self._digest, self._samples, self._room = digest, samples, room
         self._first = _HEAD_BYTES + samples * _ENTRY.size
-        self._full = torch.zeros(1).share_memory_()  # 1 once any worker of a loader finds no room
+        # 1 once any worker of a loader finds no room
+        self._full: Tensor = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
         status = os.fstat(self._file)
         if status.st_uid != os.getuid():
             raise PermissionError(f"another user owns {path}")
@@ -208,9 +210,9 @@ class _Store:
         try:
             with _locked(self._file):
                 end = os.fstat(self._file).st_size
-                left = _free(self._file) - _MIN_FREE
-                if self._room is not None:
-                    left = self._room - (end - self._first)
+                left = self._room - (end - self._first)
+                if self._room == math.inf:
+                    left = _free(self._file) - _MIN_FREE
                 if len(content) > left:
                     raise OSError("it is full")
                 if self.get(at) is None:

@@ -69,7 +69,7 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
     expected devices are unknown.
     """
     for wanted, got in zip(expected, used, strict=False):
-        if not all(is_named(wanted.name, name) for name in got.name.split("+")):
+        if not is_named(wanted.name, got.name):
             return f"it ran on {got.name} where {wanted.name} was expected"
     return ""
 

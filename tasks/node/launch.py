@@ -140,10 +140,8 @@ class Launch:
         """Return the devices that `item` uses, with one entry per node."""
         found = []
         for node, count in zip(item.nodes, item.used, strict=True):
-            first = self.layout.places.index((node, 0))
-            names, threads = zip(*self.devices[first : first + count], strict=True)
-            name = "+".join(dict.fromkeys(names))
-            found.append(Devices(name=name, count=count, threads=max(threads)))
+            name, threads = self.devices[self.layout.places.index((node, 0))]
+            found.append(Devices(name=name, count=count, threads=threads))
         return found
 
     def wait_for(self, *indices: int) -> None:

@@ -139,7 +139,7 @@ class _Links:
             if self.rank in pair:
                 peer = sum(pair) - self.rank
                 mine_s = self._steady_s(self.sizes[peer], peer)
-        at_once_s = max(of_ranks(mine_s, self.group))
+        at_once_s: float = max(of_ranks(mine_s, self.group))
         slowest_s, in_turn_s = max(together.values()), sum(together.values())
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 

@@ -32,7 +32,7 @@ from .fetch import Fetcher
 from .metadata import Metadata
 from .metadata_fence import account, fence, start_as
 from .s3 import FAULTS, MachineStore, s3_client
-from .sync import LONGEST_PAUSE_S, Inbox, Outbox
+from .sync import Inbox, Outbox
 
 POLL_S = 0.5
 _INBOX_EVERY_S = 2.0
@@ -210,7 +210,7 @@ class Delivery:
             if not waiting() or time.monotonic() + pause_s >= until:
                 return
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, 10.0)
 
     def _over(self, *, before_s: float) -> bool:
         """Return True if the machine shuts down, or if at most `before_s` seconds are left."""

@@ -73,7 +73,7 @@ _LARGEST_BYTES = 2**19
 # Minimum seconds between uploads of a file that changes. The controller counts a node as silent
 # after 30 s without a heartbeat.
 CHANGED_EVERY_S, STEADY_EVERY_S, LOG_EVERY_S = 2.0, 5.0, 10.0
-LONGEST_PAUSE_S = 10.0
+_RETRY_S = 15.0  # after a failed upload
 # Uploads cost money, and user code decides how many files it rewrites. So all uploads but
 # heartbeats share this budget. Files above the budget wait, and records go first. The dollar caps
 # include the budget (tasks/providers/ec2/prices.py).
@@ -89,12 +89,10 @@ class UploadState:
 
     mark: the mark of the file when it was last uploaded.
     due_at: the time.monotonic() before which the file is not uploaded again.
-    failures: the number of failed uploads since the last upload.
     """
 
     mark: Mark | None = None
     due_at: float = -math.inf
-    failures: int = 0
 
 
 class Outbox:
@@ -125,8 +123,7 @@ class Outbox:
             try:
                 self._upload(name)
             except FAULTS as error:
-                state.due_at = time.monotonic() + min(LONGEST_PAUSE_S, 2.0**state.failures)
-                state.failures += 1
+                state.due_at = time.monotonic() + _RETRY_S
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
