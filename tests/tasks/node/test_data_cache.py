@@ -16,11 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from tasks.node import data_cache
 from tasks.node.data_cache import Cached
-from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.loader import Loader
-from tasks.node.measuring import Patience
-from tasks.node.record import Item
-from tasks.node.steps import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on few cores
 
@@ -249,46 +245,19 @@ def test_samples_come_back_as_they_are_and_views_without_what_they_view():
         data_cache._pickled(4, lambda: None)
 
 
-def measured(dataset, workers):
-    """Seconds that a step of 8 samples waits in a run."""
-    model = nn.Linear(8, 1)
-    loader = Loader(DataLoader(dataset, num_workers=workers), seed=1)
-    built = LoadedWorkload(
-        model=model,
-        loss=lambda made, target: (made.mean(dim=1) - target).square().mean() * 1e-9,
-        make_batch=loader,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1e-12),
-        loader=loader,
-    )
-    steps = {"warmup_steps": 1, "least_steps": 6, "most_steps": 6}
-    item = Item(run_id="r", kind="train", nodes=[0], batches=[8], **steps)
-    try:
-        values = train(item, built, None, Patience(), place=0)
-    finally:
-        built.close()
-    return values["input_s"], loader
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_later_epoch_is_measured_and_leaves_nothing_on_the_disk(
-    reads, tmp_path, monkeypatch, workers
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_later_epoch_is_measured_with_a_part_of_the_samples(
+    reads, tmp_path, monkeypatch, on_disk
 ):
-    monkeypatch.setattr("tasks.node.loader._READ_S", 0.3)
-    slow = Rows(reads, slow_s=0.02)
-    without, loader = measured(Flipped(slow), workers)
-    assert without > 0.03 and not loader._places
-    for options in ({}, {"folder": tmp_path, "key": "k"}):
-        waited, loader = measured(Subset(Flipped(Cached(slow, **options)), range(30)), workers)
-        assert waited < without / 4 and 2 <= len(loader._places) < 30
-    assert [one.stat().st_size for one in tmp_path.glob("srift-*")] == [FIRST]
-
-
-def test_a_cache_for_half_of_the_samples_is_measured_with_half_of_those_read(reads, monkeypatch):
+    """Of a cache within other datasets, for half of the samples or for all; on no disk."""
     monkeypatch.setattr("tasks.node.loader._MAX_READ", 20)
-    kept = Cached(Rows(reads), memory_gib=gib_of(Rows(reads), SAMPLES / 2 + 0.5))
-    loader = Loader(DataLoader(kept), seed=1)
+    half = gib_of(Rows(reads), SAMPLES / 2 + 0.5)
+    folder = tmp_path / "cache" if on_disk else None
+    kept = Cached(Rows(reads), memory_gib=half, folder=folder, key="k")
+    loader = Loader(DataLoader(Subset(Flipped(kept), ALL)), seed=1)
     loader.as_in_later_epochs()
     count(reads)
     for place in loader._places:
         kept[place]
-    assert len(loader._places) == 20 and count(reads) == 10
+    assert len(loader._places) == 20 and count(reads) == (0 if on_disk else 10)
+    assert {one.stat().st_size for one in tmp_path.glob("*/srift-*")} <= {FIRST}

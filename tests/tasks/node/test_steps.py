@@ -146,8 +146,6 @@ def test_a_profile_ends_at_the_batches_that_fit_on_the_device(monkeypatch):
     )
     assert ([row["batch"] for row in values["rows"]], typical) == ([2, 8], [8])
     assert values["flops_per_sample"] == 2 * 3 * (8 * 32 + 32) - 2 * 8 * 32
-    with pytest.raises(torch.OutOfMemoryError):
-        profiler.profile(item(kind="profile", batches=[64]), regression(), alone, Patience())
 
 
 @pytest.mark.parametrize(("free", "is_timed"), [(10**9, True), (15, False)])

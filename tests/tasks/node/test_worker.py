@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from tasks.node import launch, worker
-from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX
+from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER
 from tasks.node.record import CPU, Item, RankLayout
 from tests.tasks.node.conftest import Left, plan, records
 
@@ -59,24 +59,11 @@ def test_a_rank_that_lost_a_peer_or_the_store_blames_nobody(tmp_path):
     assert not records(tmp_path) and store == {"item-0-done": "abort"}
 
 
-def test_a_full_disk_ends_the_launch_and_says_where(monkeypatch, capsys, tmp_path):
-    def full(_path, _body):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(launch, "write_json", full)
-    with pytest.raises(Left, match=str(EXIT_MAILBOX)):
-        launch.report(tmp_path, 1, "records/r.json", {})
-    line = capsys.readouterr().err
-    assert line.startswith("srift[5]: node 1") and "No space" in line
-
-
 @pytest.mark.parametrize(
     ("error", "is_lost"),
     [
         (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]"), True),
-        (RuntimeError("Timed out waiting 20000ms for recv operation to complete"), True),
         (dist.DistNetworkError("failed to recv, got 0 bytes"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 4x1)"), False),
         (ValueError("the connection between rows is missing"), False),
     ],
 )  # fmt: skip

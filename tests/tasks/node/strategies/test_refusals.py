@@ -34,12 +34,6 @@ def hooked():
     return model
 
 
-def patched():
-    model = pair()
-    model[2].forward = lambda inputs: inputs
-    return model
-
-
 def table(**options):
     return nn.Sequential(nn.Embedding(3, 3, **options))
 
@@ -93,7 +87,6 @@ def test_each_strategy_can_be_named():
         (partial(refuse_training, "tensor-1d", "bf16", [6, 2]), "tensor-1d"),
         (partial(refuse_model, "tensor-1d", nn.Linear(4, 4), (2,)), "to divide"),
         (partial(refuse_model, "tensor-1d", hooked(), (2,)), "to divide"),
-        (partial(refuse_model, "tensor-1d", patched(), (2,)), "to divide"),
         (partial(refuse_model, "tensor-1d", tied(), (2,)), "to divide"),
         (partial(refuse_model, "tensor-2d", pair(features=5), (4,)), " 0 "),
         (partial(refuse_model, "tensor-1d", LanguageModel(16, 3, 16, 1), (8,)), "self_attn"),
