@@ -48,7 +48,7 @@ from .grid import TENSOR
 from .refusals import DDP, FSDP, ZERO1, ZERO2, refuse, refuse_model, refuse_optimizer, shares_out
 from .replicas import broadcast_model, retarget
 from .servers import SERVED, Servers, average_by_servers, first_devices
-from .tables import TABLES, DistributedTables
+from .tables import TABLES, distribute
 from .tensor import divide
 
 Strategy = Callable[[nn.Module, Optimizer, dist.ProcessGroup], nn.Module]
@@ -78,7 +78,7 @@ def strategy(
         refuse_model(name, model, machines)
         refuse_optimizer(name, optimizer)
         if name == TABLES:
-            return DistributedTables(model, optimizer, group)
+            return distribute(model, optimizer, group)
         if name in TENSOR:
             return divide(name, model, optimizer, group)
         if shares_out(name):

@@ -56,10 +56,8 @@ def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     """Return a context in which a backward pass does not communicate gradients."""
     if isinstance(module, FSDPModule):
         return _unsharded_gradients(module)
-    # a model with divided layers or tables holds a DistributedDataParallel
-    for parallel in (module, getattr(module, "module", None)):
-        if isinstance(parallel, DistributedDataParallel):
-            return parallel.no_sync()
+    if isinstance(module, DistributedDataParallel):
+        return module.no_sync()
     return nullcontext()
 
 

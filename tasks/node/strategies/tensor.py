@@ -57,52 +57,32 @@ Run = list[nn.Module]
 
 def divide(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
-) -> Divided:
-    """Divide layers of `model` among the ranks of `group`.
+) -> nn.Module:
+    """Divide layers of `model` among the ranks of `group`; return the module to call.
 
-    Afterwards `optimizer` trains this rank's blocks.
+    Afterwards `optimizer` trains this rank's blocks. Their gradients are complete once its step
+    begins. The module's `blocks` are the Blocks.
     """
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
     for run in divisible_runs(model):
         _replace(model, run, blocks)
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # torch's fast path needs whole weights
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # torch's fast path needs whole weights
     retarget(optimizer, blocks.of)
     optimizer.register_step_pre_hook(blocks.sum_gradients)
     for whole in blocks.of:
         whole.data = whole.data.new_empty(0)
-    return Divided(model, blocks)
-
-
-class Divided(nn.Module):
-    """A model with divided layers. Its gradients are complete once the optimizer's step begins."""
-
-    def __init__(self, module: nn.Module, blocks: Blocks) -> None:
-        super().__init__()
-        self.blocks = blocks
-        paths = {path for path, weight in module.named_parameters() if weight in blocks.copies}
-        weights = [weight for weight in module.parameters() if weight not in blocks.copies]
-        if any(weight.requires_grad for weight in weights):
-            ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-            ignore(module, paths)
-            module = DistributedDataParallel(module, process_group=blocks.grid.group)
-        self.module = module
-        self.sizes: list[tuple[int, ...]] = []
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model. Raises ValueError if the ranks' inputs differ in shape."""
-        leaves = tree_leaves((inputs, named))
-        sizes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
-        if sizes != self.sizes:
-            by_rank = of_ranks(sizes, self.blocks.grid.group)
-            if any(theirs != sizes for theirs in by_rank):
-                raise ValueError(
-                    f"divided layers need inputs of equal shape, not {by_rank}; use ddp"
-                )
-            self.sizes = sizes
-        return self.module(*inputs, **named)
+    module: Any = model
+    if any(weight.requires_grad for weight in model.parameters() if weight not in blocks.copies):
+        paths = [path for path, weight in model.named_parameters() if weight in blocks.copies]
+        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(model, paths)
+        module = DistributedDataParallel(model, process_group=group)
+    module.register_forward_pre_hook(blocks.refuse_shapes, with_kwargs=True)
+    module.blocks = blocks
+    return module  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -111,11 +91,13 @@ class Blocks:
 
     of: maps a whole parameter to its block, and to the function that cuts the block.
     copies: maps a block to the ranks that hold a copy of it.
+    shapes: the shapes of the last inputs.
     """
 
     grid: Grid
     of: dict[Tensor, tuple[nn.Parameter, Cut]] = field(default_factory=dict)
     copies: dict[Tensor, Peers] = field(default_factory=dict)
+    shapes: list[torch.Size] = field(default_factory=list)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
         """Cut this rank's block from the parameter `whole`; `copies` are the ranks with a copy."""
@@ -123,6 +105,17 @@ class Blocks:
         self.of[whole] = block, lambda values: cut(values).clone()
         self.copies[block] = copies
         return block
+
+    def refuse_shapes(self, _: nn.Module, *inputs: Any) -> None:
+        """Raise ValueError if the ranks' inputs differ in shape (a forward pre-hook)."""
+        shapes = [leaf.shape for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        if shapes != self.shapes:
+            by_rank = of_ranks(shapes, self.grid.group)
+            if any(theirs != shapes for theirs in by_rank):
+                raise ValueError(
+                    f"divided layers need inputs of equal shape, not {by_rank}; use ddp"
+                )
+            self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
         """Sum the gradients of copies, and divide all gradients by the number of ranks.
