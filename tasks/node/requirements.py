@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import venv
 from io import BytesIO
 from pathlib import Path
 
@@ -102,18 +103,16 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
 
 def _make(requirements: str, root: Path, environment: Path, workload: str) -> None:
     """Create the environment and run pip. Raises NotInstalled if that fails."""
+    venv.create(environment, symlinks=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    lines = [f"import site; site.addsitedir({folder!r})\n" for folder in _packages()]
+    (packages / "srift-node.pth").write_text("".join(lines))
     torch = torch_version()
     python = str(environment / "bin" / "python")
     install = ["install", "--no-input", "--disable-pip-version-check", "--requirement"]
     install += [requirements, *([f"torch=={torch}"] if torch else [])]
     with tempfile.TemporaryDirectory(prefix="srift-pip-") as scratch:
-        venv = [sys.executable, "-I", "-m", "venv", "--without-pip", str(environment)]
-        code, output = _run(venv, root, scratch)
-        if code == 0:
-            packages = next(environment.glob("lib/python*/site-packages"))
-            lines = [f"import site; site.addsitedir({folder!r})\n" for folder in _packages()]
-            (packages / "srift-node.pth").write_text("".join(lines))
-            code, output = _run([python, "-I", "-m", "pip", *install], root, scratch)
+        code, output = _run([python, "-I", "-m", "pip", *install], root, scratch)
     failed = f"requirements of workload {workload} could not be installed"
     if code is None:
         raise NotInstalled(f"{failed} within {INSTALL_S:.0f} s", passing=True)

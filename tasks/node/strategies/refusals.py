@@ -83,43 +83,28 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
     `machines` lists the number of devices of each machine.
     """
-    shape = shape_of(name, sum(machines))
-    if name in TENSOR and shape:
-        _refuse_layers(name, model, shape[1])
+    if name in TENSOR:
+        _, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
+        runs = divisible_runs(model)
+        if not runs:
+            raise ValueError(f"{name}: this model has no layers to divide; use {DDP}")
+        parts = {part for run in runs for layer in run for part in layer.modules()}
+        for path, part in model.named_modules():
+            sizes = {"in_features", "out_features", "num_heads"} & vars(part).keys()
+            if part in parts and any(getattr(part, size) % columns for size in sizes):
+                wrong = f"the sizes of {path} ({part}) are not divisible by {columns}"
+                raise ValueError(f"{name}: {wrong}; use {DDP}")
     if name == TABLES:
-        _refuse_tables(name, model)
-
-
-def _refuse_layers(name: str, model: nn.Module, columns: int) -> None:
-    """Refuse a model without divisible layers, or whose sizes are no multiples of `columns`."""
-    runs = divisible_runs(model)
-    if not runs:
-        raise ValueError(
-            f"{name}: this model has no layers to divide: no run of linear layers in an"
-            f" nn.Sequential and no nn.TransformerEncoder; use {DDP}"
-        )
-    parts = {part for run in runs for layer in run for part in layer.modules()}
-    for path, part in model.named_modules():
-        sizes = {"in_features", "out_features", "num_heads"} & vars(part).keys()
-        if part in parts and any(getattr(part, size) % columns for size in sizes):
-            raise ValueError(
-                f"{name}: the sizes of {path} ({part}) are not divisible by {columns}; use {DDP}"
-            )
-
-
-def _refuse_tables(name: str, model: nn.Module) -> None:
-    """Refuse a model without embedding tables, or with an option that `tables` does not support."""
-    tables = tables_of(model)
-    if not tables:
-        raise ValueError(f"{name}: this model has no nn.Embedding and no nn.EmbeddingBag; use ddp")
-    uses = uses_of(model)
-    for path, table in tables.items():
-        shared = uses[id(table.weight)] > 1
-        if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
-            raise ValueError(
-                f"{name}: {path} is used twice, or has sparse gradients, max_norm or"
-                f" scale_grad_by_freq; use {DDP}"
-            )
+        tables, uses = tables_of(model), uses_of(model)
+        if not tables:
+            raise ValueError(f"{name}: this model has no nn.Embedding or EmbeddingBag; use {DDP}")
+        for path, table in tables.items():
+            shared = uses[id(table.weight)] > 1
+            if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
+                raise ValueError(
+                    f"{name}: {path} is used twice, or has sparse gradients, max_norm or"
+                    f" scale_grad_by_freq; use {DDP}"
+                )
 
 
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
