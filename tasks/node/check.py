@@ -95,7 +95,6 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     Raises WorkloadError if a parameter has no gradient, which makes data parallelism hang, and the
     errors of `train`.
     """
-    try_once(built, batch)
     item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **_TWO_STEPS)
     figures = train(item, built, None, Patience(), place=0)
     idle = [

@@ -157,9 +157,7 @@ class ElasticRun:
             taken = {"step": step, "restore_s": seconds, "restore_bytes": int(manifest["bytes"])}
         steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
-            raise RuntimeError(
-                f"ranks found checkpoints of steps {steps}: all nodes must see the same folder"
-            )
+            raise RuntimeError(f"ranks found checkpoints of different steps: {steps}")
         return taken
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:

@@ -181,16 +181,14 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
     """
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
     for file, line, function in reversed(frames):
-        if named := own_name(file, workload):
-            return f"{named}, line {line}{function}"
+        if workload.folder:
+            name = file.partition(f"/{workload.folder}/")[2]
+        else:
+            is_own = Path(file).name == Path(workload.file).name
+            name = (workload.source or workload.name) if is_own else ""
+        if name:
+            return f"{name}, line {line}{function}"
     return ""
-
-
-def own_name(file: str, workload: WorkloadFile) -> str:
-    """Return the name by which the user knows `file`; empty if it is not the workload's code."""
-    if workload.folder:
-        return file.partition(f"/{workload.folder}/")[2]
-    return (workload.source or workload.name) if Path(file).name == Path(workload.file).name else ""
 
 
 def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:

@@ -68,12 +68,6 @@ def one_step(
     return float(sum(losses)) / sum(sizes)
 
 
-def typical_s(seconds: Sequence[float], waits: Sequence[float]) -> float:
-    """Return the step time with a loader: the median step without its wait, plus the mean wait."""
-    without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
-    return median(without) + fmean(waits)
-
-
 @dataclass(kw_only=True)
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together; repeats disturbed blocks.
@@ -255,7 +249,9 @@ def train(
     seconds, waits = slowest(times)
     step_s, input_s = median(seconds), median(waits)
     if loader is not None:
-        step_s, input_s = typical_s(seconds, waits), fmean(waits)
+        input_s = fmean(waits)
+        without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
+        step_s = median(without) + input_s
     peak = peak_bytes(built.device)
     always = group is not None and communicates_always(item.strategy)
     compute_s = [] if group is None or always else timed.compute_s()
