@@ -138,9 +138,7 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """Return this node's torchrun command, preceded by `node.prepare` if it is needed.
-
-        `node.prepare` checks devices and installs requirements. All nodes connect to the first
+        """Return this node's torchrun command, preceded by `node.prepare`. All nodes connect to the first
         node. An elastic run starts with the nodes that are present, and other nodes may join later.
         It cannot survive the loss of its first node.
         """
@@ -178,11 +176,8 @@ class Agent:
                 "rdzv-conf": ",".join(f"{name}={value}" for name, value in settings.items()),
             }
         words = [f"--{name}={value}" for name, value in options.items()]
-        command = [sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
-        needs_packages = any(workload.process_key for workload in plan.workloads)
-        if plan.expected[self.node].checked or needs_packages:
-            command = [sys.executable, "-m", "node.prepare", *command]
-        return command
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
+        return [sys.executable, "-m", "node.prepare", *torchrun]
 
     def end_launch(self) -> None:
         """Kill the launch and its descendants if they still run, and report how it ended."""

@@ -24,14 +24,13 @@ import torch
 import torch.distributed as dist
 
 from .checkpoint import Checkpoints
-from .device import NoSuchDevice, backend, name_of, now, own_device
+from .device import backend, name_of, now, own_device
 from .entrypoint import LoadedWorkload, try_once
 from .launch import explain, load, report
 from .loader import running
 from .processes import (
     EXIT_ITEM_FAILED,
     EXIT_LOST_PEER,
-    EXIT_NO_DEVICE,
     die_with_parent,
     leave,
     seconds_since_start,
@@ -277,10 +276,7 @@ def main() -> None:
     die_with_parent()
     mailbox, plan, node = task_of_process()
     assert plan.elastic is not None
-    try:
-        run = ElasticRun(mailbox, plan, plan.elastic, node)
-    except NoSuchDevice as error:
-        leave(EXIT_NO_DEVICE, str(error))
+    run = ElasticRun(mailbox, plan, plan.elastic, node)
     try:
         built = run.built()
         run.join()

@@ -53,7 +53,7 @@ class Launch:
         """Join the process groups of the launch and of each item, and run a tiny step.
 
         The tiny step loads much of torch, which would otherwise slow down the first measured step.
-        Raises NoSuchDevice if the machine lacks the devices that the plan expects.
+        Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
         self.mailbox, self.plan, self.node = mailbox, plan, node
         self.layout = RankLayout.of(plan)

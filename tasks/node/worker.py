@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from .checkpoint import write_checkpoint
-from .device import NoSuchDevice, reset_peak, usable
+from .device import reset_peak, usable
 from .entrypoint import LoadedWorkload, try_once
 from .launch import Launch, explain, load, report
 from .loader import worker_deaths_ignored
@@ -26,12 +26,11 @@ from .probe import probe
 from .processes import (
     EXIT_ITEM_FAILED,
     EXIT_LOST_PEER,
-    EXIT_NO_DEVICE,
     die_with_parent,
     leave,
 )
 from .profiler import profile
-from .record import LEARN, MACHINE, TRAINING, Item, fail_runs, record_of, task_of_process
+from .record import LEARN, TRAINING, Item, record_of, task_of_process
 from .steps import learn, train
 from .strategies import strategy
 from .strategies.refusals import DDP, refuse_model, refuse_training, shares_out
@@ -50,10 +49,7 @@ def main() -> None:
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()
-    try:
-        launch = Launch(mailbox, plan, node)
-    except NoSuchDevice as error:  # the devices were lost after `node.prepare`
-        fail_runs(mailbox, plan, node, code=EXIT_NO_DEVICE, reason=str(error), cause=MACHINE)
+    launch = Launch(mailbox, plan, node)
     if launch.reports:
         links = {"pairs": launch.pairs} if launch.rank == 0 else {}
         armed = {"armed_unix": time.time()} | links

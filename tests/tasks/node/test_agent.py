@@ -10,7 +10,7 @@ import pytest
 
 from tasks.node.agent import Agent
 from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.node.record import CPU, Devices, Item, WorkloadFile, write_json
+from tasks.node.record import CPU, Devices, Item, write_json
 from tests.tasks.node.conftest import plan
 
 
@@ -50,17 +50,7 @@ def test_torchrun_is_given_its_place_and_how_long_to_wait(whole, node, words):
     assert set(agent.command(whole)) >= set(words.split())
 
 
-@pytest.mark.parametrize(
-    ("changes", "module"),
-    [
-        ({}, "torch.distributed.run"),
-        (GPUS, "node.prepare"),
-        ({"workloads": [WorkloadFile(name="w", digest="d", file="w.py", function="f", env={"A": "1"})]}, "node.prepare"),
-    ],
-)  # fmt: skip
-def test_a_machine_is_prepared_where_a_gpu_was_bought_or_a_workload_needs_it(
-    agent, monkeypatch, changes, module
-):
+def test_a_launch_is_prepared_first_and_sees_no_credentials(agent, monkeypatch):
     started = {}
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "leaks")
     monkeypatch.setattr("tasks.node.agent.interface_of", lambda _address: "eth0")
@@ -68,9 +58,8 @@ def test_a_machine_is_prepared_where_a_gpu_was_bought_or_a_workload_needs_it(
         "tasks.node.agent.subprocess.Popen",
         lambda words, **named: started.update(named, words=words),
     )
-    item = Item(run_id="r", kind="train", nodes=[1], batches=[8])
-    agent.start(plan(item, attempt=2, **changes))
-    assert started["words"][:3] == [sys.executable, "-m", module]
+    agent.start(plan(Item(run_id="r", kind="train", nodes=[1], batches=[8]), attempt=2))
+    assert started["words"][2::3][:2] == ["node.prepare", "torch.distributed.run"]
     assert started["env"]["SRIFT_PLAN"].endswith("node-1/scratch/plan-2.json")
     assert "leaks" not in started["env"].values()
 
