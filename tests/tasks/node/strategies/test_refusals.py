@@ -48,10 +48,9 @@ class Unhooked(torch.optim.Optimizer):
         """Nothing."""
 
 
-def sgd(*, clips):
+def clipping():
     optimizer = torch.optim.SGD(pair().parameters())
-    if clips:
-        optimizer.register_step_pre_hook(lambda *_: None)
+    optimizer.register_step_pre_hook(lambda *_: None)
     return optimizer
 
 
@@ -96,7 +95,7 @@ def test_each_strategy_can_be_named():
         (partial(refuse_model, "tables", tied(), (2,)), ": 0 "),
         (partial(refuse_optimizer, "adasum-delta", Unhooked()), "Unhooked"),
         (partial(refuse_optimizer, "tensor-1d", torch.optim.LBFGS(pair().parameters())), "LBFGS"),
-        (partial(refuse_optimizer, "tables", sgd(clips=True)), "tables"),
+        (partial(refuse_optimizer, "tables", clipping()), "tables"),
     ],
 )
 def test_what_a_strategy_would_train_as_something_else_is_refused(act, named):
@@ -106,9 +105,5 @@ def test_what_a_strategy_would_train_as_something_else_is_refused(act, named):
 
 def test_what_a_strategy_can_train_is_not_refused():
     strategy("zero2", "offload", CUDA)
-    refuse_training("tensor-1d", "bf16", [4, 4])
     refuse_training("ps-1", "fp16", [6, 2])
-    refuse_model("tensor-2d", LanguageModel(16, 3, 16, 1), (4,))
-    refuse_model("tables", table(), (2,))
-    refuse_optimizer("tensor-1d", sgd(clips=False))
-    refuse_optimizer("fsdp", sgd(clips=True))
+    refuse_optimizer("fsdp", clipping())
