@@ -38,10 +38,8 @@ _HEARTBEAT_S = 1.0
 # which a torchrun counts as dead [torch's defaults: 5 s, 3 heartbeats]. A host with a third of a
 # core may be late. Each loss of a machine costs the other machines a restart.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
-_LOG_TAIL, _READ = (
-    4000,
-    40_000,
-)  # last characters of a log that are sent to the controller, and that are searched for exit codes
+# last characters of a log that are sent to the controller, and that are searched for exit codes
+_LOG_TAIL, _READ = 4000, 40_000
 # environment variables that a workload inherits; it sees no others of this process
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 
@@ -79,7 +77,8 @@ class Agent:
             elif self.launch is not None and self.launch.poll() is not None:
                 self.end_launch()
             if time.monotonic() - self.beaten >= _HEARTBEAT_S:
-                self.heartbeat()
+                self.beaten = time.monotonic()
+                self.write("heartbeat.json", {"beat_unix": time.time()})
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
@@ -108,8 +107,13 @@ class Agent:
         if not plan.items or self.node not in devices:
             return
         self.progress_path.unlink(missing_ok=True)
-        variables = environment(self.address, self.scratch, plan.expected[self.node].threads)
-        variables |= {
+        interface = interface_of(self.address)
+        threads = str(plan.expected[self.node].threads or cores())
+        variables = clean_environment(self.scratch) | {
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": interface,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
             "SRIFT_MAILBOX": str(self.mailbox),
             "SRIFT_PLAN": str(self.plan_path(plan.attempt)),
             "SRIFT_NODE": str(self.node),
@@ -134,9 +138,7 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """Return this node's torchrun command, preceded by `node.prepare` if it is needed.
-
-        `node.prepare` checks devices and installs requirements. All nodes connect to the first
+        """Return this node's torchrun command, preceded by `node.prepare`. All nodes connect to the first
         node. An elastic run starts with the nodes that are present, and other nodes may join later.
         It cannot survive the loss of its first node.
         """
@@ -159,9 +161,8 @@ class Agent:
             settings = {
                 "is_host": int(self.node == layout.host),
                 "join_timeout": math.ceil(plan.meet_s + item.wait_s),
-                "last_call_timeout": max(
-                    1, math.ceil(item.wait_s)
-                ),  # ends as soon as all nodes have joined
+                # ends as soon as all nodes have joined
+                "last_call_timeout": max(1, math.ceil(item.wait_s)),
                 "keep_alive_interval": _ALIVE_EVERY_S,
                 "keep_alive_max_attempt": _ALIVE_MISSED,
             }
@@ -175,11 +176,8 @@ class Agent:
                 "rdzv-conf": ",".join(f"{name}={value}" for name, value in settings.items()),
             }
         words = [f"--{name}={value}" for name, value in options.items()]
-        command = [sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
-        needs_packages = any(workload.process_key for workload in plan.workloads)
-        if plan.expected[self.node].checked or needs_packages:
-            command = [sys.executable, "-m", "node.prepare", *command]
-        return command
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
+        return [sys.executable, "-m", "node.prepare", *torchrun]
 
     def end_launch(self) -> None:
         """Kill the launch and its descendants if they still run, and report how it ended."""
@@ -204,11 +202,6 @@ class Agent:
         }
         self.write(f"finished-{self.attempt}.json", body)
 
-    def heartbeat(self) -> None:
-        """Write the heartbeat by which the controller sees that this machine is alive."""
-        self.beaten = time.monotonic()
-        self.write("heartbeat.json", {"beat_unix": time.time()})
-
     @property
     def progress_path(self) -> Path:
         return self.folder / "progress.json"
@@ -229,12 +222,8 @@ class Agent:
         try:
             write_json(self.folder / name, body)
         except OSError as error:
-            self.complain(f"could not write {name}: {error.strerror}")
-
-    def complain(self, message: str) -> None:
-        """Print `message` to stderr, which the provider stores as the agent's output."""
-        with suppress(OSError):  # the output may be on the full disk
-            print(f"srift: node {self.node}: {message}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # the output may be on the full disk
+                print(f"srift: node {self.node}: {name}: {error}", file=sys.stderr, flush=True)
 
     def leave(self, code: int) -> NoReturn:
         """Kill all descendants of this process, delete its scratch folder, and exit with `code`."""
@@ -242,21 +231,6 @@ class Agent:
         end_descendants()
         shutil.rmtree(self.scratch, ignore_errors=True)
         os._exit(code)
-
-
-def environment(address: str, scratch: Path, threads: int) -> dict[str, str]:
-    """Return the environment of torchrun, which has no credentials.
-
-    gloo and NCCL use the network interface of `address`. Each rank computes with `threads` threads;
-    0 means one thread per core.
-    """
-    interface, count = interface_of(address), str(threads or cores())
-    return clean_environment(scratch) | {
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
-        "OMP_NUM_THREADS": count,
-        "MKL_NUM_THREADS": count,
-    }
 
 
 def clean_environment(scratch: Path) -> dict[str, str]:

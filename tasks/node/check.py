@@ -9,27 +9,26 @@ precision.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 
 from .data import S3, DataMissing
-from .device import now, peak_bytes, reset_peak
+from .device import reset_peak
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from .launch import explain
 from .loader import sizes
+from .measuring import Patience
 from .precision import NoSuchPrecision, arithmetic
 from .processes import die_with_parent
-from .record import WorkloadFile
-from .steps import one_step, typical_s
+from .record import Item, WorkloadFile
+from .steps import train
 
-_STEPS = 2
+_TWO_STEPS: dict[str, Any] = {"warmup_steps": 0, "least_steps": 2, "most_steps": 2}
 _NAMED = 3  # parameters that a message names
 _SLOW_INPUT = 0.1  # share of the step time above which input may limit training
 _CPU = torch.device("cpu")
@@ -37,7 +36,7 @@ _HINTS = {  # a pattern of the error's text, and the advice for such errors
     "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver": "remove"
     ' `.cuda()`, `.to("cuda")` and `device="cuda"`: Srift moves model, loss and batches to each'
     " machine's device",
-    "^ModuleNotFoundError|^KeyError|No such file|num_samples=0|its loader is empty": "only the"
+    "^ModuleNotFoundError|^KeyError|No such file|num_samples=0|loader has 0 samples": "only the"
     " workload's code is copied: state packages in `requirements`, files in `data`, and environment"
     " variables in `env`",
     "fewer than a batch of": "the check uses a quarter of `global_batch`: lower `global_batch`",
@@ -93,22 +92,11 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     """Run a few steps; return the `figures` that `checked` describes.
 
-    Raises WorkloadError if the loss is not finite, or if a parameter has no gradient, which makes
-    data parallelism hang.
+    Raises WorkloadError if a parameter has no gradient, which makes data parallelism hang, and the
+    errors of `train`.
     """
-    try_once(built, batch)
-    workers = 0
-    if built.loader is not None:
-        built.loader.as_in_later_epochs()
-        workers = built.loader.workers  # their first batches are prefetched, so they are not timed
-    losses, seconds, waits = [], [], []
-    for _ in range(max(_STEPS, workers) + workers):
-        started, waited = now(_CPU), built.waited_s
-        losses.append(one_step(built, built.model, [batch], scale=1 / batch))
-        seconds.append(now(_CPU) - started)
-        waits.append(built.waited_s - waited)
-    if not all(map(math.isfinite, losses)):
-        raise WorkloadError(f"the loss is {losses[0]}, then {losses[-1]}: it must be finite")
+    item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **_TWO_STEPS)
+    figures = train(item, built, None, Patience(), place=0)
     idle = [
         name
         for name, weights in built.model.named_parameters()
@@ -116,17 +104,10 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     ]
     if idle:
         raise WorkloadError(
-            f"{_listed(idle)} had no part in the loss, so machines would wait for their gradients:"
+            f"{', '.join(idle[:_NAMED])} had no part in the loss, so machines would wait for them:"
             " use these parameters, or set their requires_grad to False"
         )
-    return {
-        "step_s": typical_s(seconds[workers:], waits[workers:]),
-        "input_s": fmean(waits[workers:]),
-        "losses": losses[:_STEPS],
-        "parameters": built.parameters,
-        "gradient_bytes": built.gradient_bytes,
-        "peak_bytes": peak_bytes(_CPU),
-    }
+    return figures | {"losses": [figures["first_loss"], figures["last_loss"]]}
 
 
 def _notes(
@@ -134,8 +115,7 @@ def _notes(
 ) -> Iterator[str]:
     """Yield warnings of probable mistakes."""
     loader = built.loader
-    found = {size for part in built.make_batch(batch) for size in sizes(part)}
-    if loader is None and batch not in found:
+    if loader is None and batch not in sizes(built.make_batch(batch)):
         yield f"make_batch({batch}) returned no tensor with {batch} in its shape"
     held = {id(weights) for group in built.optimizer.param_groups for weights in group["params"]}
     left = [
@@ -144,7 +124,8 @@ def _notes(
         if weights.requires_grad and id(weights) not in held
     ]
     if left:
-        yield f"the optimizer lacks {_listed(left)}: their gradients are exchanged but not used"
+        lacking = ", ".join(left[:_NAMED])
+        yield f"the optimizer lacks {lacking}: their gradients are exchanged but not used"
     share = figures["input_s"] / figures["step_s"]
     if share >= _SLOW_INPUT:
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"
@@ -153,11 +134,6 @@ def _notes(
         try_once(built, 1)
     except Exception as error:
         yield f"a batch of 1 fails, and a slow machine may get one: {explain(error, workload)}"
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ class Checkpoints:
         to disk. All but the last _KEPT states are deleted; their manifests stay. Raises OSError if
         a file cannot be written.
         """
-        began, path, buffer = time.perf_counter(), self._state(step), io.BytesIO()
+        began, buffer = time.perf_counter(), io.BytesIO()
+        path = self.folder / f"step-{step:09d}.pt"
         torch.save(state, buffer)
         content = buffer.getvalue()
         write_file(path, content)
@@ -100,16 +101,15 @@ class Checkpoints:
 
     def note_start(self, start: dict[str, Any]) -> None:
         """Write the report of a start of the workers. Raises OSError if that fails."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
 
     def starts(self) -> list[dict[str, Any]]:
         """Return the reports that `note_start` wrote, in order."""
-        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("start-*.json"))]
+        return self._read("start-*.json")
 
     def manifests(self) -> list[dict[str, Any]]:
         """Return the manifests of all checkpoints ever written, in the order of their steps."""
-        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("step-*.json"))]
+        return self._read("step-*.json")
 
-    def _state(self, step: int) -> Path:
-        return self.folder / f"step-{step:09d}.pt"
+    def _read(self, pattern: str) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob(pattern))]

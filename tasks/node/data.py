@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from .record import WorkloadFile
 
@@ -61,8 +61,7 @@ def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
     """Return a dictionary from file names to the `keys` of their S3 objects.
 
     A file name is a key without `prefix`. Objects that represent a folder are left out. Raises
-    ValueError if a key would lead out of the folder, cannot be a file name, or is both an object
-    and a folder of other objects.
+    ValueError if a key would lead out of the folder or cannot be a file name.
     """
     found: dict[str, str] = {}
     for key in keys:
@@ -74,8 +73,4 @@ def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
         if odd or not name.isprintable() or not key.startswith(prefix):
             raise ValueError(f"the object {key!r} has a key that cannot be a file name: rename it")
         found[name] = key
-    folders = {str(parent) for name in found for parent in PurePosixPath(name).parents}
-    both = sorted(folders & found.keys())
-    if both:
-        raise ValueError(f"{found[both[0]]!r} is an object and also a folder of objects: rename it")
     return found

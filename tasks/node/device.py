@@ -18,15 +18,11 @@ from .device_check import missing_devices
 from .record import ANY, CPU, Devices
 
 
-class NoSuchDevice(Exception):
-    """Raised if the machine lacks the devices that it was bought for."""
-
-
 def own_device(expected: Devices) -> torch.device:
     """Return the device of this rank, and make a GPU torch's current device.
 
     The device is the CPU if `expected` names CPU, or names ANY on a machine without a GPU. It is
-    `cuda:<local rank>` otherwise. Raises NoSuchDevice if the machine lacks the expected devices: a
+    `cuda:<local rank>` otherwise. Raises RuntimeError if the machine lacks the expected devices: a
     CPU never replaces a GPU.
     """
     has_gpu = torch.cuda.is_available() and expected.name != CPU
@@ -35,10 +31,9 @@ def own_device(expected: Devices) -> torch.device:
     count = torch.cuda.device_count() if has_gpu else 0
     names = [torch.cuda.get_device_name(index) for index in range(count)]
     problem = missing_devices(expected, names)
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if problem or local >= len(names):
-        raise NoSuchDevice(problem or f"torch can use {len(names)} GPUs here, not {local + 1}")
-    device = torch.device("cuda", local)
+    if problem:
+        raise RuntimeError(problem)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
 

@@ -56,10 +56,9 @@ def missing_devices(expected: Devices, names: Sequence[str]) -> str:
     """
     if sum(is_named(expected.name, name) for name in names) >= expected.count:
         return ""
-    counted = ", ".join(f"{list(names).count(name)} x {name}" for name in dict.fromkeys(names))
     return (
         f"this machine was bought for {expected.count} x {expected.name}, and torch can use"
-        f" {counted or 'no GPU'}"
+        f" {', '.join(names) or 'no GPU'}"
     )
 
 
@@ -70,7 +69,7 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
     expected devices are unknown.
     """
     for wanted, got in zip(expected, used, strict=False):
-        if not all(is_named(wanted.name, name) for name in got.name.split("+")):
+        if not is_named(wanted.name, got.name):
             return f"it ran on {got.name} where {wanted.name} was expected"
     return ""
 
@@ -96,10 +95,9 @@ def wait_for_devices(
         problem = missing_devices(expected, names)
         if not problem:
             return ""
-        now = time.monotonic()
-        until = min(now + wait_s, ends - _LOOK_S) if until is None else until
-        if now >= until:
-            return f"{problem} ({output})" if output else problem
+        until = until or min(time.monotonic() + wait_s, ends - _LOOK_S)
+        if time.monotonic() >= until:
+            return f"{problem} ({output})"
         time.sleep(_PAUSE_S)
 
 

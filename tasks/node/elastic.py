@@ -24,15 +24,13 @@ import torch
 import torch.distributed as dist
 
 from .checkpoint import Checkpoints
-from .device import NoSuchDevice, backend, name_of, now, own_device
+from .device import backend, name_of, now, own_device
 from .entrypoint import LoadedWorkload, try_once
 from .launch import explain, load, report
 from .loader import running
-from .measuring import gather
 from .processes import (
     EXIT_ITEM_FAILED,
     EXIT_LOST_PEER,
-    EXIT_NO_DEVICE,
     die_with_parent,
     leave,
     seconds_since_start,
@@ -41,6 +39,7 @@ from .record import Devices, Item, Plan, RankLayout, record_of, task_of_process
 from .steps import one_step
 from .strategies import strategy
 from .strategies.refusals import DDP
+from .strategies.replicas import of_ranks
 from .switches import NONE
 from .worker import lost_peer, wait_for_go
 
@@ -53,9 +52,9 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
 
     `batches` has, for each rank, the maximum samples of a micro-batch. Shares are proportional to
     these maxima. All ranks have the same number of micro-batches, and some sizes may be 0. A rank's
-    largest micro-batch comes last, because only the last micro-step communicates. Remaining samples
-    go one by one to the rank that is furthest below its share, so ranks with equal maxima differ by
-    at most one sample. Raises ValueError if there are fewer samples than ranks.
+    largest micro-batch comes last, because only the last micro-step communicates. Samples go one by
+    one to the rank that is furthest below its share, so ranks with equal maxima differ by at most
+    one sample. Raises ValueError if there are fewer samples than ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
@@ -63,12 +62,10 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
             f" micro-batches of at most {list(batches)}"
         )
     exact = [global_batch * batch / sum(batches) for batch in batches]
-    samples = [max(1, math.floor(count)) for count in exact]
-    behind = lambda rank: exact[rank] - samples[rank]  # noqa: E731
-    while sum(samples) < global_batch:
-        samples[max(range(len(samples)), key=behind)] += 1
-    while sum(samples) > global_batch:  # the minimum of one sample per rank raised some shares
-        samples[min((rank for rank, count in enumerate(samples) if count > 1), key=behind)] -= 1
+    samples = [1] * len(batches)
+    for _ in range(global_batch - len(batches)):
+        behind = [share - count for share, count in zip(exact, samples, strict=True)]
+        samples[behind.index(max(behind))] += 1
     steps = max(-(-count // most) for count, most in zip(samples, batches, strict=True))
     return [[(count + step) // steps for step in range(steps)] for count in samples]
 
@@ -100,10 +97,7 @@ class ElasticRun:
         """
         item = self.item
         if item.strategy != DDP or item.switches != NONE:
-            raise ValueError(
-                f"an elastic run supports only {DDP} without switches, since each rank must hold"
-                " the whole state"
-            )
+            raise ValueError(f"an elastic run supports only {DDP} without switches")
         place = (self.node, int(os.environ["RANK"]))
         found = load(self.mailbox, self.plan, item, place=place, device=self.device)
         if not self.checkpoints.starts():
@@ -123,7 +117,7 @@ class ElasticRun:
         dist.init_process_group(
             backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks
         )
-        self.nodes = [int(node) for (node,) in gather([self.node], dist.group.WORLD)]
+        self.nodes = of_ranks(self.node, dist.group.WORLD)
 
     def patience_s(self) -> float:
         """Return the seconds to wait for the other ranks to join.
@@ -134,9 +128,9 @@ class ElasticRun:
         failed attempt to join, up to `timeout_s`.
         """
         starts = len(self.checkpoints.starts())
-        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         if not starts:
             return self.plan.timeout_s
+        restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         failed = max(0, restarts - starts)
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
@@ -160,11 +154,9 @@ class ElasticRun:
             torch.manual_seed(self.item.seed + 1000 * (rank + 1) + step)
             seconds = now(self.device) - began
             taken = {"step": step, "restore_s": seconds, "restore_bytes": int(manifest["bytes"])}
-        steps = sorted({int(step) for (step,) in gather([taken["step"]], dist.group.WORLD)})
+        steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
-            raise RuntimeError(
-                f"ranks found checkpoints of steps {steps}: all nodes must see the same folder"
-            )
+            raise RuntimeError(f"ranks found checkpoints of different steps: {steps}")
         return taken
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
@@ -181,7 +173,6 @@ class ElasticRun:
         if len(nodes) > 1:
             assert dist.group.WORLD is not None
             module = strategy(DDP)(built.model, built.optimizer, dist.group.WORLD)
-        start["restored_unix"] = time.time()
         self.wait_for_go()
         step = at = int(start["step"])
         mark = -1
@@ -222,7 +213,7 @@ class ElasticRun:
         The step's loss is the sum of all ranks' `partial_loss`. The entries of `about` are added to
         the manifest. Raises FloatingPointError if the loss is not finite.
         """
-        loss = sum(mine for (mine,) in gather([partial_loss], dist.group.WORLD))
+        loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
             return
         if not math.isfinite(loss):
@@ -256,11 +247,11 @@ class ElasticRun:
         """
         attempt = self.plan.attempt
         if self.is_first_of_node:
-            self.put(f"armed-{attempt}.json", {"armed_unix": time.time()})
+            report(self.mailbox, self.node, f"armed-{attempt}.json", {"armed_unix": time.time()})
         wait_for_go(self.mailbox, attempt)
         if self.is_first_of_node:
             progress = {"attempt": attempt, "run_id": self.item.run_id, "index": 0}
-            self.put("progress.json", progress)
+            report(self.mailbox, self.node, "progress.json", progress)
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record. If the run failed, the rank that failed writes it."""
@@ -274,11 +265,7 @@ class ElasticRun:
             values=values,
             devices=used,
         )
-        self.put(f"records/{self.item.run_id}.json", record)
-
-    def put(self, name: str, body: Any) -> None:
-        """Write `body` into the node's folder; end the process if that fails."""
-        report(self.mailbox, self.node, name, body)
+        report(self.mailbox, self.node, f"records/{self.item.run_id}.json", record)
 
 
 def main() -> None:
@@ -289,10 +276,7 @@ def main() -> None:
     die_with_parent()
     mailbox, plan, node = task_of_process()
     assert plan.elastic is not None
-    try:
-        run = ElasticRun(mailbox, plan, plan.elastic, node)
-    except NoSuchDevice as error:
-        leave(EXIT_NO_DEVICE, str(error))
+    run = ElasticRun(mailbox, plan, plan.elastic, node)
     try:
         built = run.built()
         run.join()

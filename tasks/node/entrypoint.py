@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,15 +29,14 @@ from .torchvision_operators import declare_what_did_not_load
 BatchMaker = Callable[[int], tuple[Any, Any]]
 
 _CPU = torch.device("cpu")
-# a frame of a traceback that came as text from another process
-_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+_FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as text
 
 
 class WorkloadError(Exception):
     """Raised if the workload's entrypoint breaks its contract."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class LoadedWorkload:
     """The model, loss, batch maker and optimizer that an entrypoint returned.
 
@@ -115,24 +114,25 @@ def build(
     if workload.module:
         # Only the first item of a process imports the module, which may draw random numbers.
         torch.manual_seed(seed)
-    with _default(_CPU if shared else device):
-        parts = _call(module, workload)
-    if not isinstance(parts, tuple) or len(parts) != 4:
+    function = getattr(module, workload.function, None)
+    if not callable(function):
         raise WorkloadError(
-            f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)"
+            f"no function {workload.function!r} in the file of workload {workload.name!r}"
         )
+    if workload.data.startswith(S3):
+        raise DataMissing(f"its data, {workload.data}, are not on this machine")
+    data = {"data": workload.data} if workload.data else {}
+    with _CPU if shared else device:
+        parts = function(**workload.arguments, **data)
+    wrong = f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)"
+    if not isinstance(parts, tuple) or len(parts) != 4:
+        raise WorkloadError(wrong)
     model, loss, batches, optimizer = parts
     is_loader = isinstance(batches, DataLoader)
-    for what, fits in (
-        ("a torch module first", isinstance(model, nn.Module)),
-        ("a loss second", callable(loss)),
-        ("a batch maker or a DataLoader third", is_loader or callable(batches)),
-        ("a torch optimizer fourth", isinstance(optimizer, torch.optim.Optimizer)),
-    ):
-        if not fits:
-            raise WorkloadError(f"{workload.function} must return {what}")
-    if not any(weights.requires_grad for weights in model.parameters()):
-        raise WorkloadError("the model has no parameter to train")
+    makes_batches = callable(loss) and (is_loader or callable(batches))
+    is_trainable = isinstance(model, nn.Module) and isinstance(optimizer, torch.optim.Optimizer)
+    if not (makes_batches and is_trainable):
+        raise WorkloadError(wrong)
     computing.hold()  # user code may have changed torch's format of products
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
@@ -149,21 +149,6 @@ def build(
         arithmetic=computing,
         loader=loader,
     )
-
-
-def _call(module: ModuleType, workload: WorkloadFile) -> Any:
-    """Call the entrypoint with the arguments and data that srift.toml states.
-
-    Raises WorkloadError if there is no such function, and DataMissing if the data are on S3 only.
-    """
-    function = getattr(module, workload.function, None)
-    if not callable(function):
-        raise WorkloadError(
-            f"no function {workload.function!r} in the file of workload {workload.name!r}"
-        )
-    if workload.data.startswith(S3):
-        raise DataMissing(f"its data, {workload.data}, are not on this machine")
-    return function(**workload.arguments, **({"data": workload.data} if workload.data else {}))
 
 
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
@@ -191,31 +176,19 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
     """Return where in the workload's code an error arose, as `mine.py, line 14, in make_batch`.
 
-    Errors of loader workers carry their traceback as text, which is searched too. The result is
-    empty if no frame is in the workload's code.
+    Errors of loader workers carry their traceback in their message. The result is empty if no frame
+    is in the workload's code.
     """
-    if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
-        return f"{named}, line {error.lineno}"
-    places: list[tuple[str, Any, str]] = _FRAME.findall(str(error))
-    places += [
-        (at.filename, at.lineno, at.name) for at in traceback.extract_tb(error.__traceback__)
-    ]
-    for file, line, function in reversed(places):
-        if named := own_name(file, workload):
-            return f"{named}, line {line}, in {function}"
+    frames = _FRAME.findall("".join(traceback.format_exception(error)))
+    for file, line, function in reversed(frames):
+        if workload.folder:
+            name = file.partition(f"/{workload.folder}/")[2]
+        else:
+            is_own = Path(file).name == Path(workload.file).name
+            name = (workload.source or workload.name) if is_own else ""
+        if name:
+            return f"{name}, line {line}{function}"
     return ""
-
-
-def own_name(file: str, workload: WorkloadFile) -> str:
-    """Return the name by which the user knows `file`; empty if it is not the workload's code."""
-    if workload.folder:
-        return file.partition(f"/{workload.folder}/")[2]
-    return (workload.source or workload.name) if Path(file).name == Path(workload.file).name else ""
-
-
-def _default(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a GPU is torch's default device."""
-    return nullcontext() if device.type == "cpu" else device
 
 
 def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:
@@ -228,7 +201,7 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
         return make_batch
 
     def made(batch: int) -> tuple[Any, Any]:
-        with _default(device if made_there else _CPU):
+        with device if made_there else nullcontext():
             inputs, target = make_batch(batch)
         return to_device(inputs, device), to_device(target, device)
 
@@ -240,13 +213,11 @@ def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None
 
     If the strategy shards the model (`shared`), this only makes a batch, since the whole model may
     not fit on a device.
-    Raises WorkloadError if the loss is not a scalar tensor, and the errors of the user's code.
+    Raises the errors of torch and of the user's code.
     """
     if shared:
         built.make_batch(batch)
         return
     loss = built.loss_of(built.model, batch)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise WorkloadError("the loss must be one number, the mean over the batch")
     loss.backward()  # type: ignore[no-untyped-call]
     built.optimizer.zero_grad(set_to_none=True)

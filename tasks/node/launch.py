@@ -9,7 +9,6 @@ item sets the key when the item ends.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -25,22 +24,20 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from .data import data_path
 from .device import backend, name_of, own_device
-from .entrypoint import LoadedWorkload, WorkloadError, build, own_line
-from .loader import in_words
+from .entrypoint import LoadedWorkload, build, own_line
 from .measuring import Patience
 from .precision import arithmetic
 from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, leave
-from .record import LEAST_ORDERED, Devices, Item, Plan, RankLayout, WorkloadFile, write_json
+from .record import Devices, Item, Plan, RankLayout, WorkloadFile, write_json
 from .reference import Reference
 from .strategies import strategy
 from .strategies.refusals import DDP
+from .strategies.replicas import of_ranks
 
 _DAY = timedelta(days=1)
-_PER_RANK = {"rank_step_s", "rank_compute_s"}  # lists of a record in the sending order
 # torch 2.13 and later can create groups with any order of ranks
 _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
-_PAIRS = " pairs"  # an entry of `written`; no workload has this name
 
 
 class Launch:
@@ -50,19 +47,17 @@ class Launch:
     written: the names of workloads whose checkpoint this rank has timed.
     pairs: the measurement of the links between machines; empty except on the first rank of a
         machine.
-    order_reason: why the sending order of ranks was chosen; empty if it was not changed.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
         """Join the process groups of the launch and of each item, and run a tiny step.
 
         The tiny step loads much of torch, which would otherwise slow down the first measured step.
-        Raises NoSuchDevice if the machine lacks the devices that the plan expects.
+        Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
         self.mailbox, self.plan, self.node = mailbox, plan, node
         self.layout = RankLayout.of(plan)
         self.device = own_device(plan.expected[node])
-        self.order_reason = ""
         self.written: set[str] = set()
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
@@ -81,11 +76,8 @@ class Launch:
             between = dist.new_group(firsts, timeout=timeout, backend="gloo")
             if self.rank in firsts:
                 self.pairs = pairs(between) | {"nodes": list(self.layout.devices)}
-        described = json.dumps([name_of(self.device), torch.get_num_threads()])
-        self.store.set(f"device-{self.rank}", described)
-        dist.barrier()
-        devices = self.store.multi_get([f"device-{rank}" for rank in ranks])
-        self.devices: list[tuple[str, int]] = list(map(json.loads, devices))
+        described = name_of(self.device), torch.get_num_threads()
+        self.devices: list[tuple[str, int]] = of_ranks(described, dist.group.WORLD)
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
 
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
@@ -102,13 +94,8 @@ class Launch:
         `go` is the content of `go-<attempt>.json`. Does nothing if `go` has no order. Every rank
         must call it.
         """
-        sending, self.order_reason = tuple(go.get("order") or ()), str(go.get("why") or "")
-        if not sending:
-            return
-        self.layout = replace(self.layout, sending=sending)
-        ordered = {
-            self.layout.ranks(item): self.layout.sending_ranks(item) for item in self.plan.items
-        }
+        self.layout = layout = replace(self.layout, sending=tuple(go.get("order") or ()))
+        ordered = {layout.ranks(item): layout.sending_ranks(item) for item in self.plan.items}
         for ranks, sends in sorted(ordered.items()):
             if sends != ranks:
                 self.groups[ranks] = self._group(sends, sort_ranks=False)
@@ -135,34 +122,26 @@ class Launch:
         """Return `values` of a record with their lists in the order of the item's nodes.
 
         The lists in `values` are in the sending order. If a sending order was chosen for the item,
-        the result also has this order, its reason and the measured links.
+        the result also has this order.
         """
-        found = dict(values)
-        if not self.order_reason or len(item.nodes) < LEAST_ORDERED:
+        placed, found = self.layout.placed(item), dict(values)
+        if placed is item:
             return found
-        nodes, ranks = self.layout.placed(item).nodes, self.layout.sending_ranks(item)
-        for name in _PER_RANK & values.keys():
-            by_rank = dict(zip(ranks, values[name], strict=False))  # `rank_compute_s` may be empty
-            found[name] = [by_rank[rank] for rank in self.layout.ranks(item) if rank in by_rank]
-        if "reference_s" in values:
-            by_node = dict(zip(nodes, values["reference_s"], strict=True))
+        found["rank_order"] = placed.nodes
+        if compute_s := values.get("rank_compute_s"):
+            by_rank = dict(zip(self.layout.sending_ranks(item), compute_s, strict=True))
+            found["rank_compute_s"] = [by_rank[rank] for rank in self.layout.ranks(item)]
+        if reference_s := values.get("reference_s"):
+            by_node = dict(zip(placed.nodes, reference_s, strict=True))
             found["reference_s"] = [by_node[node] for node in item.nodes]
-        found |= {"rank_order": nodes, "rank_order_reason": self.order_reason}
-        if self.pairs:
-            found["pairs_s"] = self.pairs["took_s"]
-            if _PAIRS not in self.written:
-                self.written.add(_PAIRS)
-                found["pairs"] = self.pairs
         return found
 
     def used(self, item: Item) -> list[Devices]:
         """Return the devices that `item` uses, with one entry per node."""
         found = []
         for node, count in zip(item.nodes, item.used, strict=True):
-            first = self.layout.places.index((node, 0))
-            names, threads = zip(*self.devices[first : first + count], strict=True)
-            name = "+".join(dict.fromkeys(names))
-            found.append(Devices(name=name, count=count, threads=max(threads)))
+            name, threads = self.devices[self.layout.places.index((node, 0))]
+            found.append(Devices(name=name, count=count, threads=threads))
         return found
 
     def wait_for(self, *indices: int) -> None:
@@ -193,13 +172,12 @@ def load(
     """Build the workload of `item` on this rank.
 
     `place` is a pair: this process's node and rank. `node.prepare` has already unpacked the
-    workload's archive. `shared` is passed to `build`. Raises WorkloadError if the plan lacks the
-    workload, and the errors of `data_path`, `arithmetic` and `build`.
+    workload's archive. `shared` is passed to `build`. Raises the errors of `data_path`, `arithmetic`
+    and `build`.
     """
     node, rank = place
     workload = plan.workload(item)
-    if workload is None:
-        raise WorkloadError(f"the plan has no workload {item.workload!r}")
+    assert workload is not None
     return build(
         mailbox / f"node-{node}" / "scratch" if workload.folder else mailbox,
         replace(workload, data=data_path(mailbox, workload)),
@@ -240,13 +218,15 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
 
     The line of code is the last one in the code of `workload`; it is left out if there is none.
     """
-    error = in_words(error)
-    text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
-    if text and workload is not None and workload.folder:
-        # shorten paths to those that the user knows
-        text[0] = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", text[0])
+    text = str(getattr(error, "msg", error)).strip()  # a SyntaxError without its place
+    lines = text.splitlines() or [""]
     # torch.compile names the backend on the first line, and the error on the second
-    words = " ".join(text[: 2 if text and text[0].endswith(":") else 1])
-    summary = f"{type(error).__name__}: {words}"[:500] if text else type(error).__name__
+    words = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    if "Original Traceback" in text:  # of a loader worker
+        words = f"in a worker of its loader: {lines[-1]}"
+    if workload is not None and workload.folder:
+        # shorten paths to those that the user knows
+        words = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", words)
+    summary = f"{type(error).__name__}: {words}"[:500].removesuffix(": ")
     where = "" if workload is None else own_line(error, workload)
     return f"{summary} ({where})" if where else summary

@@ -18,11 +18,9 @@ import os
 import signal
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
-from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -36,9 +34,8 @@ from .processes import die_with_parent
 # hanging loader reports the problem before the collective of the other ranks times out.
 _MAX_WAIT_S = 45.0
 _EXIT_S = 2.0  # seconds that a worker may take to exit after torch has shut it down
-_TRACEBACK = "Original Traceback"  # what torch writes before a worker's traceback
 _READ_S, _MAX_READ = 1.0, 256  # seconds and samples: limits of what is read to fill the caches
-_MAX_ITEMS, _MAX_OBJECTS = 1000, 100_000  # the search for caches looks at so many per list, in all
+_MAX_ITEMS = 100  # of a list in which caches are searched
 _KEPT = ("collate_fn", "pin_memory", "generator", "in_order")
 _KEPT_WITH_WORKERS = (
     "num_workers",
@@ -64,9 +61,7 @@ class Loader:
         self.given, self.seed = given, seed
         self.workers = given.num_workers
         self.in_process = False
-        self._places: Sequence[
-            int
-        ] = ()  # indices of the samples to draw from; empty means all samples
+        self._places: Sequence[int] = ()  # indices of the samples to draw from; empty means all
         self._batch = 0
         self._iterator: Iterator[Any] | None = None
         self._rebuilt: DataLoader[Any] | None = None
@@ -82,28 +77,21 @@ class Loader:
     def __call__(self, batch: int) -> tuple[Any, Any]:
         """Return a pair: the inputs and the target of `batch` samples.
 
-        Raises LoaderError if no such batch arrives, and the errors of user code in this process.
+        Raises LoaderError if no such batch arrives, and the errors of torch and of user code.
         """
         if self._rebuilt is None or self._batch != batch:
             self.close()
             self._batch, self._rebuilt = batch, self._rebuild(batch)
-        try:
-            made = None if self._iterator is None else next(self._iterator, None)
-            if made is None:  # at the start, and after the last batch of the data
-                self._start()
-                made = next(self._iterator, None)  # type: ignore[arg-type]
-        except Exception as error:
-            raise in_words(error) from error
+        made = None if self._iterator is None else next(self._iterator, None)
+        if made is None:  # at the start, and after the last batch of the data
+            self._start()
+            made = next(self._iterator, None)  # type: ignore[arg-type]
         if made is None:
             raise LoaderError(f"its loader ends before any worker has {batch} samples")
-        if not isinstance(made, tuple | list) or len(made) != 2:
-            raise LoaderError(
-                f"its loader gives {type(made).__name__} as a batch, not a pair (inputs, target)"
-            )
-        for name, part in zip(("inputs", "target"), made, strict=True):
-            if batch not in sizes(part):
-                raise LoaderError(f"the {name} of its loader do not have {batch} samples")
-        return made[0], made[1]
+        inputs, target = made
+        if batch not in sizes(inputs) & sizes(target):
+            raise LoaderError(f"inputs or target of its loader do not have {batch} samples")
+        return inputs, target
 
     def as_in_later_epochs(self) -> None:
         """Fill the dataset's caches, so that the next batches cost as much as in later epochs.
@@ -111,8 +99,8 @@ class Loader:
         Does nothing if the dataset has no cache. Raises the errors of the dataset.
         """
         dataset: Any = self.given.dataset
-        caches = [] if isinstance(dataset, IterableDataset) else list(_caches(dataset))
-        if not caches or not len(dataset):
+        caches = list(_caches(dataset))
+        if not caches:
             return
         self.close()
         for cached in caches:
@@ -138,14 +126,13 @@ class Loader:
     def close(self) -> None:
         """End the workers; the next batch starts new workers."""
         self.signal(signal.SIGCONT)
-        iterator: Any = self._iterator
+        # torch shuts the workers down only when the iterator is deleted
+        shut_down = getattr(self._iterator, "_shutdown_workers", None)
         processes = self._processes
         self._iterator, self._rebuilt, self._processes = None, None, []
         with worker_deaths_ignored():
-            if hasattr(
-                iterator, "_shutdown_workers"
-            ):  # torch calls this only when the iterator is deleted
-                iterator._shutdown_workers()
+            if shut_down is not None:
+                shut_down()
         for process in processes:
             process.join(_EXIT_S)
             process.kill()
@@ -164,13 +151,10 @@ class Loader:
             begin = partial(_begin_worker, given.worker_init_fn, _folder_of_sockets())
             options["worker_init_fn"] = begin
         if not isinstance(dataset, IterableDataset):
-            try:
-                samples = len(dataset)  # type: ignore[arg-type]
-            except TypeError:
-                raise LoaderError("the dataset of its loader has no __len__") from None
+            samples = len(dataset)  # type: ignore[arg-type]
             if samples < batch:
                 few = f"has {samples} samples, fewer than a batch of {batch}"
-                raise LoaderError(f"the dataset of its loader {few if samples else 'is empty'}")
+                raise LoaderError(f"the dataset of its loader {few}")
             options["sampler"] = _Draws(self._places or range(samples), self._generator())
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
 
@@ -221,57 +205,34 @@ def _folder_of_sockets() -> str:
 def _caches(dataset: Any) -> Iterator[Any]:
     """Yield the caches that a dataset contains.
 
-    Searches the attributes and items of the dataset that have a `__getitem__`. A cache is
-    recognised by its method `begin_part`, since a user's copy of data_cache.py defines another
-    class.
+    Searches the attributes of the dataset and the first items of lists. A cache is recognised by
+    its method `begin_part`, since a user's copy of data_cache.py defines another class.
     """
     seen: set[int] = set()
-    left: deque[Any] = deque([dataset])
-    while left and len(seen) < _MAX_OBJECTS:
-        item = left.popleft()
-        if id(item) in seen or isinstance(item, str | bytes | Tensor):
+    left = [dataset]
+    while left:
+        item = left.pop()
+        if id(item) in seen or not hasattr(type(item), "__getitem__"):
             continue
         seen.add(id(item))
         if hasattr(type(item), "begin_part"):
             yield item
-        held = [*getattr(item, "__dict__", {}).values()]
-        if isinstance(item, list | tuple | dict):
-            held += islice(item.values() if isinstance(item, dict) else item, _MAX_ITEMS)
-        left += [part for part in held if hasattr(type(part), "__getitem__")]
+        left += getattr(item, "__dict__", {}).values()
+        if isinstance(item, list | tuple):
+            left += item[:_MAX_ITEMS]
 
 
-def sizes(data: Any) -> Iterator[int]:
-    """Yield the size of each dimension of each tensor in `data`, and the length of each list.
+def sizes(data: Any) -> set[int]:
+    """Return the size of each dimension of each tensor in `data`, and the length of each list.
 
     `data` are the inputs or the target of a batch.
     """
     if isinstance(data, Tensor):
-        yield from data.shape
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from sizes(value)
-    elif isinstance(data, list | tuple):
-        yield len(data)
-        for value in data:
-            yield from sizes(value)
-
-
-def in_words(error: BaseException) -> BaseException:
-    """Return a LoaderError with a plain message if `error` reports a failed loader worker.
-
-    Returns any other `error` unchanged. torch can report a failed worker in any step.
-    """
-    text = str(error).strip()
-    if isinstance(error, LoaderError) or not text:
-        return error
-    lines = text.splitlines()
-    if _TRACEBACK in text:
-        return LoaderError(f"in a worker of its loader: {lines[-1]}\n{text}")
-    if "DataLoader timed out" in lines[0]:
-        return LoaderError("its loader gave no batch in time")
-    if "DataLoader worker" in lines[0]:
-        return LoaderError(f"a worker of its loader died: {lines[0]}")
-    return error
+        return set(data.shape)
+    parts = list(data.values()) if isinstance(data, Mapping) else data
+    if isinstance(parts, list | tuple):
+        return {len(parts)}.union(*map(sizes, parts))
+    return set()
 
 
 @contextmanager

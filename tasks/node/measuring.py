@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import fmean, median, quantiles, stdev
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from .reference import Reference
+from .strategies.replicas import of_ranks
 
 DISTURBED = 0.1  # stolen share of CPU time: repeated runs of a setup differ by as much
 _MIN_TICKS = 20.0  # with fewer ticks the stolen share is too uncertain
@@ -32,7 +32,11 @@ _STAT = Path("/proc/stat")
 _Result = TypeVar("_Result")
 
 
-@dataclass(slots=True)
+class NotMeasured(Exception):
+    """Raised on every rank of an item at once if its measurement has no result."""
+
+
+@dataclass
 class Patience:
     """Repeats disturbed measurements while time is left, and collects figures of the kept blocks.
 
@@ -95,7 +99,7 @@ class Patience:
             (now_stolen, now_wanted), spent_s = processor_ticks(), time.monotonic() - started
             reference_s = (reference_s + self._reference_s()) / 2
             mine = [now_stolen - stolen, now_wanted - wanted, spent_s, self.left_s, reference_s]
-            taken, wants, spent, left, references = zip(*gather(mine, group), strict=True)
+            taken, wants, spent, left, references = zip(*of_ranks(mine, group), strict=True)
             share, worst_taken, worst_wanted = max(
                 (_share(*ticks), *ticks) for ticks in zip(taken, wants, strict=True)
             )
@@ -184,24 +188,6 @@ def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
     `seconds` lists the seconds of each step so far. `most` limits the steps of all blocks.
     """
     return max(1, min(max(2, least // 2), most - len(seconds)))
-
-
-def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Return, for each step, the seconds on its slowest rank.
-
-    `by_rank` has a list for each rank: the seconds of each step.
-    """
-    return [max(step) for step in zip(*by_rank, strict=True)]
-
-
-def gather(mine: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:
-    """Return the numbers of every rank of `group`, in rank order; without a group, `[mine]`."""
-    if group is None:
-        return [list(mine)]
-    numbers = torch.tensor(list(mine), dtype=torch.float64)
-    by_rank = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(by_rank, numbers, group=group)
-    return [numbers.tolist() for numbers in by_rank]
 
 
 def meet(group: dist.ProcessGroup | None) -> None:

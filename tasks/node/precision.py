@@ -25,7 +25,7 @@ class NoSuchPrecision(ValueError):
     """Raised if the device does not support the precision."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Arithmetic:
     """The precision in which a workload computes on a device.
 

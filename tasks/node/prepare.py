@@ -14,25 +14,8 @@ from typing import NoReturn
 
 from .device_check import DEVICES_WITHIN_S, torch_sees, wait_for_devices
 from .processes import EXIT_ITEM_FAILED, EXIT_NO_DEVICE
-from .record import INSTALL, MACHINE, Plan, WorkloadFile, fail_runs, task_of_process
+from .record import INSTALL, MACHINE, WorkloadFile, fail_runs, task_of_process
 from .requirements import NotInstalled, environment_of, install, installed, unpack
-
-
-def lacking_devices(plan: Plan, node: int, scratch: Path) -> str:
-    """Wait for the devices of `node`; return why they are missing, or an empty text.
-
-    Only the first attempt waits for a driver, and later attempts check once. `scratch` keeps a mark
-    of the first attempt.
-    """
-    waited = scratch / "waited-for-devices"
-    reason = wait_for_devices(
-        plan.expected[node],
-        torch_sees,
-        wait_s=0.0 if waited.exists() else DEVICES_WITHIN_S,
-        most_s=plan.join_s,
-    )
-    waited.touch()
-    return reason
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
@@ -67,15 +50,19 @@ def main() -> NoReturn:
     mailbox, plan, node = task_of_process()
     scratch = mailbox / f"node-{node}" / "scratch"
     if plan.expected[node].checked:
-        reason = lacking_devices(plan, node, scratch)
+        waited = scratch / "waited-for-devices"  # a mark of the first attempt: later ones look once
+        wait_s = 0.0 if waited.exists() else DEVICES_WITHIN_S
+        waited.touch()
+        reason = wait_for_devices(
+            plan.expected[node], torch_sees, wait_s=wait_s, most_s=plan.join_s
+        )
         if reason:
             fail_runs(mailbox, plan, node, code=EXIT_NO_DEVICE, reason=reason, cause=MACHINE)
     needed = {item.workload for item in plan.items if node in item.nodes}
     python, environment = sys.argv[1], dict(os.environ)
     try:
-        for (
-            workload
-        ) in plan.workloads:  # they have equal process keys: the same folder, Python and variables
+        # workloads have equal process keys: the same folder, Python and variables
+        for workload in plan.workloads:
             if workload.name in needed:
                 python = python_of(mailbox, scratch, workload)
                 environment |= workload.env

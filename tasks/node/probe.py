@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from . import measuring
 from .device import now
-from .measuring import Patience, gather, meet
+from .measuring import NotMeasured, Patience, meet
 from .record import Item
 from .strategies.messages import exchange
+from .strategies.replicas import of_ranks
 
 _SIZE_S = 0.6  # seconds to spend on each message size
 _MIN_REPEATS, _MAX_REPEATS = 4, 40
@@ -31,15 +32,14 @@ Matrix = list[list[float]]
 
 def probe(
     item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
-) -> tuple[dict[str, Any], str]:
-    """Time all-reduces; return a pair: the values of a probe record, and an empty text.
+) -> dict[str, Any]:
+    """Time all-reduces and return the values of a probe record.
 
-    If the item has only one device, the pair is {} and the reason. `rows` in the values has one
-    entry per message size: bytes, seconds, spread and repeats. The time of an all-reduce is that of
-    its slowest rank, and `seconds` is the interquartile mean of these times.
+    `rows` in the values has one entry per message size: bytes, and seconds, the interquartile mean
+    of the times of an all-reduce on its slowest rank. Raises NotMeasured for a single device.
     """
     if group is None:
-        return {}, "a probe needs at least two devices"
+        raise NotMeasured("a probe needs at least two devices")
     rows = []
     for size in item.message_bytes:
         message = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
@@ -51,11 +51,9 @@ def probe(
             {
                 "bytes": size,
                 "seconds": fmean(seconds[place] for place in measuring.central(seconds)),
-                "spread": measuring.spread(seconds),
-                "repeats": repeats,
             }
         )
-    return {"rows": rows}, ""
+    return {"rows": rows}
 
 
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
@@ -69,7 +67,7 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
         before = now(message.device)
         dist.all_reduce(message, group=group)
         mine.append(now(message.device) - before)
-    return measuring.slowest(gather(mine, group))
+    return [max(each) for each in zip(*of_ranks(mine, group), strict=True)]
 
 
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
@@ -90,15 +88,14 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     links = _Links(group)
     sweeps = [links.sweep() for _ in range(SWEEPS)]
     latency_s, byte_s = ([sweep[kind] for sweep in sweeps] for kind in range(2))
-    sizes = gather(links.sizes, group)
+    sizes = of_ranks(links.sizes, group)
     alone_s, slowness = {}, {}
     for i, j in combinations(range(len(sizes)), 2):
         latency, byte = (median(sweep[i][j] for sweep in kind) for kind in (latency_s, byte_s))
         alone_s[i, j] = latency + sizes[i][j] * byte
         slowness[i, j] = alone_s[i, j] / sizes[i][j]
-    together: dict[
-        Pair, float
-    ] = {}  # the slowest pair, then the slowest pair of the machines that are left, and so on
+    # the slowest pair, then the slowest pair of the machines that are left, and so on
+    together: dict[Pair, float] = {}
     for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
         if not any(set(pair) & set(other) for other in together):
             together[pair] = alone_s[pair]
@@ -142,7 +139,7 @@ class _Links:
             if self.rank in pair:
                 peer = sum(pair) - self.rank
                 mine_s = self._steady_s(self.sizes[peer], peer)
-        at_once_s = max(seconds for (seconds,) in gather([mine_s], self.group))
+        at_once_s: float = max(of_ranks(mine_s, self.group))
         slowest_s, in_turn_s = max(together.values()), sum(together.values())
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
@@ -151,7 +148,7 @@ class _Links:
 
         `mine` lists this rank's measurement of its link to each rank.
         """
-        rows = gather(mine, self.group)
+        rows = of_ranks(mine, self.group)
         columns = zip(*rows, strict=True)
         return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
 

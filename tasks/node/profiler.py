@@ -22,6 +22,7 @@ from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .measuring import Patience
 from .record import Item
+from .strategies.messages import completed
 from .strategies.tensor import volumes
 
 _BATCH_S, _BUCKETS_S = 1.0, 0.8  # seconds to spend on each batch size, and on the buckets
@@ -32,8 +33,8 @@ Profile = dict[str, Any]
 
 def profile(
     item: Item, built: LoadedWorkload, group: dist.ProcessGroup, patience: Patience
-) -> tuple[Profile, str]:
-    """Profile the batch sizes of `item`; return a pair: the record's values, and an empty text.
+) -> Profile:
+    """Profile the batch sizes of `item` and return the record's values.
 
     `group` contains only this rank; the measurement of buckets needs it for DDP. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes
@@ -60,15 +61,17 @@ def profile(
         values["loader_workers"] = built.loader.workers
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
         built = replace(built, make_batch=made.__getitem__)
+    with torch.no_grad():
+        divided = volumes(built.model, lambda: built.model(built.make_batch(smallest)[0]), smallest)
     return {
         "parameters": built.parameters,
         "gradient_bytes": built.gradient_bytes,
         "flops_per_sample": _flops(built, smallest),
-        **_divided(built, smallest),
+        **divided,
         "rows": rows,
         "buckets": _buckets(built, typical, group),
         **values,
-    }, ""
+    }
 
 
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
@@ -110,7 +113,6 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         "batch": batch,
         **{name: fmean(step[name] for step in middle) for name in steady[0]},
         "peak_bytes": peak_bytes(built.device),
-        "repeats": len(steady),
         "loading": loading[_BURN_IN:],
     }
 
@@ -165,18 +167,6 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
     return float(counter.get_total_flops()) / batch
 
 
-def _divided(built: LoadedWorkload, batch: int) -> dict[str, float]:
-    """Return the numbers of elements that tensor parallelism exchanges (tensor.volumes).
-
-    `divided_weights` counts elements of weights. The other values count activations per sample.
-    """
-    with torch.no_grad():
-        found = volumes(built.model, lambda: built.model(built.make_batch(batch)[0]))
-    return {
-        name: value if name == "divided_weights" else value / batch for name, value in found.items()
-    }
-
-
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
     """Return `bytes` and `ready_fraction` of each gradient bucket.
 
@@ -192,9 +182,7 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> Future[torch.Tensor]:
         ready.append((clock_s(), bucket.buffer().nbytes))
-        done: Future[torch.Tensor] = Future()
-        done.set_result(bucket.buffer())
-        return done
+        return completed(bucket.buffer())
 
     module.register_comm_hook(None, note)
     passes = []

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .machine import fingerprint, torch_version
-from .processes import EXIT_MAILBOX, leave
+from .processes import leave
 
 LEARN = "learn"
 ELASTIC = "elastic"
@@ -348,15 +348,12 @@ def fail_runs(
     `cause` is MACHINE if the machine lacks its devices, and INSTALL if the package index did not
     answer or the installation took too long. It is empty if the workload is at fault.
     """
-    try:
-        for item in plan.items:
-            if node in item.nodes:
-                problem = f"node {node}: {reason}"
-                record = record_of(plan, item, started_unix=time.time(), problem=problem)
-                path = mailbox / f"node-{node}" / "records" / f"{item.run_id}.json"
-                write_json(path, record | {"cause": cause})
-    except OSError as full:
-        code, reason = EXIT_MAILBOX, f"no record could be written ({full.strerror}); {reason}"
+    for item in plan.items:
+        if node in item.nodes:
+            problem = f"node {node}: {reason}"
+            record = record_of(plan, item, started_unix=time.time(), problem=problem)
+            path = mailbox / f"node-{node}" / "records" / f"{item.run_id}.json"
+            write_json(path, record | {"cause": cause})
     leave(code, reason)
 
 
@@ -375,7 +372,7 @@ def write_file(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+        with beside.open("xb") as file:  # follows no link
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import venv
 from io import BytesIO
 from pathlib import Path
 
@@ -94,39 +94,31 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees the lock of a process that dies
         marker = environment / _MARKER
-        if marker.exists():
-            os.utime(marker)  # shows which environments are in use
-        else:
-            shutil.rmtree(environment, ignore_errors=True)
-            try:
-                _make(requirements, root, environment, workload)
-            except BaseException:
-                shutil.rmtree(environment, ignore_errors=True)
-                raise
-            marker.write_text(json.dumps({"workload": workload, "requirements": requirements}))
+        if not marker.exists():
+            shutil.rmtree(environment, ignore_errors=True)  # the rest of a failed installation
+            _make(requirements, root, environment, workload)
+        marker.touch()  # also shows which environments are in use
     return str(environment / "bin" / "python")
 
 
 def _make(requirements: str, root: Path, environment: Path, workload: str) -> None:
     """Create the environment and run pip. Raises NotInstalled if that fails."""
+    venv.create(environment, symlinks=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    lines = [f"import site; site.addsitedir({folder!r})\n" for folder in _packages()]
+    (packages / "srift-node.pth").write_text("".join(lines))
     torch = torch_version()
     python = str(environment / "bin" / "python")
     install = ["install", "--no-input", "--disable-pip-version-check", "--requirement"]
     install += [requirements, *([f"torch=={torch}"] if torch else [])]
     with tempfile.TemporaryDirectory(prefix="srift-pip-") as scratch:
-        venv = [sys.executable, "-I", "-m", "venv", "--without-pip", str(environment)]
-        code, output = _run(venv, root, scratch)
-        if code == 0:
-            packages = next(environment.glob("lib/python*/site-packages"))
-            lines = [f"import site; site.addsitedir({folder!r})\n" for folder in _packages()]
-            (packages / "srift-node.pth").write_text("".join(lines))
-            code, output = _run([python, "-I", "-m", "pip", *install], root, scratch)
+        code, output = _run([python, "-I", "-m", "pip", *install], root, scratch)
     failed = f"requirements of workload {workload} could not be installed"
     if code is None:
         raise NotInstalled(f"{failed} within {INSTALL_S:.0f} s", passing=True)
     if code:
-        words = " ".join(output[max(0, output.find("ERROR")) :].split())
-        raise NotInstalled(f"{failed}: {words[:_MOST_WORDS]}", passing=_UNREACHED in output)
+        words = " ".join(output.split())[-_MOST_WORDS:]
+        raise NotInstalled(f"{failed}: {words}", passing=_UNREACHED in output)
 
 
 def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]:

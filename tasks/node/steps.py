@@ -29,15 +29,14 @@ from . import measuring
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .loader import running
-from .measuring import Patience, gather, meet
+from .measuring import NotMeasured, Patience, meet
 from .record import Item
-from .strategies import bucket_bytes, communicates_always, strategy
-from .strategies.replicas import no_sync
+from .strategies import communicates_always, strategy
+from .strategies.replicas import no_sync, of_ranks
 
 _MIN_SCALE = 0.1  # give up below this fp16 loss scale, which starts at 65,536
 _COMPUTE_REPEATS = 2  # steps without communication, for `sync_s`
 
-Outcome = tuple[dict[str, Any], str]  # values of a record, or the reason why there are none
 Group = dist.ProcessGroup | None
 
 
@@ -69,13 +68,7 @@ def one_step(
     return float(sum(losses)) / sum(sizes)
 
 
-def typical_s(seconds: Sequence[float], waits: Sequence[float]) -> float:
-    """Return the step time with a loader: the median step without its wait, plus the mean wait."""
-    without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
-    return median(without) + fmean(waits)
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together; repeats disturbed blocks.
 
@@ -100,24 +93,25 @@ class TimedSteps:
         """Take steps that are not timed."""
         self.losses += [self.step(sync=True) for _ in range(steps)]
 
-    def warm_up(self, item: Item) -> str:
+    def warm_up(self, item: Item) -> None:
         """Train until fp16 updates succeed and the workers' prefetched batches are used up.
 
-        Returns why fp16 updates do not succeed, or an empty text.
+        Raises NotMeasured if fp16 updates do not succeed.
         """
         arithmetic, started = self.built.arithmetic, now(self.built.device)
         self.train(item.warmup_steps)
         before = math.inf
         while arithmetic.scaler.is_enabled() and arithmetic.scale < before:
             if arithmetic.scale < _MIN_SCALE:
-                return "gradients in fp16 overflow at every scale: train in bf16 or fp32"
+                raise NotMeasured(
+                    "gradients in fp16 overflow at every scale: train in bf16 or fp32"
+                )
             before = arithmetic.scale
             self.train()
         for _ in range(self.workers):
-            if max(gather([now(self.built.device) - started], self.group))[0] > item.most_s:
+            if max(of_ranks(now(self.built.device) - started, self.group)) > item.most_s:
                 break
             self.train()
-        return ""
 
     def block(self, count: int, *, sync: bool = True) -> Tensor:
         """Time `count` steps, and time them again while a machine is disturbed. Return the times.
@@ -137,7 +131,7 @@ class TimedSteps:
                     times += [clock_s() - before, self.built.waited_s - waited]
                     if sync:
                         self.losses.append(loss)
-            return gather([clock_s() - started, *times], self.group)
+            return of_ranks([clock_s() - started, *times], self.group)
 
         by_rank = torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
         self.elapsed_s += float(by_rank[:, 0].max())
@@ -184,35 +178,31 @@ def slowest(times: Tensor) -> tuple[list[float], list[float]]:
 
 def _prepared(
     item: Item, built: LoadedWorkload, group: Group, place: int
-) -> tuple[nn.Module, Callable[..., float], float]:
+) -> tuple[Callable[..., float], float]:
     """Apply the item's strategy to the model.
 
-    Returns the wrapped module, a function that takes an optimizer step, and this rank's share of
-    the global batch. `place` is the index of this node in `item.nodes`.
+    Returns a function that takes an optimizer step, and this rank's share of the global batch. `place` is the index of this node in `item.nodes`.
     """
     module = built.model
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
     if group is not None:
         module = parallel(built.model, built.optimizer, group)
-    if communicates_always(module):
+    if group is not None and communicates_always(item.strategy):
         reset_peak(built.device)  # before sharding, each rank held the whole model
     batch, steps = item.batches[place], item.accumulation_steps
     whole = sum(used * each for used, each in zip(item.used, item.batches, strict=True))
     step = partial(one_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps))
-    return module, step, batch / whole
+    return step, batch / whole
 
 
-def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Outcome:
-    """Train; return a pair: the values of a learn record, and an empty text.
+def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dict[str, Any]:
+    """Train and return the values of a learn record.
 
-    If the item's windows do not fit its steps, the pair is {} and the reason. `place` is the index
-    of this node in `item.nodes`. Ranks exchange their losses after each window. Training ends after
+    `place` is the index of this node in `item.nodes`. Ranks exchange their losses after each window. Training ends after
     `item.windows` windows, after `item.most_s` seconds, or when a loss is not finite. In the last
     case, `diverged` is True and `losses` ends before that window.
     """
-    if not 1 <= item.windows <= item.most_steps:
-        return {}, f"{item.most_steps} steps cannot be divided into {item.windows} windows"
-    _, step, weight = _prepared(item, built, group, place)
+    step, weight = _prepared(item, built, group, place)
     steps = item.most_steps // item.windows
     losses: list[float] = []
     diverged, spent_s = False, 0.0
@@ -222,29 +212,27 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Out
     with running(built.loader):
         while len(losses) < item.windows and spent_s < item.most_s and not diverged:
             mine = fmean(step(sync=True) for _ in range(steps)) * weight
-            by_rank = gather([mine, now(built.device) - started], group)
+            by_rank = of_ranks([mine, now(built.device) - started], group)
             loss, spent_s = sum(rank[0] for rank in by_rank), max(rank[1] for rank in by_rank)
             diverged = not math.isfinite(loss)
             if not diverged:
                 losses.append(loss)
-    return {"losses": losses, "steps_a_window": steps, "diverged": diverged, "steps_s": spent_s}, ""
+    return {"losses": losses, "steps_a_window": steps, "diverged": diverged}
 
 
 def train(
     item: Item, built: LoadedWorkload, group: Group, patience: Patience, *, place: int
-) -> Outcome:
-    """Time steps; return a pair: the values of a train record, and an empty text.
+) -> dict[str, Any]:
+    """Time steps and return the values of a train record.
 
-    If the training fails, the pair is {} and the reason. `place` is the index of this node in
-    `item.nodes`.
+    `place` is the index of this node in `item.nodes`. Raises NotMeasured if the loss is not finite,
+    and the error of `warm_up`.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
-    parameters, gradient_bytes = (
-        built.parameters,
-        built.gradient_bytes,
-    )  # read before the model is sharded
-    module, step, weight = _prepared(item, built, group, place)
+    # read before the model is sharded
+    sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes}
+    step, weight = _prepared(item, built, group, place)
     build_s = clock_s() - started
 
     built.close()
@@ -254,47 +242,41 @@ def train(
     meet(group)
     started = clock_s()
     with running(loader):
-        problem = timed.warm_up(item)
-    if problem:
-        return {}, problem
+        timed.warm_up(item)
     warmup_s, warmed = clock_s() - started, len(timed.losses)
 
     times = timed.until_steady(item)
-    steps_s = timed.elapsed_s
     seconds, waits = slowest(times)
     step_s, input_s = median(seconds), median(waits)
     if loader is not None:
-        step_s, input_s = typical_s(seconds, waits), fmean(waits)
+        input_s = fmean(waits)
+        without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
+        step_s = median(without) + input_s
     peak = peak_bytes(built.device)
-    always = communicates_always(module)
+    always = group is not None and communicates_always(item.strategy)
     compute_s = [] if group is None or always else timed.compute_s()
     waited_s = 0.0 if loader is None else input_s
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0
-    measured = warmed + max(
-        item.most_steps, len(seconds)
-    )  # repeats of disturbed blocks are not counted
+    # repeats of disturbed blocks are not counted
+    measured = warmed + max(item.most_steps, len(seconds))
     first, last = timed.losses[0], timed.losses[:measured][-1]
-    gathered = gather([first * weight, last * weight, peak, build_s, warmup_s], group)
-    first_losses, last_losses, peaks, builds_s, warmups_s = zip(*gathered, strict=True)
+    by_rank = of_ranks([first * weight, last * weight, peak], group)
+    first_losses, last_losses, peaks = zip(*by_rank, strict=True)
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
     if not all(map(math.isfinite, losses.values())):
-        return {}, f"the loss goes from {losses['first_loss']} to {losses['last_loss']}"
+        raise NotMeasured(f"the loss goes from {losses['first_loss']} to {losses['last_loss']}")
     workers = {} if loader is None else {"loader_workers": loader.workers}
     return {
         "step_s": step_s,
         "step_spread": measuring.spread(seconds),
         "steps": len(seconds),
         "input_s": input_s,
-        "rank_step_s": [median(rank.tolist()) for rank in times[..., 0]],
         "rank_compute_s": compute_s,
         "sync_s": None if always else sync_s,
-        "build_s": max(builds_s),
-        "warmup_s": max(warmups_s),
-        "steps_s": steps_s,
-        "peak_bytes": int(max(peaks)),
-        "bucket_bytes": bucket_bytes(module),
-        "parameters": parameters,
-        "gradient_bytes": gradient_bytes,
+        "build_s": build_s,
+        "warmup_s": warmup_s,
+        "peak_bytes": max(peaks),
+        **sizes,
         **losses,
         **workers,
-    }, ""
+    }

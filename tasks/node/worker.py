@@ -17,26 +17,29 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from .checkpoint import write_checkpoint
-from .device import NoSuchDevice, reset_peak, usable
+from .device import reset_peak, usable
 from .entrypoint import LoadedWorkload, try_once
 from .launch import Launch, explain, load, report
 from .loader import worker_deaths_ignored
+from .measuring import NotMeasured
 from .probe import probe
 from .processes import (
     EXIT_ITEM_FAILED,
     EXIT_LOST_PEER,
-    EXIT_NO_DEVICE,
     die_with_parent,
     leave,
 )
 from .profiler import profile
-from .record import LEARN, MACHINE, TRAINING, Item, fail_runs, record_of, task_of_process
+from .record import LEARN, TRAINING, Item, record_of, task_of_process
 from .steps import learn, train
 from .strategies import strategy
 from .strategies.refusals import DDP, refuse_model, refuse_training, shares_out
+from .strategies.replicas import of_ranks
 from .switches import compiled_nothing, switch_on
 
-_PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
+_PEER_LOST = re.compile(
+    r"^(?!.*DataLoader).*(gloo|nccl|connection|timed? ?out|socket|broken pipe)", re.I | re.S
+)
 
 
 def main() -> None:
@@ -46,10 +49,7 @@ def main() -> None:
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()
-    try:
-        launch = Launch(mailbox, plan, node)
-    except NoSuchDevice as error:  # the devices were lost after `node.prepare`
-        fail_runs(mailbox, plan, node, code=EXIT_NO_DEVICE, reason=str(error), cause=MACHINE)
+    launch = Launch(mailbox, plan, node)
     if launch.reports:
         links = {"pairs": launch.pairs} if launch.rank == 0 else {}
         armed = {"armed_unix": time.time()} | links
@@ -95,18 +95,18 @@ def serve(launch: Launch, index: int, item: Item) -> None:
     started_unix = time.time()
     built, problem = prepare(launch, item)
     try:
-        problem = agree(launch, index, item, problem)
-    except (
-        Exception
-    ) as error:  # a rank died while building, or exceeded the timeout of a collective
+        problem = agree(launch, item, problem)
+    except Exception as error:  # a rank died while building, or exceeded the timeout
         abort(launch, index, item, error, started_unix)
     build_s = time.time() - started_unix
     values: dict[str, Any] = {}
     if not problem:
         try:
-            values, problem = measure(launch, item, built)
+            values = measure(launch, item, built)
             if "build_s" in values:
                 values["build_s"] += build_s
+        except NotMeasured as error:
+            problem = str(error)
         except Exception as error:
             with worker_deaths_ignored():
                 traceback.print_exc()
@@ -156,50 +156,46 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         return None, explain(error, launch.plan.workload(item))
 
 
-def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
+def agree(launch: Launch, item: Item, problem: str) -> str:
     """Exchange `problem` with the other ranks of the item; return the reasons of all ranks.
 
-    The result is empty if every rank is ready. Raises RuntimeError if a rank is lost, which the
-    barrier notices immediately.
+    The result is empty if every rank is ready. Equal reasons are stated once. Raises RuntimeError if
+    a rank is lost.
     """
-    key = f"item-{index}-built-"
-    launch.store.set(f"{key}{launch.rank}", problem)
-    group = launch.group(item)
-    if group is not None:
-        dist.barrier(group=group)
-    ranks = launch.layout.ranks(item)
-    answers = [answer.decode() for answer in launch.store.multi_get([f"{key}{r}" for r in ranks])]
-    first_rank = dict(reversed(list(zip(answers, ranks, strict=True))))
-    reasons = [(rank, reason) for reason, rank in first_rank.items() if reason]
-    return "; ".join(f"{launch.layout.label(rank)}: {reason}" for rank, reason in sorted(reasons))
+    group, ranks = launch.group(item), launch.layout.sending_ranks(item)
+    problems = [problem] if group is None else of_ranks(problem, group)
+    by_rank = sorted(zip(ranks, problems, strict=True), reverse=True)
+    first_ranks = {reason: rank for rank, reason in by_rank if reason}
+    reasons = [f"{launch.layout.label(rank)}: {reason}" for reason, rank in first_ranks.items()]
+    return "; ".join(sorted(reasons))
 
 
-def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:
-    """Measure the item; return a pair: the record's values, and the reason of a failure.
+def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[str, Any]:
+    """Measure the item and return the record's values.
 
-    The reason is empty if the measurement succeeded. Otherwise the values are not used.
+    Raises NotMeasured if there are none, and the errors of the workload.
     """
     group, patience = launch.group(item), launch.patience
     placed = launch.layout.placed(item)
     patience.reset()
     if built is None:
-        values, problem = probe(placed, group, launch.device, patience)
+        values = probe(placed, group, launch.device, patience)
     elif item.kind == "profile":
-        values, problem = profile(item, built, launch.groups[(launch.rank,)], patience)
+        values = profile(item, built, launch.groups[(launch.rank,)], patience)
     else:
         place = placed.nodes.index(launch.node)
         if item.kind == LEARN:
-            values, problem = learn(placed, built, group, place=place)
+            values = learn(placed, built, group, place=place)
         else:
-            values, problem = train(placed, built, group, patience, place=place)
+            values = train(placed, built, group, patience, place=place)
             is_first = launch.rank == 0 and item.workload not in launch.written
-            if values and is_first and item.strategy == DDP:
+            if is_first and item.strategy == DDP:
                 launch.written.add(item.workload)
                 values |= write_checkpoint(built)
-    if not problem and compiled_nothing(item.switches):
-        return {}, "compile: torch.compile found nothing to compile in this model"
+    if compiled_nothing(item.switches):
+        raise NotMeasured("compile: torch.compile found nothing to compile in this model")
     values |= {"taken_share": patience.taken_share} | patience.reference_values(placed.used)
-    return launch.by_node(item, values), problem
+    return launch.by_node(item, values)
 
 
 def abort(

@@ -27,9 +27,10 @@ import typer
 from models.domain.numeric import FloatArray, IntArray
 from models.planner.placement import Links, Round, choose, halvings, ring
 from tasks.execution.rank_order import sending_order
-from tasks.node.measuring import gather, meet
+from tasks.node.measuring import meet
 from tasks.node.probe import SWEEPS, pairs
 from tasks.node.record import Item
+from tasks.node.strategies.replicas import of_ranks
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.ranks import address, join, on_hosts
 
@@ -227,7 +228,7 @@ def serve(task: dict[str, Any]) -> dict[str, Any]:
             meet(base)
             started = time.monotonic()
             dist.all_reduce(message, group=group)
-            took_s = max(one[0] for one in gather([time.monotonic() - started], base))
+            took_s = max(of_ranks(time.monotonic() - started, base))
             if repeat:  # the first fills the links' bursts
                 seconds[name].append(took_s)
     dist.barrier()

@@ -109,12 +109,10 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
         dist.all_reduce(summed)
         return {"losses": (summed / dist.get_world_size()).tolist()}
     if item.kind == "profile":
-        values, problem = profile(item, built, group, Patience())
+        values = profile(item, built, group, Patience())
         values |= write_checkpoint(built)
     else:
-        values, problem = train(item, built, group, Patience(), place=rank)
-    if problem:
-        raise RuntimeError(problem)
+        values = train(item, built, group, Patience(), place=rank)
     return values
 
 

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from models.domain.workload import STRATEGIES, TENSOR_1D, TENSOR_2D, TENSOR_25D
 from tasks.node.strategies import strategy
-from tasks.node.strategies.tensor import Divided
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.ranks import bytes_on, join, on_hosts
 from tests.formulas import dense_elements, sent_elements
@@ -170,8 +169,7 @@ def _compared(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     optimizer, reference = (
         torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, whole)
     )
-    module = strategy(case.strategy, machines=(1,) * ranks)(model, optimizer, group)
-    assert isinstance(module, Divided)
+    module: Any = strategy(case.strategy, machines=(1,) * ranks)(model, optimizer, group)
     cuts = {block: (paths[one], cut) for one, (block, cut) in module.blocks.of.items()}
     every = torch.cat([_inputs(case, one) for one in range(ranks)])
     for _ in range(3):

@@ -203,10 +203,10 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert values["alone"]["last_loss"] == pytest.approx(0.0, abs=1e-3)
     assert values["alone"]["sync_s"] == 0.0
     both, several = values["both"], (values["unequal"], values["both"])
-    assert both["gradient_bytes"] == 4 * both["parameters"] == sum(both["bucket_bytes"])
+    assert both["gradient_bytes"] == 4 * both["parameters"]
     assert all(found["sync_s"] < found["step_s"] for found in several)
     assert any(found["sync_s"] > 0 for found in several)
-    assert len(both["rank_step_s"]) == 2 and 8 <= both["steps"] <= 12
+    assert len(both["rank_compute_s"]) == 2 and 8 <= both["steps"] <= 12
     assert both["peak_bytes"] > 50e6
     written = {run: found for run, found in values.items() if "checkpoint_s" in found}
     assert written and len(written) == len({records[run]["item"]["workload"] for run in written})
@@ -217,7 +217,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert [row["batch"] for row in rows] == [8, 64]
     assert rows[0]["backward_s"] < rows[1]["backward_s"]
     buckets = values["profile"]["buckets"]
-    assert [bucket["bytes"] for bucket in buckets] == both["bucket_bytes"]
+    assert sum(bucket["bytes"] for bucket in buckets) == both["gradient_bytes"]
     assert 0 < buckets[0]["ready_fraction"] < buckets[-1]["ready_fraction"] <= 1
     assert len(values) == 5 and all(0 <= found["taken_share"] <= 1 for found in values.values())
     small, large = values["probe"]["rows"]
@@ -270,8 +270,8 @@ def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devi
     reasons = {run: body["reason"] for run, body in records.items()}
     assert reasons == {item.run_id: "" for item in items}
     values = {run: body["values"] for run, body in records.items()}
-    ranks = {"mixed": 3, "within": 2, "beside": 1}
-    assert {run: len(values[run]["rank_step_s"]) for run in ranks} == ranks
+    ranks = {"mixed": 3, "within": 2, "beside": 0}
+    assert {run: len(values[run]["rank_compute_s"]) for run in ranks} == ranks
     # 3 samples of 1 and 3 + 2 of -3: the mean is -1.5, and there the loss is the variance. Averaged
     # ranks: -1.67.
     for run, loss in {"mixed": 3.75, "within": 4.0}.items():
@@ -308,7 +308,6 @@ def test_the_same_seed_learns_the_same_another_does_not_and_a_loss_that_is_no_nu
         "other": {"seed": 2},
         "sparse": {"strategy": "ddp-mstopk"},
         "short": {"most_s": 1e-9},
-        "uneven": {"windows": 23},
         "nan": {"workload": "nan"},
     }
     same = {"workload": "wide", "nodes": [0, 1], "batches": [6, 2], "kind": "learn"}
@@ -318,8 +317,7 @@ def test_the_same_seed_learns_the_same_another_does_not_and_a_loss_that_is_no_nu
     agents.plan(1, workloads, items)
     agents.finished(1)
     records = agents.records()
-    failed = [run for run, body in records.items() if body["status"] == "failed"]
-    assert failed == ["uneven"] and "23 windows" in records.pop("uneven")["reason"]
+    assert {body["status"] for body in records.values()} == {"measured"}
     values = {run: body["values"] for run, body in records.items()}
     losses = {run: found["losses"] for run, found in values.items()}
     assert len(losses["one"]) == 5 and values["one"]["steps_a_window"] == 4

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pwd
 import resource
@@ -19,95 +20,60 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..data import FETCHING
+from ..agent import clean_environment
 from ..data import FILE as DATA_FILE
 from ..processes import adopt_orphans, end_descendants
 from .fetch import Fetcher
 from .metadata import Metadata
 from .metadata_fence import account, fence, start_as
 from .s3 import FAULTS, MachineStore, s3_client
-from .sync import LONGEST_PAUSE_S, Inbox, Outbox
+from .sync import Inbox, Outbox
 
 POLL_S = 0.5
-_INBOX_EVERY_S = 1.0
-_QUIET_AFTER_S = 20.0  # after this long without a new file, the manifest is read less often
-_QUIET_INBOX_EVERY_S = 5.0
+_INBOX_EVERY_S = 2.0
 _NOTICE_EVERY_S = 2.0  # AWS recommends 5 s; a notice comes two minutes before the end
 _FLUSH_S = 20.0  # seconds to upload after a notice, or while the machine shuts down
 _REST_S = 60.0  # at the end: seconds to upload all files; only records may take longer
 _GRACE_S = 60.0  # the agent ends this long before the machine does, so that its files are uploaded
 _LEFT = (0, 3)  # exit codes of the agent: after done.json, and at its deadline
-_KEPT = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-)  # environment variables that the agent inherits
 _PATIENCE_S = 10.0  # seconds for the agent to end its launch
-_DATA_REPORTED_EVERY_S = 10.0
-_POWER_OFF_TRIES = 12
-# The courier's /proc/PID/oom_score_adj: records must survive if a workload exhausts the memory.
-_LAST_TO_DIE = "-500"
+_DATA_REPORTED_EVERY_S = 5.0
+_LOG = "agent.txt"  # the agent's output; the file belongs to root
 
 
-class AgentProcess:
-    """The agent, running as an ordinary user.
-
-    Its output goes to a file that belongs to root.
-    """
-
-    def __init__(
-        self,
-        user: pwd.struct_passwd,
-        python: str,
-        directory: Path,
-        address: str,
-        rank: int,
-        deadline_unix: float,
-    ) -> None:
-        home, self._log = directory / f"node-{rank}", directory / "agent.txt"
-        command = [python, "-m", "node", "--mailbox", str(directory), "--node", str(rank)]
-        command += ["--address", address, "--deadline", str(deadline_unix)]
-        environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | {
-            "HOME": str(home),
-            "USER": user.pw_name,
-            "LOGNAME": user.pw_name,
-            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        with self._log.open("wb") as log:
-            self._process = start_as(
-                user,
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=home,
-                env=environment,
-                start_new_session=True,
-            )
-        _score(self._process.pid, "0")
-
-    def poll(self) -> int | None:
-        """Return the agent's exit code; None while it runs."""
-        return self._process.poll()
-
-    def end(self) -> None:
-        """Ask the agent to end its launch; then kill all descendants of this process."""
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE_S)
-        end_descendants()
-
-    def last_output(self) -> str:
-        """Return the last 1,000 characters of the agent's output."""
-        return self._log.read_text(errors="replace").strip()[-1000:]
+def start_agent(
+    user: pwd.struct_passwd,
+    python: str,
+    directory: Path,
+    address: str,
+    rank: int,
+    deadline_unix: float,
+) -> subprocess.Popen[bytes]:
+    """Start the agent as `user`."""
+    home = directory / f"node-{rank}"
+    command = [python, "-m", "node", "--mailbox", str(directory), "--node", str(rank)]
+    command += ["--address", address, "--deadline", str(deadline_unix)]
+    with (directory / _LOG).open("wb") as log:
+        agent = start_as(
+            user,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=home,
+            env=clean_environment(home),
+            start_new_session=True,
+        )
+    _score(agent.pid, "0")
+    return agent
 
 
+@dataclass(kw_only=True)
 class Delivery:
     """Serves one machine: carries files and notices, and downloads data, while the agent runs.
 
@@ -115,35 +81,34 @@ class Delivery:
     start: `start(rank, deadline_unix)` starts the agent.
     notice: a function that returns EC2's notice that it takes the machine back, or None.
     owner: the user id of the agent.
-    deadline_s: seconds until the machine must end.
+    ends: the deadline of the machine in seconds of time.monotonic().
     data: the downloader of workloads' data. Its `mailbox` is the machine's mailbox.
+    sent: the last published content of each file.
     """
 
-    def __init__(
-        self,
-        *,
-        store: MachineStore,
-        start: Callable[[int, float], AgentProcess],
-        notice: Callable[[], dict[str, str] | None],
-        owner: int,
-        deadline_s: float,
-        data: Fetcher,
-    ) -> None:
-        self._store, self._start, self._notice, self._owner = store, start, notice, owner
-        self._data, self._directory = data, data.mailbox
-        self._reported_data: dict[str, Any] = {}
-        self._reported_data_at = self._next_inbox = self._next_notice = float("-inf")
-        self._ends, self._grace_s = time.monotonic() + deadline_s, min(_GRACE_S, deadline_s / 5)
-        self._inbox = Inbox(data.mailbox, store.get)
-        self._outbox: Outbox | None = None
-        self._notice_sent: dict[str, str] | None = None
-        self._news_at = time.monotonic()
-        self._last_message = ""
-        self._leaving = False
+    store: MachineStore
+    start: Callable[[int, float], subprocess.Popen[bytes]]
+    notice: Callable[[], dict[str, str] | None]
+    owner: int
+    ends: float
+    data: Fetcher
+    outbox: Outbox | None = None
+    next_inbox: float = -math.inf
+    next_notice: float = -math.inf
+    next_report: float = -math.inf
+    sent: dict[str, Any] = field(default_factory=dict)
+    last_message: str = ""
+    leaving: bool = False
+    inbox: Inbox = field(init=False)
+    grace_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inbox = Inbox(self.data.mailbox, self.store.get)
+        self.grace_s = min(_GRACE_S, (self.ends - time.monotonic()) / 5)
 
     def leave(self, *_: Any) -> None:
         """Note that the machine shuts down. This is the handler of SIGTERM and SIGINT."""
-        self._leaving = True
+        self.leaving = True
 
     def serve(self) -> str:
         """Serve until the agent ends and its files are uploaded, or the deadline nears.
@@ -151,48 +116,52 @@ class Delivery:
         Returns why the machine could not serve, or an empty string. Raises OSError if the agent
         cannot be started.
         """
-        self.publish("booted.json", {"booted_unix": time.time()})
+        self._publish("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
         if rank is None:
             never = "the controller gave this machine no place in the cluster before its deadline"
-            return "" if self._leaving else never
-        folder = self._directory / f"node-{rank}"
+            return "" if self.leaving else never
+        folder = self.data.mailbox / f"node-{rank}"
         folder.mkdir(exist_ok=True)
-        os.chown(folder, self._owner, -1)
-        outbox = self._outbox = Outbox(folder, owner=self._owner, put=self._store.put)
-        agent = self._start(rank, time.time() + self._ends - self._grace_s - time.monotonic())
-        while agent.poll() is None and not self._over(before_s=self._grace_s / 2):
+        os.chown(folder, self.owner, -1)
+        outbox = self.outbox = Outbox(folder, owner=self.owner, put=self.store.put)
+        agent = self.start(rank, time.time() + self.ends - self.grace_s - time.monotonic())
+        while agent.poll() is None and not self._over(before_s=self.grace_s / 2):
             self._round(outbox)
             time.sleep(POLL_S)
         code = agent.poll()
-        self._data.stop()
-        agent.end()
-        rest_s = _FLUSH_S if self._leaving else _REST_S
-        self._flush(outbox.waiting, min(self._ends, time.monotonic() + rest_s))
-        if not self._leaving:
-            self._flush(outbox.records_wait, self._ends)
+        agent.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            agent.wait(_PATIENCE_S)
+        end_descendants()
+        rest_s = _FLUSH_S if self.leaving else _REST_S
+        self._flush(outbox, outbox.waiting, min(self.ends, time.monotonic() + rest_s))
+        if not self.leaving:
+            self._flush(outbox, outbox.records_wait, self.ends)
         if code is None or code in _LEFT:
             return ""
-        return f"the agent ended with exit code {code}: {agent.last_output()}"
+        output = (self.data.mailbox / _LOG).read_text(errors="replace").strip()[-1000:]
+        return f"the agent ended with exit code {code}: {output}"
 
-    def publish(self, name: str, body: dict[str, Any]) -> bool:
-        """Write `body` as JSON to the store, without a retry; return True if that succeeded."""
+    def _publish(self, name: str, body: dict[str, Any], **more: Any) -> None:
+        """Write `body` and `more` as JSON to the store, unless `body` was written before."""
+        if self.sent.get(name) == body:
+            return
         try:
-            self._store.put(name, json.dumps(body).encode())
+            self.store.put(name, json.dumps(body | more).encode())
+            self.sent[name] = body
         except FAULTS as error:
             self._complain(f"{name} was not uploaded: {error}")
-            return False
-        return True
 
     def _wait_for_rank(self) -> int | None:
         """Wait for this machine's place in the cluster; return None if there is no time left."""
-        while not self._over(before_s=self._grace_s):
+        while not self._over(before_s=self.grace_s):
             try:
-                return self._inbox.rank()
+                return self.inbox.rank()
             except FAULTS as error:
                 self._complain(str(error))
                 self._watch()
-                time.sleep(_INBOX_EVERY_S)
+                time.sleep(1.0)
         return None
 
     def _round(self, outbox: Outbox) -> None:
@@ -200,80 +169,58 @@ class Delivery:
 
         Uploads come first, since a record matters more than a plan.
         """
+        now = time.monotonic()
         try:
-            now = time.monotonic()
-            if outbox.carry():
-                self._news_at = now
-            if now >= self._next_inbox:
-                if self._inbox.fetch():
-                    self._news_at = now
-                quiet = now >= self._news_at + _QUIET_AFTER_S
-                self._next_inbox = now + (_QUIET_INBOX_EVERY_S if quiet else _INBOX_EVERY_S)
+            outbox.carry()
+            if now >= self.next_inbox:
+                self.next_inbox = now + _INBOX_EVERY_S
+                self.inbox.fetch()
         except FAULTS as error:
             self._complain(str(error))
-        self._fetch_data()
+        with suppress(OSError):  # the controller has requested no data yet
+            self.data.request(json.loads((self.data.mailbox / DATA_FILE).read_text())["data"])
+        if self.data.states and now >= self.next_report:
+            self.next_report = now + _DATA_REPORTED_EVERY_S
+            self._publish(DATA_FILE, dict(self.data.states))
         self._watch()
 
     def _watch(self) -> None:
         """Publish a new notice, and then upload all files, since the machine may end soon."""
-        if time.monotonic() < self._next_notice:
+        if time.monotonic() < self.next_notice:
             return
-        self._next_notice = time.monotonic() + _NOTICE_EVERY_S
+        self.next_notice = time.monotonic() + _NOTICE_EVERY_S
         with suppress(OSError):
-            notice = self._notice()
-            if notice and notice != self._notice_sent:
-                if self.publish("notice.json", notice | {"seen_unix": time.time()}):
-                    self._notice_sent = notice
-                if self._outbox is not None:
-                    self._flush(self._outbox.waiting, time.monotonic() + _FLUSH_S)
+            notice = self.notice()
+            if notice and notice != self.sent.get("notice.json"):
+                self._publish("notice.json", notice, seen_unix=time.time())
+                if self.outbox is not None:
+                    self._flush(self.outbox, self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
-    def _flush(self, waiting: Callable[[], object], until: float) -> None:
+    def _flush(self, outbox: Outbox, waiting: Callable[[], object], until: float) -> None:
         """Upload files while `waiting()` is true, also those that were uploaded shortly before.
 
         Stops at the latest at `until`, in seconds of time.monotonic().
         """
         pause_s = POLL_S
-        while self._outbox is not None:
+        while True:
             try:
-                self._outbox.carry(until=until, due_only=False)
+                outbox.carry(until=until, due_only=False)
             except FAULTS as error:
                 self._complain(str(error))
             if not waiting() or time.monotonic() + pause_s >= until:
                 return
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    def _fetch_data(self) -> None:
-        """Start the requested downloads, and report their progress.
-
-        Reports every _DATA_REPORTED_EVERY_S seconds, and when data are ready or failed.
-        """
-        with suppress(OSError):  # the controller has requested no data yet
-            self._data.request(json.loads((self._directory / DATA_FILE).read_text())["data"])
-        states = self._data.states()
-        soon = time.monotonic() < self._reported_data_at + _DATA_REPORTED_EVERY_S
-        if states == self._reported_data or (
-            soon and _ended(states) == _ended(self._reported_data)
-        ):
-            return
-        self._reported_data_at = time.monotonic()
-        if self.publish(DATA_FILE, states):
-            self._reported_data = states
+            pause_s = min(2 * pause_s, 10.0)
 
     def _over(self, *, before_s: float) -> bool:
         """Return True if the machine shuts down, or if at most `before_s` seconds are left."""
-        return self._leaving or time.monotonic() >= self._ends - before_s
+        return self.leaving or time.monotonic() >= self.ends - before_s
 
     def _complain(self, message: str) -> None:
         """Print to the machine's console, unless the previous message was the same."""
-        if message != self._last_message:
-            self._last_message = message
+        if message != self.last_message:
+            self.last_message = message
             print(f"srift: {message}", flush=True)
-
-
-def _ended(states: dict[str, Any]) -> set[str]:
-    """Return the digests of the data whose download has succeeded or failed."""
-    return {digest for digest, state in states.items() if state["state"] != FETCHING}
 
 
 def serve(given: argparse.Namespace) -> None:
@@ -315,10 +262,10 @@ def deliver(
         return reason
     delivery = Delivery(
         store=store,
-        start=partial(AgentProcess, user, given.python, given.directory, address),
+        start=partial(start_agent, user, given.python, given.directory, address),
         notice=metadata.notice,
         owner=user.pw_uid,
-        deadline_s=ends - time.monotonic(),
+        ends=ends,
         data=data,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -326,20 +273,11 @@ def deliver(
     return delivery.serve()
 
 
-def power_off() -> None:
-    """Shut down, whereupon EC2 terminates the machine.
-
-    If `shutdown` fails every time, the timer set at boot ends the machine.
-    """
-    for _ in range(_POWER_OFF_TRIES):
-        with suppress(OSError):
-            if subprocess.run(("shutdown", "-h", "now"), stdin=subprocess.DEVNULL).returncode == 0:
-                return
-        time.sleep(5.0)
-
-
 def main() -> None:
-    """Serve the machine, and power it off even if that fails."""
+    """Serve the machine, and power it off even if that fails. EC2 then terminates it.
+
+    If `shutdown` fails, the bootstrap script and the timer set at boot end the machine.
+    """
     parser = argparse.ArgumentParser(prog="node.on_ec2.courier")
     for name in ("bucket", "prefix", "region", "lease", "role-id", "user", "python"):
         parser.add_argument(f"--{name}", required=True)
@@ -349,7 +287,7 @@ def main() -> None:
     given = parser.parse_args()
     os.umask(0o022)
     adopt_orphans()
-    _score(os.getpid(), _LAST_TO_DIE)
+    _score(os.getpid(), "-500")  # records must survive if a workload exhausts the memory
     with suppress(OSError, ValueError):  # network cards such as EFA pin memory
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
@@ -358,7 +296,7 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
     finally:
-        power_off()
+        subprocess.run(("shutdown", "-h", "now"), stdin=subprocess.DEVNULL)
 
 
 def _score(process: int, score: str) -> None:

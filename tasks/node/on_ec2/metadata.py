@@ -11,29 +11,14 @@ import http.client
 import json
 import os
 import time
-import urllib.error
 import urllib.request
 
 _TIMEOUT_S = 2.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without any proxy
 
 
 class MetadataError(OSError):
     """Raised if the service does not answer or lacks a required value."""
-
-
-def ask(method: str, url: str, headers: dict[str, str]) -> tuple[int, str]:
-    """Send one request without any proxy; return status and body.
-
-    Raises OSError or HTTPException if there is no answer.
-    """
-    request = urllib.request.Request(url, method=method, headers=headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=_TIMEOUT_S) as answer:
-            return int(answer.status), answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, ""
 
 
 class Metadata:
@@ -43,31 +28,35 @@ class Metadata:
         named = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
         self.base = (named or "http://169.254.169.254").rstrip("/")
 
+    def ask(self, method: str, path: str, header: str, value: str) -> str:
+        """Send one request and return the body. Raises OSError, as HTTPError, or HTTPException."""
+        headers = {f"X-aws-ec2-metadata-token{header}": value}
+        request = urllib.request.Request(f"{self.base}/latest/{path}", None, headers, method=method)
+        with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
+            return str(answer.read().decode())
+
     def get(self, path: str, *, attempts: int = 5) -> str | None:
         """Return the value at `meta-data/<path>`; None if there is none.
 
         Raises MetadataError if the service does not answer.
         """
-        problem = ""
+        problem: Exception | None = None
         for attempt in range(attempts):
             if attempt:
                 time.sleep(0.2 * 2**attempt)
+            token = ""
             try:
-                lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-                status, body = ask("PUT", f"{self.base}/latest/api/token", lifetime)
-                if status == 200:  # without a token, 404 does not mean that there is no value
-                    url = f"{self.base}/latest/meta-data/{path}"
-                    status, body = ask("GET", url, {"X-aws-ec2-metadata-token": body})
-                    if status in (200, 404):
-                        return body if status == 200 else None
-                problem = f"status {status}"
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                problem = type(error).__name__
+                token = self.ask("PUT", "api/token", "-ttl-seconds", "60")
+                return self.ask("GET", f"meta-data/{path}", "", token)
+            except (OSError, http.client.HTTPException) as error:
+                if token and getattr(error, "code", None) == 404:
+                    return None  # without a token, 404 does not mean that there is no value
+                problem = error
         raise MetadataError(f"the metadata service at {self.base} does not give {path}: {problem}")
 
     def require(self, path: str) -> str:
         """Return the value at `meta-data/<path>`. Raises MetadataError if there is none."""
-        found = (self.get(path) or "").strip()
+        found = self.get(path)
         if not found:
             raise MetadataError(f"the metadata service at {self.base} has no {path}")
         return found
@@ -80,12 +69,8 @@ class Metadata:
         """
         action = self.get("spot/instance-action", attempts=2)
         if action is not None:
-            try:
-                body = dict(json.loads(action))
-            except (ValueError, TypeError):
-                body = {}
-            kind = str(body.get("action") or "terminate")
-            return {"kind": "interruption", "action": kind, "at": str(body.get("time") or "")}
+            body = json.loads(action)
+            return {"kind": "interruption", "action": body["action"], "at": body["time"]}
         if self.get("events/recommendations/rebalance", attempts=2) is not None:
-            return {"kind": "rebalance", "action": "", "at": ""}
+            return {"kind": "rebalance"}
         return None

@@ -19,9 +19,9 @@ from ..processes import die_with_parent, gain_nothing
 _RULES = (
     "ip rule add pref 10 to {host}/32 uidrange {uid}-{uid} prohibit",
     "iptables -w -I OUTPUT -d {host} -m owner --uid-owner {uid} -j REJECT",
+    # The service may also answer over IPv6, which Srift's launches disable.
+    "ip -6 rule add pref 10 to fd00:ec2::254/128 uidrange {uid}-{uid} prohibit",
 )
-# The service may also answer over IPv6, which Srift's launches disable.
-_ALSO = "ip -6 rule add pref 10 to fd00:ec2::254/128 uidrange {uid}-{uid} prohibit"
 _CONNECTED, _REFUSED = 40, 41
 _TIMEOUT_S = 2.0
 _TRY = f"""
@@ -36,11 +36,8 @@ _PATIENCE_S = 60.0  # limit of a command on a machine that has just booted
 
 
 def account(name: str) -> pwd.struct_passwd:
-    """Return the user called `name`. Raises OSError if there is none or it is root."""
-    try:
-        found = pwd.getpwnam(name)
-    except KeyError:
-        raise OSError(f"there is no user {name} on this machine") from None
+    """Return the user called `name`. Raises KeyError if there is none, and OSError for root."""
+    found = pwd.getpwnam(name)
     if found.pw_uid == 0:
         raise OSError(f"{name} is root, whom no rule can block from the metadata service")
     return found
@@ -67,23 +64,18 @@ def start_as(
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
     """Block `user` from the metadata service at `base`; return why that failed, or an empty text.
 
-    After a failure the user's code must not run. Both rules are applied, since one may disappear:
+    After a failure the user's code must not run. All rules are applied, since one may disappear:
     systemd-networkd drops the routing rules of other programs when it restarts. `python` is the
     interpreter that tries to connect as `user`.
     """
     parts = urllib.parse.urlsplit(base)
-    host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
-    outcomes, in_force = [], False
-    for rule in (_ALSO, *_RULES):
-        problem = _apply(rule.format(host=host, uid=user.pw_uid).split())
-        if rule != _ALSO:
-            in_force |= not problem
-            outcomes.append(f"{rule.split()[0]}: {problem or 'in force'}")
-    problem = _prove(user, python, host, port) if in_force else "no rule could be applied"
+    host, port = str(parts.hostname), parts.port or 80
+    problems = [_apply(rule.format(host=host, uid=user.pw_uid).split()) for rule in _RULES]
+    problem = _prove(user, python, host, port)
     if not problem:
         return ""
-    outcomes.append(problem)
-    return f"user code could reach the metadata service, so none was run ({'; '.join(outcomes)})"
+    outcomes = "; ".join(filter(None, [*problems, problem]))
+    return f"user code could reach the metadata service, so none was run ({outcomes})"
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
@@ -95,7 +87,7 @@ def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return f"{python} could not be started as user {user.pw_name}: {error}"
     if started.returncode == _CONNECTED:
-        return "a rule is in force, but the user can still connect"
+        return "the user can still connect"
     if started.returncode != _REFUSED:
         last = outcomes.decode(errors="replace").strip()[-300:]
         return f"{python} failed as user {user.pw_name}: {last}"

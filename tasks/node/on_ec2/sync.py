@@ -19,17 +19,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..record import write_file
 from .s3 import FAULTS
 
-_INCOMING = re.compile(r"(?:workloads/)?[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
-_PLACED_LAST = (
-    "plan",
-    "go",
-    "done",
-)  # a plan needs its workloads, and go needs the plan; done ends the agents
+_INCOMING = re.compile(
+    r"workloads/[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}|(node|data|plan|go|done)(-\d+)?\.json"
+)
+# a plan needs its workloads, and go needs the plan; done ends the agents
+_PLACED = ("workloads", "node", "data", "plan", "go", "done")
 
 
 class Inbox:
@@ -45,18 +43,18 @@ class Inbox:
 
     def rank(self) -> int:
         """Return this machine's index in the cluster. Raises FAULTS while it has none."""
-        return int(_parsed(self._get("node.json"), "node"))
+        return int(json.loads(self._get("node.json"))["node"])
 
-    def fetch(self) -> bool:
-        """Download new and changed files of the manifest; return True if there were any.
+    def fetch(self) -> None:
+        """Download new and changed files of the manifest, each after the files that it needs.
 
         Raises FAULTS if the store or the disk fails, or if the manifest names an invalid file.
         """
-        files = dict(_parsed(self._get("manifest.json"), "files"))
-        changed = False
-        for name in sorted(files, key=_placing_order):
+        files = dict(json.loads(self._get("manifest.json"))["files"])
+        for name in files:
             if _INCOMING.fullmatch(name) is None:
                 raise OSError(f"manifest.json names {name!r}, which is not a file of a mailbox")
+        for name in sorted(files, key=lambda name: _PLACED.index(re.split(r"[-./]", name)[0])):
             if self._placed.get(name) == files[name]:
                 continue
             content = self._get(name)
@@ -64,64 +62,37 @@ class Inbox:
                 break  # newer than the manifest; files that need it wait for the next manifest
             write_file(self._directory / name, content)
             self._placed[name] = files[name]
-            changed = True
-        return changed
-
-
-def _parsed(content: bytes, key: str) -> Any:
-    """Return the value of `key` in a JSON object. Raises OSError if the object is malformed."""
-    try:
-        return json.loads(content)[key]
-    except (ValueError, KeyError, TypeError) as error:
-        raise OSError(f"malformed {key}: {error!r}") from None
-
-
-def _placing_order(name: str) -> tuple[int, str]:
-    """Return the sort key of a manifest's file. A file sorts after the files that it needs."""
-    kind = re.split(r"[-.]", name, maxsplit=1)[0]
-    return (_PLACED_LAST.index(kind) + 1 if kind in _PLACED_LAST else 0), name
 
 
 _OUTGOING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}")
-_RECORDS = "records"
-_MOST_FILES = 5000  # limit of records, and also of other files, since each request costs money
-_LARGEST_BYTES = 32 * 2**20
-_LOG_BYTES = 2**20  # of a longer log only the end is uploaded
-CHANGED_EVERY_S = 2.0  # minimum seconds between uploads of a file that changes
-STEADY_EVERY_S = 5.0  # the controller counts a node as silent after 30 s without a heartbeat
-LOG_EVERY_S = 10.0
-# Maximum bytes of records, and of all other files, that one machine may write to the controller's
-# disk. Small files, such as Srift's records and heartbeats, are not limited by it; with them a
-# machine can write less than 1.2 GiB.
-_MOST_BYTES = 256 * 2**20
-_SMALL_BYTES = 64 * 2**10
-LONGEST_PAUSE_S = 10.0
+_RECORDS = "records/"
+# Limits of what one machine may write to the controller's disk, so 1 GiB: the number of records, and
+# also of other files, and the bytes of a file. Of a longer log only the end is uploaded.
+_MOST_FILES = 1000
+_LARGEST_BYTES = 2**19
+# Minimum seconds between uploads of a file that changes. The controller counts a node as silent
+# after 30 s without a heartbeat.
+CHANGED_EVERY_S, STEADY_EVERY_S, LOG_EVERY_S = 2.0, 5.0, 10.0
+_RETRY_S = 15.0  # after a failed upload
 # Uploads cost money, and user code decides how many files it rewrites. So all uploads but
 # heartbeats share this budget. Files above the budget wait, and records go first. The dollar caps
 # include the budget (tasks/providers/ec2/prices.py).
-UPLOADS_AT_ONCE = 150
+UPLOADS_AT_ONCE = 150.0
 UPLOADS_PER_HOUR = 1800.0
 _HEARTBEAT = "heartbeat.json"
-_STEADY = (_HEARTBEAT, "progress.json")
-_UPLOADED_FIRST = ("records/", "finished", "armed", "ready", "heartbeat", "progress", "log")
 Mark = tuple[int, int, int]  # inode, last write in ns, bytes; it changes with the file
 
 
-@dataclass(slots=True)
+@dataclass
 class UploadState:
-    """The state of the uploads of one file. Times are seconds of time.monotonic().
+    """The state of the uploads of one file.
 
-    mark, size: the mark and the bytes of the file when it was last uploaded.
-    at: the time of the last upload.
-    failures: the number of failed uploads since then.
-    not_before: the time before which a file whose upload failed is not tried again.
+    mark: the mark of the file when it was last uploaded.
+    due_at: the time.monotonic() before which the file is not uploaded again.
     """
 
     mark: Mark | None = None
-    size: int = 0
-    at: float = -math.inf
-    failures: int = 0
-    not_before: float = -math.inf
+    due_at: float = -math.inf
 
 
 class Outbox:
@@ -132,52 +103,47 @@ class Outbox:
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
         self.folder, self._owner, self._put = folder, owner, put
-        self._sent: dict[str, UploadState] = {}
-        self._budget, self._budget_at = float(UPLOADS_AT_ONCE), time.monotonic()
+        self._states: dict[str, UploadState] = {}
+        self._budget, self._budget_at = UPLOADS_AT_ONCE, time.monotonic()
 
-    def carry(self, *, until: float = math.inf, due_only: bool = True) -> bool:
+    def carry(self, *, until: float = math.inf, due_only: bool = True) -> None:
         """Upload new and changed files until time.monotonic() reaches `until`.
 
-        `due_only` leaves out files that were uploaded, or failed, shortly before. Returns True if
-        a file was uploaded to which the controller may respond. If uploads fail, it raises the
-        first error after it has tried all files, since one file must not delay the heartbeat.
+        `due_only` leaves out files that were uploaded, or failed, shortly before. If uploads fail,
+        it raises the first error after it has tried all files, since one file must not delay the
+        heartbeat.
         """
-        is_news, first_error = False, None
+        first_error = None
         for name in self.waiting():
-            now, sent = time.monotonic(), self._sent[name]
-            early = now < max(sent.at + _every_s(name), sent.not_before)
+            now, state = time.monotonic(), self._states[name]
             if now >= until:
                 break
-            if (due_only and early) or not self._may_upload(name):
+            if (due_only and now < state.due_at) or not self._may_upload(name):
                 continue
             try:
                 self._upload(name)
-                is_news |= name not in _STEADY and not _is_log(name)
             except FAULTS as error:
-                sent.not_before = time.monotonic() + min(LONGEST_PAUSE_S, 2.0**sent.failures)
-                sent.failures += 1
+                state.due_at = time.monotonic() + _RETRY_S
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
-        return is_news
 
     def waiting(self) -> list[str]:
-        """Return the names of new and changed files, records first."""
-        count = Counter(
-            map(_is_record, self._sent)
-        )  # separate limits, so that many other files do not block records
-        lacking = []
+        """Return the names of new and changed files: records, other files, logs.
+
+        A record is uploaded once. Records and other files have separate limits, so that many other
+        files do not block records.
+        """
+        count, found = Counter(map(_is_record, self._states)), []
         for name, mark in self._marks():
             is_record = _is_record(name)
-            if name not in self._sent and count[is_record] < _MOST_FILES:
+            if name not in self._states and count[is_record] < _MOST_FILES:
                 count[is_record] += 1
-                self._sent[name] = UploadState()
-            sent = self._sent.get(name)
-            if (
-                sent and sent.mark != mark and not (is_record and sent.mark)
-            ):  # a record is uploaded once
-                lacking.append(name)
-        return sorted(lacking, key=_upload_order)
+                self._states[name] = UploadState()
+            state = self._states.get(name)
+            if state and state.mark != mark and not (is_record and state.mark):
+                found.append(name)
+        return sorted(found, key=lambda name: (not _is_record(name), _is_log(name), name))
 
     def records_wait(self) -> bool:
         """Return True if a record was not uploaded yet."""
@@ -189,58 +155,54 @@ class Outbox:
             return True
         now = time.monotonic()
         earned = (now - self._budget_at) * UPLOADS_PER_HOUR / 3600.0
-        self._budget = min(float(UPLOADS_AT_ONCE), self._budget + earned)
-        self._budget_at = now
+        self._budget, self._budget_at = min(UPLOADS_AT_ONCE, self._budget + earned), now
         allowed = self._budget >= 1.0
         self._budget -= allowed
         return allowed
 
     def _upload(self, name: str) -> None:
-        """Upload a file. If it exceeds the limit of bytes, upload the reason in `refused.json`.
-
-        Records and other files have separate limits. Does nothing if the file is gone.
-        """
+        """Upload a file; if it is too large, upload the reason in `refused.json` instead."""
         read = self._read(name)
-        if read is None:
+        if read is None:  # it is gone, or no file of the owner any more
             return
         content, mark = read
-        size, kind = len(content), _is_record(name)
-        same = [sent for other, sent in self._sent.items() if _is_record(other) == kind]
-        total = size - self._sent[name].size + sum(sent.size for sent in same)
-        fits = size <= _SMALL_BYTES or total <= _MOST_BYTES
-        why = f"{name} ({size} bytes): a machine uploads at most {_MOST_BYTES >> 20} MiB"
-        if fits:
-            self._put(name, content)
-        else:
+        if len(content) > _LARGEST_BYTES:
+            why = f"{name}: a machine uploads files of at most {_LARGEST_BYTES >> 10} KiB"
             self._put("refused.json", json.dumps({"reason": why}).encode())
-        self._sent[name] = UploadState(mark, size * fits, time.monotonic())
+        else:
+            self._put(name, content)
+        every_s = STEADY_EVERY_S if name in (_HEARTBEAT, "progress.json") else CHANGED_EVERY_S
+        pause_s = LOG_EVERY_S if _is_log(name) else every_s
+        self._states[name] = UploadState(mark, time.monotonic() + pause_s)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
         """Yield the name and mark of each file that may be uploaded."""
-        for within in ("", f"{_RECORDS}/"):
+        for within in ("", _RECORDS):
             with suppress(OSError), self._opened(within) as descriptor:
-                for file in os.listdir(descriptor):
+                for file in filter(_OUTGOING.fullmatch, os.listdir(descriptor)):
                     with suppress(OSError):  # the file was renamed in the meantime
                         status = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
-                        if _OUTGOING.fullmatch(file) and self._may(within + file, status):
+                        if self._may_read(status):
                             yield within + file, _mark(status)
 
-    def _may(self, name: str, status: os.stat_result) -> bool:
-        """Return True for a regular file of the owner that is a log or not too large."""
-        small = status.st_size <= _LARGEST_BYTES or _is_log(name)
-        return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner and small
+    def _may_read(self, status: os.stat_result) -> bool:
+        return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Return a pair: the content and the mark of a file. None if it may not be uploaded."""
+        """Return a pair: the content and the mark of a file. None if it may not be uploaded.
+
+        The content is the end of a log, and at most a byte more than the limit of other files.
+        """
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             with os.fdopen(os.open(file, flags, dir_fd=descriptor), "rb") as opened:
                 status = os.fstat(opened.fileno())
-                if self._may(name, status):
-                    most = _LOG_BYTES if _is_log(name) else _LARGEST_BYTES
-                    opened.seek(max(0, status.st_size - most))
-                    return opened.read(most), _mark(status)
+                if self._may_read(status):
+                    if _is_log(name):
+                        opened.seek(max(0, status.st_size - _LARGEST_BYTES))
+                        return opened.read(_LARGEST_BYTES), _mark(status)
+                    return opened.read(_LARGEST_BYTES + 1), _mark(status)
         return None
 
     @contextmanager
@@ -257,25 +219,13 @@ class Outbox:
             os.close(descriptor)
 
 
-def _every_s(name: str) -> float:
-    """Return the minimum seconds between uploads of a file that changes."""
-    if _is_log(name):
-        return LOG_EVERY_S
-    return STEADY_EVERY_S if name in _STEADY else CHANGED_EVERY_S
-
-
 def _is_log(name: str) -> bool:
     return name.startswith("log-") and name.endswith(".txt")
 
 
-def _upload_order(name: str) -> tuple[int, str]:
-    places = (place for place, start in enumerate(_UPLOADED_FIRST) if name.startswith(start))
-    return next(places, len(_UPLOADED_FIRST)), name
+def _is_record(name: str) -> bool:
+    return name.startswith(_RECORDS)
 
 
 def _mark(status: os.stat_result) -> Mark:
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _is_record(name: str) -> bool:
-    return name.startswith(f"{_RECORDS}/")

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -45,11 +45,11 @@ from .compression import (
     sparse_hook,
 )
 from .grid import TENSOR
-from .refusals import DDP, FSDP, ZERO1, refuse, refuse_model, refuse_optimizer, shares_out
+from .refusals import DDP, FSDP, ZERO1, ZERO2, refuse, refuse_model, refuse_optimizer, shares_out
 from .replicas import broadcast_model, retarget
 from .servers import SERVED, Servers, average_by_servers, first_devices
-from .tables import TABLES, DistributedTables
-from .tensor import Divided, divide
+from .tables import TABLES, distribute
+from .tensor import divide
 
 Strategy = Callable[[nn.Module, Optimizer, dist.ProcessGroup], nn.Module]
 
@@ -78,7 +78,7 @@ def strategy(
         refuse_model(name, model, machines)
         refuse_optimizer(name, optimizer)
         if name == TABLES:
-            return DistributedTables(model, optimizer, group)
+            return distribute(model, optimizer, group)
         if name in TENSOR:
             return divide(name, model, optimizer, group)
         if shares_out(name):
@@ -93,7 +93,7 @@ def strategy(
             return model
         if name == ZERO1:
             share_update(optimizer, group)
-            return SharedUpdate(model, process_group=group)
+            return DistributedDataParallel(model, process_group=group)
         module = DistributedDataParallel(model, process_group=group)
         if name != DDP:
             module.register_comm_hook(*_hook(name, module, optimizer, group, machines))
@@ -102,22 +102,9 @@ def strategy(
     return wrap
 
 
-def communicates_always(module: nn.Module) -> bool:
-    """Return True if a step sends weights or activations even inside `no_sync`."""
-    return isinstance(module, FSDPModule | SharedUpdate | Divided | DistributedTables)
-
-
-def bucket_bytes(module: nn.Module) -> list[int]:
-    """Return the bytes of DDP's gradient buckets in sending order.
-
-    Call it after a few steps, since DDP rebuilds its buckets after the first step. The list is
-    empty if `module` is not a DistributedDataParallel.
-    """
-    if not isinstance(module, DistributedDataParallel):
-        return []
-    logged = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    sizes = str(logged.get("rebuilt_bucket_sizes", ""))
-    return [int(size) for size in sizes.split(",") if size.strip().isdigit()]
+def communicates_always(name: str) -> bool:
+    """Return True if a step of the strategy sends weights or activations even inside `no_sync`."""
+    return name in (FSDP, ZERO2, ZERO1, TABLES, *TENSOR)
 
 
 def _hook(
@@ -144,37 +131,23 @@ def _hook(
     return changes, leave_gradients
 
 
-class SharedUpdate(DistributedDataParallel):
-    """A DDP model under zero1: its optimizer broadcasts updated weights in each step.
-
-    The type tells `communicates_always` that a step communicates inside `no_sync` too.
-    """
-
-
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     """Replace `optimizer.step` by the step of a ZeroRedundancyOptimizer of the same class.
 
     Each rank updates whole parameters, so the weights equal those of ddp bit for bit. Raises
-    ValueError if the optimizer's class cannot be constructed from its parameter groups and
-    defaults.
+    TypeError if the optimizer's class cannot be constructed from its parameter groups and defaults.
     """
     kind = type(optimizer)
     known = signature(kind).parameters
     weights = [weight for held in optimizer.param_groups for weight in held["params"]]
     layouts = {(weight.dtype, weight.is_contiguous()) for weight in weights}
-    try:
-        shared = ZeroRedundancyOptimizer(
-            [dict(held) for held in optimizer.param_groups],
-            optimizer_class=kind,
-            process_group=group,
-            parameters_as_bucket_view=len(layouts) == 1,
-            **{name: value for name, value in optimizer.defaults.items() if name in known},
-        )
-    except TypeError as error:
-        raise ValueError(
-            f"{ZERO1}: {kind.__name__} cannot be constructed from its parameter groups and defaults"
-            f" ({error}); use {DDP}"
-        ) from None
+    shared = ZeroRedundancyOptimizer(
+        [dict(held) for held in optimizer.param_groups],
+        optimizer_class=kind,
+        process_group=group,
+        parameters_as_bucket_view=len(layouts) == 1,
+        **{name: value for name, value in optimizer.defaults.items() if name in known},
+    )
     for held in shared.optim.param_groups:
         for weight in held["params"]:  # states that exist before the first step, such as Adagrad's
             if weight in optimizer.state:

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from .messages import exchange
+from .messages import completed, exchange
 
 GRADIENTS, DELTAS = ADASUM = ("adasum", "adasum-delta")
 _BLOCK = 2**18  # values converted to float64 at a time, so that they fit in a processor's cache
@@ -56,10 +56,10 @@ def combine_gradients(
         )
     wide = _at_least_float32(values)
     combine(wide, [gradient.numel() for gradient in bucket.gradients()], group)
-    return _done(values if wide is values else values.copy_(wide))
+    return completed(values if wide is values else values.copy_(wide))
 
 
-@dataclass(slots=True)
+@dataclass
 class Changes:
     """State of adasum-delta on a rank: the weights, and their values before the optimizer's step.
 
@@ -101,7 +101,7 @@ def leave_gradients(
 ) -> Future[Tensor]:
     """Keep each rank's own gradients: the DDP hook of adasum-delta."""
     changes.is_due |= bucket.is_last()
-    return _done(bucket.buffer())
+    return completed(bucket.buffer())
 
 
 def combine(
@@ -162,10 +162,3 @@ def _split(first: Tensor, second: Tensor, sizes: Any) -> list[Any]:
 
 def _at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
-
-
-def _done(values: Tensor) -> Future[Tensor]:
-    """Return a completed future, which DDP expects from a hook."""
-    future: Future[Tensor] = Future()
-    future.set_result(values)
-    return future

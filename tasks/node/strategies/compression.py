@@ -30,7 +30,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-from .messages import swap
+from .messages import completed, swap
 from .mstopk import largest
 
 FP16, POWERSGD, MSTOPK = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
@@ -59,7 +59,7 @@ def powersgd_state(group: dist.ProcessGroup) -> PowerSGDState:
     )
 
 
-@dataclass(slots=True)
+@dataclass
 class SparseExchange:
     """State of `sparse_hook` on a rank.
 
@@ -117,7 +117,5 @@ def sparse_hook(
     state.steps += bucket.is_last()
     if is_dense:
         return allreduce_hook(state.group, bucket)
-    future: Future[Tensor] = Future()
-    ranks = dist.get_world_size(state.group)
-    future.set_result(state.summed(bucket.index(), gradient.div_(ranks)))
-    return future
+    gradient.div_(dist.get_world_size(state.group))
+    return completed(state.summed(bucket.index(), gradient))

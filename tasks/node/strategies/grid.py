@@ -37,7 +37,7 @@ def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grid:
     """A rank's peers in the grid; each tuple includes the rank itself.
 

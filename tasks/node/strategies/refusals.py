@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from ..precision import SCALED
 from ..switches import NONE, OFFLOAD, on, uses_of
 from .adasum import ADASUM, DELTAS
-from .compression import COMPRESSED, MSTOPK, POWERSGD
+from .compression import COMPRESSED, MSTOPK
 from .grid import TENSOR, shape_of
 from .servers import SERVED, servers_of
 from .tables import TABLES, tables_of
@@ -19,14 +18,6 @@ from .tensor import divisible_runs
 
 DDP, ZERO1, FSDP, ZERO2 = "ddp", "zero1", "fsdp", "zero2"
 STRATEGIES = sorted((DDP, ZERO1, FSDP, ZERO2, *COMPRESSED, *SERVED, TABLES, *ADASUM, *TENSOR))
-_NEEDED = {
-    **dict.fromkeys(SERVED, "a machine for each server, and at least 2"),
-    **dict.fromkeys(ADASUM, "2, 4, 8 or another power of two devices"),
-    **dict(zip(TENSOR, ("2 or more", "q x q", "q x q x d (q and d of 2 or more)"), strict=True)),
-    MSTOPK: "2 or more machines with equally many devices",
-    POWERSGD: "numpy in this machine's Python",
-    TABLES: "2 or more devices",
-}
 # torch's optimizers that update each entry of a weight independently of the other entries
 _BY_ENTRY = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
@@ -51,7 +42,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
     if not _fits(name, machines):
         layout = "+".join(map(str, machines))
-        raise ValueError(f"{name} on {layout} devices: it needs {_NEEDED[name]}; use {DDP}")
+        raise ValueError(f"{name} does not fit {layout} devices; use {DDP}")
     if switches != NONE and name in (*TENSOR, TABLES):
         raise ValueError(f"{name} with {switches}: it supports no switches; use {DDP}")
     if OFFLOAD in on(switches) and not shares_out(name):
@@ -73,8 +64,6 @@ def _fits(name: str, machines: Sequence[int]) -> bool:
         return len(machines) >= max(servers_of(name), 2)
     if name == MSTOPK:
         return len(machines) > 1 and len(set(machines)) == 1
-    if name == POWERSGD:
-        return find_spec("numpy") is not None
     return name != TABLES or ranks > 1
 
 
@@ -94,43 +83,28 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
     `machines` lists the number of devices of each machine.
     """
-    shape = shape_of(name, sum(machines))
-    if name in TENSOR and shape:
-        _refuse_layers(name, model, shape[1])
+    if name in TENSOR:
+        _, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
+        runs = divisible_runs(model)
+        if not runs:
+            raise ValueError(f"{name}: this model has no layers to divide; use {DDP}")
+        parts = {part for run in runs for layer in run for part in layer.modules()}
+        for path, part in model.named_modules():
+            sizes = {"in_features", "out_features", "num_heads"} & vars(part).keys()
+            if part in parts and any(getattr(part, size) % columns for size in sizes):
+                wrong = f"the sizes of {path} ({part}) are not divisible by {columns}"
+                raise ValueError(f"{name}: {wrong}; use {DDP}")
     if name == TABLES:
-        _refuse_tables(name, model)
-
-
-def _refuse_layers(name: str, model: nn.Module, columns: int) -> None:
-    """Refuse a model without divisible layers, or whose sizes are no multiples of `columns`."""
-    runs = divisible_runs(model)
-    if not runs:
-        raise ValueError(
-            f"{name}: this model has no layers to divide: no run of linear layers in an"
-            f" nn.Sequential and no nn.TransformerEncoder; use {DDP}"
-        )
-    parts = {part for run in runs for layer in run for part in layer.modules()}
-    for path, part in model.named_modules():
-        sizes = {"in_features", "out_features", "num_heads"} & vars(part).keys()
-        if part in parts and any(getattr(part, size) % columns for size in sizes):
-            raise ValueError(
-                f"{name}: the sizes of {path} ({part}) are not divisible by {columns}; use {DDP}"
-            )
-
-
-def _refuse_tables(name: str, model: nn.Module) -> None:
-    """Refuse a model without embedding tables, or with an option that `tables` does not support."""
-    tables = tables_of(model)
-    if not tables:
-        raise ValueError(f"{name}: this model has no nn.Embedding and no nn.EmbeddingBag; use ddp")
-    uses = uses_of(model)
-    for path, table in tables.items():
-        shared = uses[id(table.weight)] > 1
-        if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
-            raise ValueError(
-                f"{name}: {path} is used twice, or has sparse gradients, max_norm or"
-                f" scale_grad_by_freq; use {DDP}"
-            )
+        tables, uses = tables_of(model), uses_of(model)
+        if not tables:
+            raise ValueError(f"{name}: this model has no nn.Embedding or EmbeddingBag; use {DDP}")
+        for path, table in tables.items():
+            shared = uses[id(table.weight)] > 1
+            if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
+                raise ValueError(
+                    f"{name}: {path} is used twice, or has sparse gradients, max_norm or"
+                    f" scale_grad_by_freq; use {DDP}"
+                )
 
 
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 Cut = Callable[[Tensor], Tensor]
@@ -39,8 +40,13 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
         }
 
 
-def of_ranks(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return the `value` that each rank passes, in rank order. Every rank must call it."""
+def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """Return the `value` that each rank passes, in rank order. Every rank must call it.
+
+    Without a group, returns `[value]`.
+    """
+    if group is None:
+        return [value]
     by_rank = [None] * dist.get_world_size(group)
     dist.all_gather_object(by_rank, value, group=group)
     return by_rank
@@ -50,8 +56,9 @@ def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     """Return a context in which a backward pass does not communicate gradients."""
     if isinstance(module, FSDPModule):
         return _unsharded_gradients(module)
-    skip: Callable[[], AbstractContextManager[None]] = getattr(module, "no_sync", nullcontext)
-    return skip()
+    if isinstance(module, DistributedDataParallel):
+        return module.no_sync()
+    return nullcontext()
 
 
 @contextmanager

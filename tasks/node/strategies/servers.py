@@ -37,7 +37,7 @@ def first_devices(name: str, machines: Sequence[int]) -> tuple[int, ...]:
     return tuple([0, *accumulate(machines)][: servers_of(name)])
 
 
-@dataclass(slots=True)
+@dataclass
 class Servers:
     """State of `average_by_servers` on a rank; `ranks` are the ranks that serve."""
 

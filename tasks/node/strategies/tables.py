@@ -16,7 +16,7 @@ All ranks must call the tables in the same order, with indices of the same shape
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from .messages import exchange
-from .replicas import no_sync, of_ranks
+from .replicas import of_ranks
 
 TABLES = "tables"
 
@@ -41,57 +41,54 @@ def tables_of(model: nn.Module) -> dict[str, Table]:
     }
 
 
-class DistributedTables(nn.Module):
-    """A model with each embedding table on one rank. Every rank of the group must call it."""
+def distribute(
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> nn.Module:
+    """Replace each embedding table of `model` by a Lookup; return the module to call.
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
-    ) -> None:
-        super().__init__()
-        self.optimizer, self.group, self.owners = optimizer, group, list[int]()
-        tables = tables_of(model)
-        self.lookups = []
-        for path, table in tables.items():
-            dist.broadcast(table.weight.data, group=group, group_src=0)
-            self.lookups.append(Lookup(path, table, group))
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, self.lookups[-1])
-        self.module = model
-        if any(weight.requires_grad for weight in model.parameters()):
-            self.module = DistributedDataParallel(model, process_group=group)
+    Every rank of the group must call it. The first call chooses the rank of each table. The
+    module's `lookups` lists the Lookups.
+    """
+    lookups = []
+    for path, table in tables_of(model).items():
+        dist.broadcast(table.weight.data, group=group, group_src=0)
+        lookups.append(Lookup(path, table, group))
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, lookups[-1])
+    module: Any = model
+    if any(weight.requires_grad for weight in model.parameters()):
+        module = DistributedDataParallel(model, process_group=group)
+    choose = partial(_choose_owners, lookups, optimizer, group)
+    module.register_forward_pre_hook(choose, with_kwargs=True)
+    module.lookups = lookups
+    return module  # type: ignore[no-any-return]
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model. The first call also chooses a rank for each table.
 
-        Raises ValueError if a table's indices change their shape between steps.
-        """
-        if not self.owners:
-            leaves = tree_leaves((inputs, named))
-            samples = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-            self._distribute(of_ranks(samples, self.group))
-        return self.module(*inputs, **named)
+def _choose_owners(
+    lookups: list[Lookup],
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    _: nn.Module,
+    *inputs: Any,
+) -> None:
+    """Choose the rank of each table, and free the tables that other ranks hold, at the first call.
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which only the tables communicate: indices, rows and gradients."""
-        return no_sync(self.module)
-
-    def _distribute(self, samples: list[int]) -> None:
-        """Choose the rank of each table, and free the tables that other ranks hold.
-
-        `samples` is the batch of each rank.
-        """
-        held = {rank: 0 for rank, count in enumerate(samples) if count == min(samples)}
-        for lookup in sorted(self.lookups, key=lambda lookup: -lookup.size):
-            lookup.owner = min(held, key=lambda rank: (held[rank], rank))
-            held[lookup.owner] += lookup.size
-        self.owners = [lookup.owner for lookup in self.lookups]
-        others = [each for each in self.lookups if each.owner != dist.get_rank(self.group)]
-        freed = {lookup.table[0].weight for lookup in others}
-        for group in self.optimizer.param_groups:
-            group["params"] = [weight for weight in group["params"] if weight not in freed]
-        for weight in freed:
-            self.optimizer.state.pop(weight, None)
-            weight.data = weight.data.new_empty(0)
+    This is a forward pre-hook.
+    """
+    if lookups[0].owner >= 0:
+        return
+    samples = next(len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    by_rank = of_ranks(samples, group)
+    held = {rank: 0 for rank, count in enumerate(by_rank) if count == min(by_rank)}
+    for lookup in sorted(lookups, key=lambda lookup: -lookup.size):
+        lookup.owner = min(held, key=lambda rank: (held[rank], rank))
+        held[lookup.owner] += lookup.size
+    freed = {each.table[0].weight for each in lookups if each.owner != each.rank}
+    for held_by in optimizer.param_groups:
+        held_by["params"] = [weight for weight in held_by["params"] if weight not in freed]
+    for weight in freed:
+        optimizer.state.pop(weight, None)
+        weight.data = weight.data.new_empty(0)
 
 
 class Lookup(nn.Module):
@@ -99,17 +96,13 @@ class Lookup(nn.Module):
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self.path, self.group, self.table = (
-            path,
-            group,
-            (table,),
-        )  # in a tuple, so that it is no submodule
+        # in a tuple, so that it is no submodule
+        self.path, self.group, self.table = path, group, (table,)
         self.rank = dist.get_rank(group)
-        self.owner, self.size = 0, table.weight.numel()
+        self.owner, self.size = -1, table.weight.numel()
         self.shapes: list[torch.Size] = []  # shape of each rank's indices
-        self.start = table.weight.new_zeros(
-            (), requires_grad=True
-        )  # so that autograd calls _Rows on all ranks
+        # so that autograd calls _Rows on all ranks
+        self.start = table.weight.new_zeros((), requires_grad=True)
 
     def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
         """Return the rows, or sums of rows, at this rank's indices `input`.

@@ -24,7 +24,6 @@ other layers whole, in DistributedDataParallel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -40,7 +39,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..switches import uses_of
 from .grid import Grid, Peers, Summa, gather, scatter, turn
-from .replicas import Cut, broadcast_model, no_sync, of_ranks, retarget
+from .replicas import Cut, broadcast_model, of_ranks, retarget
 
 _RUN = {
     *(nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU),
@@ -58,68 +57,47 @@ Run = list[nn.Module]
 
 def divide(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
-) -> Divided:
-    """Divide layers of `model` among the ranks of `group`.
+) -> nn.Module:
+    """Divide layers of `model` among the ranks of `group`; return the module to call.
 
-    Afterwards `optimizer` trains this rank's blocks.
+    Afterwards `optimizer` trains this rank's blocks. Their gradients are complete once its step
+    begins. The module's `blocks` are the Blocks.
     """
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
     for run in divisible_runs(model):
         _replace(model, run, blocks)
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # torch's fast path needs whole weights
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # torch's fast path needs whole weights
     retarget(optimizer, blocks.of)
     optimizer.register_step_pre_hook(blocks.sum_gradients)
     for whole in blocks.of:
         whole.data = whole.data.new_empty(0)
-    return Divided(model, blocks)
+    module: Any = model
+    if any(weight.requires_grad for weight in model.parameters() if weight not in blocks.copies):
+        paths = [path for path, weight in model.named_parameters() if weight in blocks.copies]
+        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(model, paths)
+        module = DistributedDataParallel(model, process_group=group)
+    module.register_forward_pre_hook(blocks.refuse_shapes, with_kwargs=True)
+    module.blocks = blocks
+    return module  # type: ignore[no-any-return]
 
 
-class Divided(nn.Module):
-    """A model with divided layers. Its gradients are complete once the optimizer's step begins."""
-
-    def __init__(self, module: nn.Module, blocks: Blocks) -> None:
-        super().__init__()
-        self.blocks = blocks
-        paths = {path for path, weight in module.named_parameters() if weight in blocks.copies}
-        weights = [weight for weight in module.parameters() if weight not in blocks.copies]
-        if any(weight.requires_grad for weight in weights):
-            ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-            ignore(module, paths)
-            module = DistributedDataParallel(module, process_group=blocks.grid.group)
-        self.module = module
-        self.sizes: list[tuple[int, ...]] = []
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model. Raises ValueError if the ranks' inputs differ in shape."""
-        leaves = tree_leaves((inputs, named))
-        sizes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
-        if sizes != self.sizes:
-            by_rank = of_ranks(sizes, self.blocks.grid.group)
-            if any(theirs != sizes for theirs in by_rank):
-                raise ValueError(
-                    f"divided layers need inputs of equal shape, not {by_rank}; use ddp"
-                )
-            self.sizes = sizes
-        return self.module(*inputs, **named)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return no_sync(self.module)
-
-
-@dataclass(slots=True)
+@dataclass
 class Blocks:
     """This rank's blocks of the divided parameters.
 
     of: maps a whole parameter to its block, and to the function that cuts the block.
     copies: maps a block to the ranks that hold a copy of it.
+    shapes: the shapes of the last inputs.
     """
 
     grid: Grid
     of: dict[Tensor, tuple[nn.Parameter, Cut]] = field(default_factory=dict)
     copies: dict[Tensor, Peers] = field(default_factory=dict)
+    shapes: list[torch.Size] = field(default_factory=list)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
         """Cut this rank's block from the parameter `whole`; `copies` are the ranks with a copy."""
@@ -127,6 +105,17 @@ class Blocks:
         self.of[whole] = block, lambda values: cut(values).clone()
         self.copies[block] = copies
         return block
+
+    def refuse_shapes(self, _: nn.Module, *inputs: Any) -> None:
+        """Raise ValueError if the ranks' inputs differ in shape (a forward pre-hook)."""
+        shapes = [leaf.shape for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        if shapes != self.shapes:
+            by_rank = of_ranks(shapes, self.grid.group)
+            if any(theirs != shapes for theirs in by_rank):
+                raise ValueError(
+                    f"divided layers need inputs of equal shape, not {by_rank}; use ddp"
+                )
+            self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
         """Sum the gradients of copies, and divide all gradients by the number of ranks.
@@ -386,10 +375,11 @@ def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
     return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
 
 
-def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]:
-    """Count the elements that divided layers would exchange in one call of `forward`.
+def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict[str, float]:
+    """Count the elements that divided layers would exchange in a call of `forward`.
 
-    Returns a dictionary, which is empty if no layer can be divided:
+    Returns a dictionary of elements per sample, of which `forward` takes `batch`. The dictionary is
+    empty if no layer can be divided:
 
     divided_weights: the elements of the weights of all divided layers.
     divided_inputs: the elements of the inputs of all divided layers.
@@ -400,14 +390,14 @@ def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]
     hooks = []
 
     def count(place: int, module: nn.Module, given: Any, named: Any, output: Any) -> None:
-        inputs = (*given, *named.values())[0].numel()
+        inputs = (*given, *named.values())[0].numel() / batch
         if isinstance(module, nn.TransformerEncoderLayer):
             expansion = module.linear1.out_features / module.linear1.in_features
             found["divided_inputs"] += inputs * (3 + expansion)
             found["divided_pairs"] += 4 * inputs
         else:
             found["divided_inputs"] += inputs
-            found["divided_pairs"] += output.numel() if place % 2 else inputs
+            found["divided_pairs"] += output.numel() / batch if place % 2 else inputs
 
     for run in divisible_runs(model):
         layers = [layer for layer in run if isinstance(layer, _COUNTED)]

@@ -133,11 +133,12 @@ PUT_USD, GET_USD = 0.005 / 1000, 0.0004 / 1000
 WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
 # Requests an hour of one machine and its controller while nothing changes (mailbox_s3.py,
 # node/on_ec2/sync.py). PUTs: heartbeats, log, records, and the controller's LISTs. GETs: the
-# controller fetches each upload, and the machine fetches the manifest.
+# controller fetches each upload, and the machine fetches the manifest every 2 s.
 PUTS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
-GETS_PER_HOUR = PUTS_PER_HOUR
-# Upper bounds: a LIST may have several pages, the machine polls every second, and uploads as much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three times an hour,
-# because the caps count at least twenty minutes of a machine.
+GETS_PER_HOUR = 720.0 + 360.0 + 60.0 + 1800.0
+# Upper bounds: a LIST may have several pages, the machine polls every second, and it uploads as
+# much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three
+# times an hour, because the caps count at least twenty minutes of a machine.
 MOST_UPLOADS_PER_HOUR = 720.0 + 1800.0 + 3 * 150.0
 MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
 MOST_GETS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0

@@ -1,7 +1,5 @@
 """Checkpoints that an elastic run resumes from: whole or none, whenever their writer ends."""
 
-import os
-
 import pytest
 import torch
 
@@ -42,14 +40,3 @@ def test_the_newest_whole_one_is_taken_and_states_of_old_ones_go(written):
     assert value_of(written.newest(CPU)) == 20
     before.unlink()
     assert written.newest(CPU) is None
-
-
-def test_a_writer_that_ends_midway_leaves_the_one_before(written, monkeypatch):
-    def ends(_descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", ends)
-    with pytest.raises(OSError, match="No space"):
-        written.write(30, state(30))
-    assert value_of(written.newest(CPU)) == 20
-    assert not list(written.folder.glob(".*"))

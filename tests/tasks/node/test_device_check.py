@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasks.node import device
-from tasks.node.device import NoSuchDevice, own_device
+from tasks.node.device import own_device
 from tasks.node.device_check import is_named, wait_for_devices
 from tasks.node.record import ANY, CPU, Devices
 
@@ -24,7 +24,6 @@ A100 = "NVIDIA A100-SXM4-40GB"
         ("RTX PRO Server 6000", ["NVIDIA RTX PRO 6000 Blackwell Server Edition"], []),
         ("L4", [], ["NVIDIA L40S", "NVIDIA L4-3Q"]),
         ("L4 1/8", ["NVIDIA L4-3Q", "NVIDIA L4"], ["NVIDIA L40S"]),
-        ("Trainium", [], [CPU]),
         (CPU, [CPU], ["NVIDIA L4"]),
         (ANY, [CPU, "NVIDIA L4"], []),
     ],
@@ -40,7 +39,6 @@ def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_und
     ("works_at", "cold_s", "wait_s", "reason", "least_s", "most_s"),
     [
         (1e9, 0.0, 60.0, "bought for 4 x A10G.*Error 802", 60.0, 70.0),  # a wait has its end
-        (1e9, 0.0, 0.0, "Error 802", 0.0, 0.0),  # and there is one look
         (30.0, 0.0, 60.0, "", 30.0, 32.0),  # a driver that comes up late is waited for
         (170.0, 120.0, 60.0, "", 170.0, 172.0),  # from the end of the first look on,
         (1e9, 1e9, 60.0, "no answer", 300.0, 300.0),  # which has its end too,
@@ -73,9 +71,7 @@ def test_a_machine_is_waited_for_and_its_reason_is_in_torchs_words(
         (Devices(name=CPU, count=1), A10G, 0, CPU),  # a processor was bought
         (Devices(name=ANY, count=4), [], 0, CPU),  # a processor serves if anything will do,
         (FOUR, [], 0, "bought for 4 x A10G"),  # never if a GPU was bought
-        (FOUR, A10G[1:], 0, "bought for 4 x A10G"),
         (FOUR, ["NVIDIA L4"] * 4, 0, "bought for 4 x A10G"),
-        (Devices(name=ANY, count=1), ["NVIDIA L4"], 1, "torch can use 1"),
     ],
 )
 def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or_none(
@@ -93,6 +89,6 @@ def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or
         assert own_device(expected) == torch.device(found)
         assert device.name_of(torch.device(found)) == (there[rank] if found != CPU else CPU)
     else:
-        with pytest.raises(NoSuchDevice, match=found):
+        with pytest.raises(RuntimeError, match=found):
             own_device(expected)
     assert current == ([torch.device(found)] if found == "cuda:3" else [])

@@ -29,12 +29,6 @@ def test_all_of_the_batch_is_shared_out_and_no_device_gets_more_at_once_than_it_
         assert abs(count - sum(samples) * most / sum(batches)) < 1 or 1 in samples
 
 
-@pytest.mark.parametrize(("batch", "batches"), [(1, [4, 4]), (8, [4, 0])])
-def test_what_cannot_be_shared_is_refused(batch, batches):
-    with pytest.raises(ValueError, match=f"a batch of {batch}"):
-        shares(batch, batches)
-
-
 def test_after_a_restart_a_machine_that_was_lost_before_they_met_is_not_waited_for_long(
     tmp_path, monkeypatch
 ):

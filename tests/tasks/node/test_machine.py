@@ -15,5 +15,3 @@ def test_two_threads_of_one_core_count_once_and_only_what_may_be_used(tmp_path, 
     assert machine.cores() == 4
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 4, 5})
     assert machine.cores() == 2
-    monkeypatch.setattr(machine, "_CPUS", tmp_path / "none")
-    assert machine.cores() == 3

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tasks.node import checkpoint, device, measuring, profiler, steps
+from tasks.node import checkpoint, profiler, steps
 from tasks.node.entrypoint import LoadedWorkload
-from tasks.node.measuring import Patience
+from tasks.node.measuring import NotMeasured, Patience
 from tasks.node.precision import NoSuchPrecision, arithmetic
 from tasks.node.record import Item
 
@@ -74,29 +74,9 @@ def test_micro_steps_add_up_to_the_step_of_the_whole_batch():
         torch.testing.assert_close(other, factor * change)
 
 
-def test_a_disturbed_block_trains_but_is_not_measured(clock, monkeypatch):
-    """And a loss that diverges in such a block does not count."""
-    ticks, taken = [0.0, 0.0], iter([0, *[90] * 40, *[0] * 100])
-    losses = iter([*[1.0] * 22, *[float("nan")] * 100])
-
-    def one_step(*_, **__):
-        stolen = next(taken)
-        ticks[0] += stolen
-        ticks[1] += 100
-        clock.now += 5.0 if stolen else 1.0
-        return next(losses)
-
-    monkeypatch.setattr(steps, "one_step", one_step)
-    monkeypatch.setattr(steps, "now", lambda _device: clock.now)
-    monkeypatch.setattr(measuring, "processor_ticks", lambda: tuple(ticks))
-    values, problem = measured(regression(), LONG)
-    assert (values["step_s"], values["steps"], values["steps_s"]) == (1.0, 8, 8.0)
-    assert problem == "" and values["last_loss"] == 1.0
-
-
 def test_a_loss_that_is_no_number_is_no_measurement():
-    values, problem = measured(regression(factor=float("nan")), item())
-    assert values == {} and problem
+    with pytest.raises(NotMeasured):
+        measured(regression(factor=float("nan")), item())
 
 
 @pytest.mark.parametrize("how", ["fp32", "bf16", "fp16"])
@@ -106,9 +86,7 @@ def test_products_are_in_the_format_named_and_training_goes_as_in_fp32(how):
     built.model.register_forward_hook(lambda _module, _inputs, outputs: seen.append(outputs.dtype))
     found = trained(built, 60)
     assert set(seen) == {dtype}
-    for weights in built.model.parameters():
-        assert weights.grad is not None
-        assert weights.dtype == weights.grad.dtype == torch.float32
+    assert {weights.grad.dtype for weights in built.model.parameters()} == {torch.float32}
     plain = trained(regression(), 60)
     assert plain[-1] < 0.1 * plain[0]
     assert sum(found[-20:]) == pytest.approx(sum(plain[-20:]), rel=0.15)
@@ -125,11 +103,10 @@ def test_fp16_is_measured_once_its_updates_are_made(monkeypatch):
         return block(self, *given, **named)
 
     monkeypatch.setattr(steps.TimedSteps, "block", noted)
-    values, problem = measured(built, item(precision="fp16"))
-    assert not problem and values["step_s"] > 0
+    assert measured(built, item(precision="fp16"))["step_s"] > 0
     assert len(set(scales)) == 1 and scales[0] < 65536
-    values, problem = measured(regression("fp16", factor=1e38), item(precision="fp16"))
-    assert values == {} and "bf16" in problem
+    with pytest.raises(NotMeasured, match="bf16"):
+        measured(regression("fp16", factor=1e38), item(precision="fp16"))
 
 
 def test_precisions_that_a_device_lacks_are_refused(monkeypatch):
@@ -152,25 +129,6 @@ def test_tf32_is_off_unless_it_is_the_precision(monkeypatch):
         assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
 
 
-def test_a_profiles_forward_counts_the_making_of_a_batch(monkeypatch, clock):
-    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=clock.time))
-    built = regression()
-
-    def passing(seconds, act):
-        def acted(*given, **named):
-            clock.now += seconds
-            return act(*given, **named)
-
-        return acted
-
-    monkeypatch.setattr(built.optimizer, "zero_grad", passing(0.25, built.optimizer.zero_grad))
-    monkeypatch.setattr(built.optimizer, "step", passing(4.0, built.optimizer.step))
-    made = replace(built, make_batch=passing(1.0, built.make_batch), loss=passing(2.0, built.loss))
-    parts = profiler._parts(made, 2)
-    assert (parts["forward_s"], parts["backward_s"], parts["optimizer_s"]) == (3.25, 0.0, 4.0)
-    assert parts["input_s"] == 1.25
-
-
 def test_a_profile_ends_at_the_batches_that_fit_on_the_device(monkeypatch):
     def parts(_built, batch):
         if batch > 8:
@@ -181,22 +139,18 @@ def test_a_profile_ends_at_the_batches_that_fit_on_the_device(monkeypatch):
     monkeypatch.setattr(profiler, "_parts", parts)
     monkeypatch.setattr(profiler, "_buckets", lambda _built, batch, _group: typical.append(batch))
     alone = None
-    values, problem = profiler.profile(
+    values = profiler.profile(
         item(kind="profile", batches=[2, 8, 64]), regression(), alone, Patience()
     )
-    assert ([row["batch"] for row in values["rows"]], problem, typical) == ([2, 8], "", [8])
+    assert ([row["batch"] for row in values["rows"]], typical) == ([2, 8], [8])
     assert values["flops_per_sample"] == 2 * 3 * (8 * 32 + 32) - 2 * 8 * 32
-    with pytest.raises(torch.OutOfMemoryError):
-        profiler.profile(item(kind="profile", batches=[64]), regression(), alone, Patience())
 
 
-@pytest.mark.parametrize(
-    ("free", "folder", "is_timed"), [(10**9, "", True), (15, "", False), (10**9, "gone", False)]
-)
+@pytest.mark.parametrize(("free", "is_timed"), [(10**9, True), (15, False)])
 def test_a_checkpoint_has_the_bytes_of_its_tensors_and_leaves_no_file(
-    monkeypatch, tmp_path, free, folder, is_timed
+    monkeypatch, tmp_path, free, is_timed
 ):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / folder))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     values = checkpoint.write_checkpoint(regression())
     assert values["checkpoint_bytes"] == 4 * (8 * 32 + 32 + 32 + 1)

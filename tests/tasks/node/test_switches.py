@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.node.launch import explain
-from tasks.node.switches import blocks, compiled_nothing, on, switch_on
+from tasks.node.switches import compiled_nothing, on, switch_on
 from tests.tasks.node.test_workloads import BUILT_IN, HOME, load
 
 COMPILER = "torch._inductor.compile_fx.compile_fx"
@@ -87,27 +86,9 @@ def test_something_is_compiled_of_each_workload(name, whole, monkeypatch):
     assert not compiled_nothing("compile") and not compiled_nothing("none")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_a_graph_that_does_not_compile_is_an_error_in_one_line(monkeypatch):
-    def refuse(*_, **__):
-        raise RuntimeError("kernel")
-
-    monkeypatch.setattr(COMPILER, refuse)
-    with pytest.raises(Exception, match="kernel") as error:
-        trained("compile", stack())
-    assert "\n" not in explain(error.value)
-
-
 def test_unknown_switches_and_models_without_blocks_are_refused():
     assert on("none") == frozenset() and on("checkpointing+compile") == {"checkpointing", "compile"}
     with pytest.raises(ValueError, match="recompile"):
         on("checkpointing+recompile")
     with pytest.raises(ValueError, match="checkpointing"):
         switch_on(plain(), "checkpointing")
-
-
-def test_layers_of_a_transformer_are_blocks():
-    layer = nn.TransformerEncoderLayer(8, 2, 16)
-    encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-    found = [type(one) for one in blocks(nn.Sequential(nn.Embedding(10, 8), encoder))]
-    assert found == [nn.Embedding, *[nn.TransformerEncoderLayer] * 4]

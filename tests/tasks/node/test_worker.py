@@ -1,14 +1,12 @@
 """How a worker ends: a full mailbox, a lost peer, and a fault of the workload are distinguished."""
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from tasks.execution.record_loader import WireRecord
 from tasks.node import launch, worker
-from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE
-from tasks.node.record import CPU, MACHINE, Devices, Item, RankLayout
-from tests.tasks.node.conftest import Left, give, plan, records
+from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER
+from tasks.node.record import CPU, Item, RankLayout
+from tests.tasks.node.conftest import Left, plan, records
 
 pytestmark = pytest.mark.usefixtures("ends")
 
@@ -39,34 +37,8 @@ def aborted(number, mailbox, store, error):
     return int(left.value.args[0])
 
 
-def test_a_device_that_is_lost_after_the_check_fails_every_run_that_needs_its_machine(
-    tmp_path, monkeypatch
-):
-    others = [
-        Item(run_id="own", kind="train", nodes=[1], batches=[8]),
-        Item(run_id="other", kind="probe", nodes=[0]),
-    ]
-    give(
-        plan(ITEM, *others, expected=[Devices(name="A10G", count=1)] * 3), tmp_path, 1, monkeypatch
-    )
-    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Left) as left:
-        worker.main()
-    assert left.value.args == (EXIT_NO_DEVICE,)
-    bodies = records(tmp_path)
-    assert list(bodies) == ["node-1/late", "node-1/own"]
-    for body in bodies.values():
-        assert body["cause"] == MACHINE and WireRecord.model_validate(body).status == "failed"
-
-
 @pytest.mark.parametrize(
-    ("number", "node", "label"),
-    [
-        (0, "node-0", "node 0 device 0"),
-        (1, "node-0", "node 0 device 1"),
-        (2, "node-1", "node 1"),
-    ],
+    ("number", "node", "label"), [(0, "node-0", "node 0 device 0"), (2, "node-1", "node 1")]
 )
 def test_a_rank_that_fails_writes_the_record_and_the_first_one_wakes_the_others(
     tmp_path, number, node, label
@@ -87,24 +59,11 @@ def test_a_rank_that_lost_a_peer_or_the_store_blames_nobody(tmp_path):
     assert not records(tmp_path) and store == {"item-0-done": "abort"}
 
 
-def test_a_full_disk_ends_the_launch_and_says_where(monkeypatch, capsys, tmp_path):
-    def full(_path, _body):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(launch, "write_json", full)
-    with pytest.raises(Left, match=str(EXIT_MAILBOX)):
-        launch.report(tmp_path, 1, "records/r.json", {})
-    line = capsys.readouterr().err
-    assert line.startswith("srift[5]: node 1") and "No space" in line
-
-
 @pytest.mark.parametrize(
     ("error", "is_lost"),
     [
         (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]"), True),
-        (RuntimeError("Timed out waiting 20000ms for recv operation to complete"), True),
         (dist.DistNetworkError("failed to recv, got 0 bytes"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 4x1)"), False),
         (ValueError("the connection between rows is missing"), False),
     ],
 )  # fmt: skip

@@ -1,7 +1,6 @@
 """The built-in workloads, loaded as nodes load them, and entrypoints that do not fit."""
 
 from collections import UserDict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from tasks import node
 from tasks.node.device import to_device
-from tasks.node.entrypoint import WorkloadError, build, try_once
+from tasks.node.entrypoint import WorkloadError, build
 from tasks.node.precision import arithmetic
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
@@ -41,23 +40,12 @@ def load(folder, name, *, rank=0, device="cpu", shared=False, **given):
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_ranks_train_from_equal_weights_on_other_samples(name):
     built, other = (load(HOME, name, rank=rank) for rank in (0, 1))
-    before = [weights.detach().clone() for weights in built.model.parameters()]
-    assert all(map(torch.equal, before, other.model.parameters()))
-    try_once(built, 2)
+    assert all(map(torch.equal, built.model.parameters(), other.model.parameters()))
     assert one_step(built, built.model, [2], scale=1 / 2) > 0
-    assert not all(map(torch.equal, before, built.model.parameters()))
+    assert not all(map(torch.equal, built.model.parameters(), other.model.parameters()))
     assert 1_000_000 <= built.gradient_bytes == 4 * built.parameters <= 16_000_000
     first, second = (load(HOME, name, rank=rank).make_batch(700)[0] for rank in (0, 1))
     assert len(first) == 700 and not torch.equal(first, second)
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_on_a_device_model_optimizer_and_batches_lie_there(name):
-    """`meta` computes nothing, but everything must get there as to a GPU."""
-    built = load(HOME, name, device="meta")
-    held = [weights for group in built.optimizer.param_groups for weights in group["params"]]
-    assert list(map(id, held)) == list(map(id, built.model.parameters()))
-    assert {tensor.device.type for tensor in (*built.make_batch(4), *held)} == {"meta"}
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -87,22 +75,14 @@ def test_a_batch_that_can_move_itself_stays_what_it_is():
 
 
 @pytest.mark.parametrize(
-    ("source", "given", "named"),
+    ("source", "named"),
     [
-        ("def other(): ...", {}, "'build'"),
-        ("def build(): return 1, 2", {}, "optimizer"),
-        ("from torch import nn\ndef build(): return nn.Linear(1, 1), len, len, 1", {}, "optimizer"),
-        ("def build(): return 1, len, len, 2", {}, "torch module"),
-        ("def build(**all): return all['widht']", {"widht": 3}, "optimizer"),
+        ("def other(): ...", "'build'"),
+        ("def build(): return 1, 2", "optimizer"),
+        ("def build(): return 1, len, len, 2", "model"),
     ],
 )
-def test_an_entrypoint_that_does_not_fit_is_refused(tmp_path, source, given, named):
+def test_an_entrypoint_that_does_not_fit_is_refused(tmp_path, source, named):
     (tmp_path / "own.py").write_text(source)
     with pytest.raises(WorkloadError, match=named):
-        load(tmp_path, "own", **given)
-
-
-def test_a_loss_for_each_sample_is_refused():
-    built = replace(load(HOME, "wide_mlp"), loss=lambda output, target: output - target)
-    with pytest.raises(WorkloadError):
-        try_once(built, 2)
+        load(tmp_path, "own")

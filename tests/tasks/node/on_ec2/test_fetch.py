@@ -11,7 +11,7 @@ from moto import mock_aws
 from tasks.node.data import KEPT_FREE_BYTES
 from tasks.node.on_ec2 import fetch
 from tasks.node.on_ec2.fetch import Fetcher
-from tasks.node.on_ec2.s3 import FAULTS, MachineStore, s3_client
+from tasks.node.on_ec2.s3 import s3_client
 
 CATS = {"1.jpg": b"x" * 10, "deep/2 +ü.jpg": b"y" * 20, "empty": b""}
 
@@ -35,25 +35,13 @@ def fetcher(client, tmp_path):
 
 
 def fetched(fetcher, address="s3://mine-1/cats/"):
-    fetcher._states["ab"] = {"state": "fetching", "bytes": 0, "of_bytes": None}
     fetcher.fetch_all({"ab": address})
-    state, data = fetcher.states()["ab"], fetcher.mailbox / "data"
+    state, data = fetcher.states["ab"], fetcher.mailbox / "data"
     if state["state"] == "failed":
         assert [path.name for path in data.rglob("*")] == ["ab.failed"]
         assert (data / "ab.failed").read_text() == state["reason"]
         assert address in state["reason"] and "very-secret" not in state["reason"]
     return state
-
-
-def test_a_machine_reads_its_inward_objects_and_writes_its_outward_ones(client):
-    store = MachineStore(client, "mine-1", "srift/leases/l/me")
-    client.put_object(Bucket="mine-1", Key="srift/leases/l/me/in/plan.json", Body=b"{}")
-    assert store.get("plan.json") == b"{}"
-    store.put("records/a+b:c.json", b"1")
-    written = client.get_object(Bucket="mine-1", Key="srift/leases/l/me/out/records/a+b:c.json")
-    assert written["Body"].read() == b"1"
-    with pytest.raises(FAULTS, match="NoSuchKey"):
-        store.get("none.json")
 
 
 def test_all_objects_below_a_prefix_become_files_that_others_read_and_do_not_write(fetcher):
@@ -62,19 +50,10 @@ def test_all_objects_below_a_prefix_become_files_that_others_read_and_do_not_wri
         state = fetched(fetcher)
     finally:
         os.umask(before)
-    assert (state["state"], state["bytes"], state["of_bytes"]) == ("ready", 30, 30)
+    assert state == {"state": "ready"}
     folder = fetcher.mailbox / "data"
     assert {name: (folder / "ab" / name).read_bytes() for name in CATS} == CATS
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")} == {0o755, 0o644}
-
-
-def test_what_was_requested_is_fetched_once_in_a_thread(fetcher):
-    started = []
-    fetcher.fetch_all = started.append  # type: ignore[method-assign]
-    for _ in range(2):
-        fetcher.request({"ab": "s3://mine-1/cats/"})
-    assert started == [{"ab": "s3://mine-1/cats/"}]
-    assert fetcher.states()["ab"]["state"] == "fetching"
 
 
 @pytest.mark.parametrize("address", ["s3://nobody/cats/", "s3://mine-1/cat/"])
@@ -91,12 +70,9 @@ def test_a_role_without_rights_is_sent_to_the_doctor(fetcher, operation):
     assert "srift doctor" in fetched(fetcher)["reason"]
 
 
-@pytest.mark.parametrize(
-    "changed", [{"cats/1.jpg": 11}, {"cats/../../../x": 4}, {"cats//etc/x": 4}, {"cats/1.jpg/x": 4}]
-)
-def test_objects_of_another_size_or_outside_the_folder_are_refused(fetcher, monkeypatch, changed):
-    listed = Fetcher._listed
-    monkeypatch.setattr(Fetcher, "_listed", lambda *given: listed(*given) | changed)
+@pytest.mark.parametrize("key", ["cats/../../../x", "cats//etc/x", "cats/1.jpg/x"])
+def test_objects_outside_the_folder_are_refused(fetcher, key):
+    fetcher.client.put_object(Bucket="mine-1", Key=key, Body=b"evil")
     assert fetched(fetcher)["state"] == "failed"
 
 
@@ -104,8 +80,3 @@ def test_free_space_is_looked_at_first(fetcher, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: usage(KEPT_FREE_BYTES + 29))
     assert "at least 1" in fetched(fetcher)["reason"]
-
-
-def test_a_machine_that_goes_down_fetches_no_further(fetcher):
-    fetcher.stop()
-    assert fetched(fetcher)["state"] == "failed"

@@ -1,8 +1,9 @@
 """The metadata service as a machine sees it: tokens first, bounded attempts, notices."""
 
+from urllib.error import HTTPError
+
 import pytest
 
-from tasks.node.on_ec2 import metadata
 from tasks.node.on_ec2.metadata import Metadata, MetadataError
 
 
@@ -13,26 +14,26 @@ class Service:
         self.values = {"instance-id": "i-1"}
         self.faults = []
 
-    def __call__(self, method, url, headers):
+    def __call__(self, machine, method, path, header, value):
         fault = self.faults.pop(0) if self.faults else None
-        if isinstance(fault, Exception):
-            raise fault
+        if isinstance(fault, int):
+            raise HTTPError(path, fault, "", {}, None)
         if fault is not None:
-            return fault, ""
-        if (method, url) == ("PUT", "http://m/latest/api/token"):
-            assert 0 < int(headers["X-aws-ec2-metadata-token-ttl-seconds"]) <= 21600
-            return 200, "token"
-        if headers.get("X-aws-ec2-metadata-token") != "token":
-            return 401, ""
-        value = self.values.get(url.removeprefix("http://m/latest/meta-data/"))
-        return (404, "") if value is None else (200, value)
+            raise fault
+        if (method, path) == ("PUT", "api/token"):
+            assert header == "-ttl-seconds" and 0 < int(value) <= 21600
+            return "token"
+        assert (header, value) == ("", "token")
+        found = self.values.get(path.removeprefix("meta-data/"))
+        if found is None:
+            raise HTTPError(path, 404, "", {}, None)
+        return found
 
 
 @pytest.fixture
 def service(clock, monkeypatch):
     made = Service()
-    monkeypatch.setattr(metadata, "ask", made)
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://m/")
+    monkeypatch.setattr(Metadata, "ask", lambda *given: made(*given))
     return made
 
 
@@ -51,16 +52,10 @@ def test_faults_are_tried_again_and_not_for_ever(service):
         machine.notice()
 
 
-def test_the_service_is_that_of_aws_by_default():
-    assert Metadata().base == "http://169.254.169.254"
-
-
 def test_an_interruption_outweighs_a_recommendation(service):
     machine = Metadata()
     assert machine.notice() is None
     service.values["events/recommendations/rebalance"] = '{"noticeTime": "T"}'
-    assert machine.notice() == {"kind": "rebalance", "action": "", "at": ""}
+    assert machine.notice() == {"kind": "rebalance"}
     service.values["spot/instance-action"] = '{"action": "stop", "time": "T"}'
     assert machine.notice() == {"kind": "interruption", "action": "stop", "at": "T"}
-    service.values["spot/instance-action"] = "not what AWS writes"
-    assert machine.notice() == {"kind": "interruption", "action": "terminate", "at": ""}

@@ -34,12 +34,6 @@ def hooked():
     return model
 
 
-def patched():
-    model = pair()
-    model[2].forward = lambda inputs: inputs
-    return model
-
-
 def table(**options):
     return nn.Sequential(nn.Embedding(3, 3, **options))
 
@@ -54,10 +48,9 @@ class Unhooked(torch.optim.Optimizer):
         """Nothing."""
 
 
-def sgd(*, clips):
+def clipping():
     optimizer = torch.optim.SGD(pair().parameters())
-    if clips:
-        optimizer.register_step_pre_hook(lambda *_: None)
+    optimizer.register_step_pre_hook(lambda *_: None)
     return optimizer
 
 
@@ -74,10 +67,10 @@ def test_machines_that_do_not_fit_are_refused(name, machines):
         strategy(name, machines=machines)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_each_strategy_can_be_named(name):
-    assert callable(strategy(name, machines=(1,) * 16))
-    with pytest.raises(ValueError, match=name):
+def test_each_strategy_can_be_named():
+    for name in STRATEGIES:
+        assert callable(strategy(name, machines=(1,) * 16))
+    with pytest.raises(ValueError, match="ddp, ddp-fp16"):
         strategy("dpp", machines=(1,) * 16)
 
 
@@ -85,34 +78,24 @@ def test_each_strategy_can_be_named(name):
     ("act", "named"),
     [
         (partial(strategy, "tensor-1d", "compile"), "compile"),
-        (partial(strategy, "tables", "checkpointing"), "checkpointing"),
         (partial(strategy, "fsdp", "offload"), "offload"),
         (partial(strategy, "ddp", "offload", CUDA), "offload"),
         (partial(strategy, "fsdp", "offloaded", CUDA), "offloaded"),
         (partial(refuse_training, "zero1", "fp16", [4, 4]), "zero1"),
-        (partial(refuse_training, "adasum", "fp16", [4, 4]), "adasum"),
         (partial(refuse_training, "adasum-delta", "fp32", [6, 2]), "adasum-delta"),
         (partial(refuse_training, "tensor-1d", "bf16", [6, 2]), "tensor-1d"),
         (partial(refuse_model, "tensor-1d", nn.Linear(4, 4), (2,)), "to divide"),
         (partial(refuse_model, "tensor-1d", hooked(), (2,)), "to divide"),
-        (partial(refuse_model, "tensor-1d", patched(), (2,)), "to divide"),
         (partial(refuse_model, "tensor-1d", tied(), (2,)), "to divide"),
-        (
-            partial(refuse_model, "tensor-2d", nn.Sequential(*table(), *pair()[:2]), (4,)),
-            "to divide",
-        ),
         (partial(refuse_model, "tensor-2d", pair(features=5), (4,)), " 0 "),
         (partial(refuse_model, "tensor-1d", LanguageModel(16, 3, 16, 1), (8,)), "self_attn"),
-        (partial(refuse_model, "tensor-2.5d", LanguageModel(16, 3, 16, 1), (18,)), "self_attn"),
         (partial(refuse_model, "tables", pair(), (2,)), "nn.Embedding"),
         (partial(refuse_model, "tables", table(sparse=True), (2,)), ": 0 "),
         (partial(refuse_model, "tables", table(max_norm=1.0), (2,)), ": 0 "),
-        (partial(refuse_model, "tables", table(scale_grad_by_freq=True), (2,)), ": 0 "),
         (partial(refuse_model, "tables", tied(), (2,)), ": 0 "),
         (partial(refuse_optimizer, "adasum-delta", Unhooked()), "Unhooked"),
         (partial(refuse_optimizer, "tensor-1d", torch.optim.LBFGS(pair().parameters())), "LBFGS"),
-        (partial(refuse_optimizer, "tables", sgd(clips=True)), "tables"),
-        (partial(refuse_optimizer, "tensor-2d", sgd(clips=True)), "tensor-2d"),
+        (partial(refuse_optimizer, "tables", clipping()), "tables"),
     ],
 )
 def test_what_a_strategy_would_train_as_something_else_is_refused(act, named):
@@ -122,9 +105,5 @@ def test_what_a_strategy_would_train_as_something_else_is_refused(act, named):
 
 def test_what_a_strategy_can_train_is_not_refused():
     strategy("zero2", "offload", CUDA)
-    refuse_training("tensor-1d", "bf16", [4, 4])
     refuse_training("ps-1", "fp16", [6, 2])
-    refuse_model("tensor-2d", LanguageModel(16, 3, 16, 1), (4,))
-    refuse_model("tables", table(), (2,))
-    refuse_optimizer("tensor-1d", sgd(clips=False))
-    refuse_optimizer("fsdp", sgd(clips=True))
+    refuse_optimizer("fsdp", clipping())
