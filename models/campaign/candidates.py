@@ -105,11 +105,6 @@ class PlannedRun:
         return self.workload, self.mode
 
     @property
-    def identity(self) -> tuple[Any, ...]:
-        """The identity of a profile (kind, workload, mode, type) or of a sweep (kind, machines)."""
-        return self.kind, (self.trained, *self.members) if self.workload else self.members
-
-    @property
     def label(self) -> str:
         """The name of the workload, followed by the mode unless it is the default mode."""
         return self.workload if self.mode == Mode() else f"{self.workload} in {self.mode}"
@@ -130,14 +125,14 @@ class PlannedRun:
 
     def row(self) -> dict[str, object]:
         """Return the columns of `Setup.row`. `batch_per_device` of a profile lists its batches."""
-        is_profile = self.kind == "profile"
+        batches = joined(self.batches)
+        if self.kind == "profile":
+            batches = ", ".join(map(str, self.batches))
         return {
             "workload": self.workload,
             "cluster": self.cluster,
             "layout": joined(self.layout),
-            "batch_per_device": ", ".join(map(str, self.batches))
-            if is_profile
-            else joined(self.batches),
+            "batch_per_device": batches,
             "accumulation_steps": self.accumulation_steps,
             **self.mode._asdict(),
         }

@@ -111,8 +111,11 @@ class WorkloadValues:
         belief = self.belief
         for place in self.taken:
             belief = belief.given(place)
-        kept = {run: at for run, at in self.places.items() if self.regret[at] > 0}
-        left = {run: at for run, at in kept.items() if at not in self.taken}
+        left = {
+            run: place
+            for run, place in self.places.items()
+            if self.regret[place] > 0 and place not in self.taken
+        }
         return WorkloadValues.of(self.questions, belief, left)
 
 
@@ -166,8 +169,8 @@ class Knowledge:
                 known.done.add(("train", key))
         known.doubted = frozenset(stale - fresh | drifted.keys())
         for row in rows_of(past.profiles):
-            profiled = (row["workload"], mode_of(row)), row["instance_type"]
-            known.done.add(("profile", profiled))
+            profile = row | {"kind": "profile", "cluster": f"1x{row['instance_type']}"}
+            known.done.add(_identity(profile, devices))
         for cluster, rows in past.probes.groupby("cluster") if len(past.probes) else ():
             if rows["bytes"].nunique() >= _PROBED_SIZES:
                 known.done.add(("probe", types_of(str(cluster))))
@@ -186,19 +189,19 @@ class Knowledge:
             for row in rows_of(model.fresh)
             if model.knows((row["workload"], mode_of(row)), types_of(row["cluster"]))
         ]
+        known = [run for run in runs if model.knows(run.trained, run.members)]
         for name, choice_set in model.choice_set.items():
-            mine = [
-                run
-                for run in runs
-                if run.workload == name and model.knows(run.trained, run.members)
-            ]
+            mine = [run for run in known if run.workload == name]
             new = [row for row in fresh if row["workload"] == name][-_MOST_FRESH:]
-            self.values[name] = _valued(choice_set, mine, model, devices, new)
+            if mine and choice_set.questions:
+                self.values[name] = _valued(choice_set, mine, model, devices, new)
 
-    def is_modelled(self, run: PlannedRun) -> bool:
-        """Return True if the value of `run` is computed with the model."""
-        known = self.model is not None and self.model.knows(run.trained, run.members)
-        return known and run.workload in self.values
+    def saves(self, run: PlannedRun) -> float | None:
+        """Return the regret that `run` is expected to save; None if the model cannot predict it."""
+        if self.model is None or not self.model.knows(run.trained, run.members):
+            return None
+        values = self.values.get(run.workload)
+        return 0.0 if values is None else values.saves(run)
 
     def needs(self, run: PlannedRun) -> bool:
         """Return True if `run` is a profile or sweep that was neither measured nor planned.
@@ -206,18 +209,20 @@ class Knowledge:
         A sweep is not needed if the model can predict all its instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
-        return run.identity not in self.done and not (run.kind == "probe" and known)
+        is_done = _identity_of(run) in self.done
+        return not is_done and not (run.kind == "probe" and known)
 
     def value(self, run: PlannedRun) -> float:
         """Return the value of a training run, as the module's docstring defines it."""
-        if self.is_modelled(run):
-            return _REGRET_VALUE * self.values[run.workload].saves(run)
-        return sum(1 / (1 + self.seen[feature]) for feature in _features_of(run))
+        saved = self.saves(run)
+        if saved is None:
+            return sum(1 / (1 + self.seen[feature]) for feature in _features_of(run))
+        return _REGRET_VALUE * saved
 
     def add(self, run: PlannedRun) -> None:
         """Count a planned run as if it were measured."""
         if run.kind != "train":
-            self.done.add(run.identity)
+            self.done.add(_identity_of(run))
             return
         self.seen.update(_features_of(run))
         values = self.values.get(run.workload)
@@ -236,10 +241,14 @@ class Knowledge:
         """Explain why `run` is planned."""
         if run.kind != "train":
             return f"no {run.kind} of {run.label or run.cluster} yet"
-        if self.is_modelled(run):
-            saved = self.values[run.workload].saves(run)
-            return f"may change a choice of {run.workload}; saves {saved:.1%} on average"
-        return "little is known about this setup"
+        saved = self.saves(run)
+        if saved is None:
+            return "little is known about this setup"
+        return f"may change a choice of {run.workload}; saves {saved:.1%} on average"
+
+
+def _identity_of(run: PlannedRun) -> Feature:
+    return _identity(run.row() | {"kind": run.kind}, {})
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
@@ -290,10 +299,7 @@ def _valued(
         is_other = row_key(run.row(), devices) not in keys
         return is_other, run.est_s * len(run.members), run.cluster
 
-    valued = sorted(runs, key=order)[:_MOST_RUNS] if choice_set.questions else []
-    if not valued:
-        nothing = Belief(mean=np.zeros(0), covariance=np.zeros((0, 0)), noise=np.zeros(0))
-        return WorkloadValues.of((), nothing, {})
+    valued = sorted(runs, key=order)[:_MOST_RUNS]
     rows = [*(setup.row() for setup in choice_set.setups), *(run.row() for run in valued), *fresh]
     frame = pd.DataFrame(rows).drop(columns=["step_s", "sync_s"], errors="ignore")
     belief = Belief(*model.joint(frame))
