@@ -42,7 +42,9 @@ from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 MOST_CLUSTERS = 600
 _ELASTIC_WORK_S = 30.0
 _LEARNING_SHARE = 2 / 3  # largest share of the caps for learning runs
-_PROBE_VALUE = 1.5  # value of a sweep; it is high because every workload on the cluster benefits
+# Value of a sweep, which is high because every workload on the cluster benefits, and of a profile,
+# without which no run of its workload and type can be predicted.
+_PROBE_VALUE, _PROFILE_VALUE = 1.5, 20.0
 STOPS = (
     "the campaign stops: no launch within the caps is expected to improve a recommendation"
     f" (at least {LEAST_CHANCE:.0%} chance to change it, saving {LEAST_REGRET:.1%})"
@@ -169,7 +171,7 @@ def shopping_list(
         for run in picked:
             known.add(run)
             left.pop(run, None)
-        known.revalue()
+        known.revalue(run.workload for run in picked)
     return launches
 
 
@@ -276,41 +278,28 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the cluster and its runs with the highest value for the share of the caps they use.
 
-    Returns None if no run has any value. While profiles are missing, the cluster with the most
-    unprofiled types is tried first. If that cluster does not have all unprofiled types, it may use
-    only half of the remaining seconds.
+    Returns None if no run has any value.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
     for run in runs:
         valued[run.members].append((known.value(run), run))
     wanted = [run for run in profiles if known.needs(run)]
-    missing = {run.members[0] for run in wanted}
-
-    def held(cluster: Cluster) -> tuple[int, int, int]:
-        names = set(type_names(cluster))
-        return len(missing & names), len(names), len(cluster.members)
-
-    covering = [max(clusters, key=held)] if missing and clusters else []
-    for choices in filter(None, (covering, clusters)):
-        best: tuple[Cluster, list[PlannedRun]] | None = None
-        most = 0.0
-        for cluster in choices:
-            names, price = type_names(cluster), _usd_per_second(cluster)
-            if costs.minimum_s * price > limits.max_usd:
-                continue
-            sweeps = (probe_of(part, costs) for part in dict.fromkeys([names[:2], names]))
-            first = [run for run in wanted if run.members[0] in names]
-            first += [run for run in sweeps if len(run.members) > 1 and known.needs(run)]
-            share = 0.5 if choices is covering and missing - set(names) else 1.0
-            most_s = min(share * limits.max_seconds, limits.max_usd / price) - costs.launch_s
-            picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
-            value = per_s / max(1 / limits.max_seconds, price / limits.max_usd)
-            if picked and (best is None or value > most * (1 + ROUNDING)):
-                best, most = (cluster, picked), value
-        if best is not None:
-            return best
-    return None
+    best: tuple[Cluster, list[PlannedRun]] | None = None
+    most = 0.0
+    for cluster in clusters:
+        names, price = type_names(cluster), _usd_per_second(cluster)
+        if costs.minimum_s * price > limits.max_usd:
+            continue
+        sweeps = (probe_of(part, costs) for part in dict.fromkeys([names[:2], names]))
+        first = [run for run in wanted if run.members[0] in names]
+        first += [run for run in sweeps if len(run.members) > 1 and known.needs(run)]
+        most_s = min(limits.max_seconds, limits.max_usd / price) - costs.launch_s
+        picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
+        value = per_s / max(1 / limits.max_seconds, price / limits.max_usd)
+        if picked and (best is None or value > most * (1 + ROUNDING)):
+            best, most = (cluster, picked), value
+    return best
 
 
 def _fill(
@@ -361,9 +350,11 @@ def _fill(
         schedule.add(run)
         trial.add(run)
         total += value
-    if not trains and not any(run.kind == "profile" for run in chosen):
+    profiles = sum(run.kind == "profile" for run in chosen)
+    if not trains and not profiles:
         return [], 0.0
-    return [*chosen, *trains], total / costs.billed_s(schedule.seconds - free_s)
+    total += _PROFILE_VALUE * profiles
+    return [*chosen, *trains], total / costs.billed_s(schedule.seconds)
 
 
 def _per_second(value: float, run: PlannedRun) -> float:

@@ -66,57 +66,36 @@ class WorkloadValues:
         belief: the joint normal distribution of the log step times of n setups.
         places: the position of each run in `belief` and `regret`.
         regret: (n,) the regret that a run of each setup saves.
-        alike: (n, n) squared correlations of outcomes. An entry is the share of the information of
-            one run that the other run provides.
-        taken: the positions of the runs that are already planned.
     """
 
     questions: Sequence[OpenChoice]
     belief: Belief
     places: Mapping[PlannedRun, int]
     regret: Floats
-    alike: Floats
-    taken: tuple[int, ...] = ()
-
-    @classmethod
-    def of(
-        cls, questions: Sequence[OpenChoice], belief: Belief, places: Mapping[PlannedRun, int]
-    ) -> WorkloadValues:
-        spread = np.outer(belief.outcome_sd, belief.outcome_sd)
-        return cls(
-            questions=questions,
-            belief=belief,
-            places=places,
-            regret=run_values(questions, belief, list(places.values())),
-            alike=np.clip((belief.covariance / spread) ** 2, 0.0, 1.0),
-        )
 
     def saves(self, run: PlannedRun) -> float:
         """Return the regret that `run` saves in addition to the planned runs.
 
         The result is 0 if `run` is not in `places`.
         """
-        if run not in self.places:
-            return 0.0
+        return float(self.regret[self.places[run]]) if run in self.places else 0.0
+
+    def after(self, run: PlannedRun) -> WorkloadValues:
+        """Return the values after `run` was planned.
+
+        The belief is conditioned on the run. The value of each other run falls by the share of its
+        information that this run provides, which is their squared correlation.
+        """
         place = self.places[run]
-        return float(self.regret[place] * np.prod(1 - self.alike[place, list(self.taken)]))
+        alike = (self.belief.mean_shift([place])[:, 0] / self.belief.outcome_sd) ** 2
+        regret = self.regret * np.clip(1 - alike, 0.0, 1.0)
+        regret[place] = 0.0
+        return replace(self, belief=self.belief.given(place), regret=regret)
 
     def revalued(self) -> WorkloadValues:
-        """Return the values computed again, with a belief that is conditioned on the planned runs.
-
-        Planned runs and runs that saved no regret before are dropped.
-        """
-        if not self.taken:
-            return self
-        belief = self.belief
-        for place in self.taken:
-            belief = belief.given(place)
-        left = {
-            run: place
-            for run, place in self.places.items()
-            if self.regret[place] > 0 and place not in self.taken
-        }
-        return WorkloadValues.of(self.questions, belief, left)
+        """Return the values computed again. Runs without a value keep none."""
+        left = [place for place in self.places.values() if self.regret[place] > 0]
+        return replace(self, regret=run_values(self.questions, self.belief, left))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,15 +206,15 @@ class Knowledge:
         self.seen.update(_features_of(run))
         values = self.values.get(run.workload)
         if values is not None and run in values.places:
-            taken = (*values.taken, values.places[run])
-            self.values[run.workload] = replace(values, taken=taken)
+            self.values[run.workload] = values.after(run)
 
     def copy(self) -> Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
-    def revalue(self) -> None:
-        """Compute all values again, with the planned runs taken into account."""
-        self.values = {name: values.revalued() for name, values in self.values.items()}
+    def revalue(self, workloads: Iterable[str]) -> None:
+        """Compute the values of `workloads` again, with the planned runs taken into account."""
+        for name in self.values.keys() & set(workloads):
+            self.values[name] = self.values[name].revalued()
 
     def reason(self, run: PlannedRun) -> str:
         """Explain why `run` is planned."""
@@ -307,4 +286,7 @@ def _valued(
     for place, row in enumerate(fresh, start=first + len(valued)):
         belief = belief.given(place, float(np.log(row["step_s"])))
     places = {run: place for place, run in enumerate(valued, start=first)}
-    return WorkloadValues.of(choice_set.questions, belief, places)
+    regret = run_values(choice_set.questions, belief, list(places.values()))
+    return WorkloadValues(
+        questions=choice_set.questions, belief=belief, places=places, regret=regret
+    )

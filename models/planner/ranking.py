@@ -83,7 +83,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
     log_objective = np.log(objective, out=np.full(len(objective), np.nan), where=usable)
     loss = np.where(usable, losses(goal, log_objective, meeting), np.inf)
     order = np.lexsort((other, loss.round(9)))
-    best = _best_splits(order[np.isfinite(loss[order])], costs.cluster)[:CLUSTERS_COMPARED]
+    best = best_splits(order[np.isfinite(loss[order])], costs.cluster)[:CLUSTERS_COMPARED]
     if not len(best):
         return [_infeasible(workload, goal, costs, usable)]
     p_best = dict(zip(best.tolist(), _chance_of_best(goal, costs, best), strict=True))
@@ -95,7 +95,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
         tempted = usable & missing & (objective < objective[best[0]])
         tempted &= ~np.isin(costs.cluster, costs.cluster[meets])
         closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
-        tempting = _best_splits(closest[tempted[closest]], costs.cluster)[
+        tempting = best_splits(closest[tempted[closest]], costs.cluster)[
             : max(1, top // 4)
         ].tolist()
     shown = best[: max(1, top - len(tempting))].tolist()
@@ -116,7 +116,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
     return rows
 
 
-def _best_splits(order: IntArray, cluster: IntArray) -> IntArray:
+def best_splits(order: IntArray, cluster: IntArray) -> IntArray:
     """Return `order` with only the first position of each cluster."""
     _, firsts = np.unique(cluster[order], return_index=True)
     return order[np.sort(firsts)]
