@@ -44,7 +44,7 @@ _ELASTIC_WORK_S = 30.0
 _LEARNING_SHARE = 2 / 3  # largest share of the caps for learning runs
 # Value of a sweep, which is high because every workload on the cluster benefits, and of a profile,
 # without which no run of its workload and type can be predicted.
-_PROBE_VALUE, _PROFILE_VALUE = 1.5, 20.0
+_VALUES = {"probe": 1.5, "profile": 20.0}
 STOPS = (
     "the campaign stops: no launch within the caps is expected to improve a recommendation"
     f" (at least {LEAST_CHANCE:.0%} chance to change it, saving {LEAST_REGRET:.1%})"
@@ -178,19 +178,16 @@ def shopping_list(
 def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -> list[PlannedRun]:
     """Return one profile for each job and each instance type that can compute it.
 
-    Consecutive profiles differ in workload and in instance type, so that the first few already
-    cover many workloads and types. A mode that needs several devices is profiled in the
-    corresponding single-device mode.
+    A mode that needs several devices is profiled in the corresponding single-device mode.
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
-    rows = list(dict.fromkeys((job.name, job.modes[0].alone) for job in jobs))
-    grid: dict[PlannedRun, tuple[int, int]] = {}
-    for job, (at, name) in product(jobs, enumerate(sorted(kinds))):
-        mode = job.modes[0]
-        if computes(kinds[name].device, mode):
-            run = profile_of(replace(job, modes=(mode.alone,)), kinds[name], costs)
-            grid[run] = (rows.index((job.name, mode.alone)) - at) % len(rows), at
-    return sorted(grid, key=grid.__getitem__)
+    alone = [replace(job, modes=(job.modes[0].alone,)) for job in jobs]
+    runs = [
+        profile_of(single, kinds[name], costs)
+        for (job, single), name in product(zip(jobs, alone, strict=True), sorted(kinds))
+        if computes(kinds[name].device, job.modes[0])
+    ]
+    return list(dict.fromkeys(runs))
 
 
 def learning_launches(
@@ -314,8 +311,8 @@ def _fill(
 
     The runs take at most `most_s` seconds. The launch starts with the runs in `first`. Training
     runs are added by value per second, the highest first, until the next run would lower the value
-    per second of the launch. Adding a run can only lower the values of other runs, so a heap
-    recomputes values lazily. A run that fits within the minimum billed time is added without this
+    per second of the launch's training runs. Adding a run can only lower the values of other runs,
+    so a heap recomputes values lazily. A run that fits within the minimum billed time is added without this
     comparison, because it costs nothing.
     """
     schedule, trial = Schedule(cluster), known.copy()
@@ -325,14 +322,14 @@ def _fill(
             chosen.append(run)
             schedule.add(run)
             trial.add(run)
-    total = _PROBE_VALUE * sum(run.kind == "probe" for run in chosen)
-    # The seconds of profiles do not count, because profiles are bought in any case.
-    free_s = max(schedule.alone_s)
+    first_value = sum(_VALUES[run.kind] for run in chosen)
+    first_s = schedule.seconds
     parts = sub_clusters(type_names(cluster))
     runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
     heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
     heapq.heapify(heap)
     trains: list[PlannedRun] = []
+    total = 0.0
     while heap:
         _, at = heapq.heappop(heap)
         run = runs[at][1]
@@ -342,19 +339,17 @@ def _fill(
         if heap and -_per_second(value, run) > heap[0][0]:
             heapq.heappush(heap, (-_per_second(value, run), at))
             continue
-        before_s = costs.billed_s(schedule.seconds - free_s)
-        after_s = costs.billed_s(schedule.seconds - free_s + run.est_s)
+        before_s = costs.billed_s(schedule.seconds - first_s)
+        after_s = costs.billed_s(schedule.seconds - first_s + run.est_s)
         if value <= 0 or (after_s > before_s and value / run.est_s < total / before_s):
             break
         trains.append(run)
         schedule.add(run)
         trial.add(run)
         total += value
-    profiles = sum(run.kind == "profile" for run in chosen)
-    if not trains and not profiles:
+    if not trains and not any(run.kind == "profile" for run in chosen):
         return [], 0.0
-    total += _PROFILE_VALUE * profiles
-    return [*chosen, *trains], total / costs.billed_s(schedule.seconds)
+    return [*chosen, *trains], (first_value + total) / costs.billed_s(schedule.seconds)
 
 
 def _per_second(value: float, run: PlannedRun) -> float:

@@ -14,7 +14,7 @@ import pandas as pd
 from ..domain.cluster import Cluster, InstanceType, cluster_name
 from ..domain.setup_table import Key, modes_of, setup_key
 from ..domain.workload import MODES, Mode, Setup, Workload, joined
-from ..job.compilation import COMPILE_S
+from ..job.compilation import prior_s
 from ..planner.batch_split import Line, finish_together, global_batches
 from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS, LEARNING_STEPS
 from ..step_time.machine_specs import computes
@@ -34,7 +34,6 @@ class Costs:
 
     launch_s: float = 12.0  # once per launch: machines, agents, torchrun, importing torch
     build_s: float = 0.5  # once per run, before its first step
-    compile_s: float = COMPILE_S  # torch.compile of one input shape
     steps: int = 15  # one trial, 2 of warm-up, about 10 timed, 2 without communication
     train_most_s: float = 11.0  # the node ends the steps of a training run after about this time
     probe_s: float = 7.0  # a sweep of all-reduces
@@ -48,14 +47,6 @@ class Costs:
         The machines are already running.
         """
         return self.build_s + self.steps * step_s
-
-    def compiling_s(self, mode: Mode, shapes: int = 1) -> float:
-        """Return the seconds to compile a model for `shapes` input shapes.
-
-        The result is 0 if the mode does not compile. Modes that gather sharded weights compile
-        twice.
-        """
-        return mode.compiled * shapes * (1 + mode.gathered) * self.compile_s
 
     def billed_s(self, run_s: float) -> float:
         """Return the billed seconds of a launch whose runs take `run_s` seconds together."""
@@ -194,7 +185,7 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
         mode=mode,
         members=(instance_type.name,),
         batches=tuple(sorted({round(float(size)) for size in sizes})),
-        est_s=costs.build_s + float(steps_s) + costs.compiling_s(mode, PROFILE_BATCHES),
+        est_s=costs.build_s + float(steps_s) + PROFILE_BATCHES * prior_s(mode),
     )
 
 
@@ -225,7 +216,7 @@ def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -
             members=type_names(pair),
             devices=(kind.devices,) * 2 if kind.devices > 1 else (),
             batches=(share, share),
-            est_s=costs.build_s + train_s + costs.compiling_s(shown),
+            est_s=costs.build_s + train_s + prior_s(shown),
             reason=f"does {mode.strategy} learn as {mode.dense.strategy} does",
             seed=seed,
         )
@@ -272,8 +263,7 @@ def _expected(setups: Sequence[Setup], model: Model | None) -> dict[Key, float]:
     if not known:
         return {}
     step_s = model.predict(pd.DataFrame([setup.row() for setup in known]))["step_s"]
-    pairs = zip(map(setup_key, known), step_s.astype(float), strict=True)
-    return {key: seconds for key, seconds in pairs if 0 < seconds < np.inf}
+    return dict(zip(map(setup_key, known), step_s.astype(float), strict=True))
 
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
@@ -286,7 +276,7 @@ def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
         members=type_names(setup.cluster),
         batches=setup.batch_per_device,
         accumulation_steps=setup.accumulation_steps,
-        est_s=min(costs.run_s(step_s), costs.train_most_s) + costs.compiling_s(setup.mode),
+        est_s=min(costs.run_s(step_s), costs.train_most_s) + prior_s(setup.mode),
         devices=setup.layout if several else (),
     )
 

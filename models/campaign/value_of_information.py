@@ -258,7 +258,8 @@ def _contending(goal: Goal, costs: JobCosts) -> Places:
     hopeful = usable if meeting is None else usable & (meeting.chance >= LEAST_CHANCE)
     if not hopeful.any():
         return np.zeros(0, dtype=np.intp)
-    loss = np.where(usable, losses(goal, np.log(aim), meeting), np.inf)
+    log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
+    loss = np.where(usable, losses(goal, log_aim, meeting), np.inf)
     cheapest, safest = np.argsort(aim, kind="stable"), np.argsort(loss, kind="stable")
     cheapest = best_splits(cheapest[hopeful[cheapest]], costs.cluster)[:_MOST]
     safest = best_splits(safest[np.isfinite(loss[safest])], costs.cluster)[:_MOST_SAFE]

@@ -17,6 +17,7 @@ from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
 from models.domain.workload import Setup
+from models.job.compilation import prior_s
 from models.planner import planner
 from models.planner.candidates import Supply
 from models.planner.enumeration import sold_together
@@ -112,7 +113,7 @@ def _pilots(
     seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
     for place, step_s in enumerate(map(float, seconds)):
         setup = candidates[found.chosen[place]]
-        run_s = costs.run_s(step_s) + costs.compiling_s(setup.mode)
+        run_s = costs.run_s(step_s) + prior_s(setup.mode)
         run = _billed(training_run(setup, step_s, costs), setup.cluster, run_s, costs)
         sure = found.assured[place] if found.assured else None
         runs.append(run | {"regret_after": found.after[place], "assured_after": sure})
