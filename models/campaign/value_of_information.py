@@ -106,12 +106,7 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 
     This is the setup with the least loss. If no setup meets the constraint with the required
     probability, it is the setup that is likeliest to meet the constraint.
-
-    Raises:
-        ValueError: if the question has no setups.
     """
-    if not len(question.places):
-        raise ValueError(f"{question.goal.goal}: no setup to choose from")
     found = judged(question, belief.mean[:, None], belief.variance)
     return int(choices(question, *found)[0, 0])
 

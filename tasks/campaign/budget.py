@@ -42,8 +42,6 @@ LEAST_INSTALL_S = INSTALL_S / 5
 # processors away for minutes. Waiting is free on local hosts but not on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE, _CAMPAIGN_PATIENCE = 1.0, 0.25, 1 / 3
 _WARNED = 0.8  # share of the month's dollars above which the user is warned
-# A launch may try spot and on demand in every zone; no region has more than six zones.
-LATE_S = pure.late_s(2 * 6)
 REFUSED = "refused"  # prefix of the outcome of a launch that got no machines
 RELEASE_S = 2.0  # machines cost money until shortly after the request to stop
 
@@ -78,7 +76,6 @@ def allowance(
         wished_s=2 * launch.est_s + start_up_s,
         least_s=launch.est_s + least_s,
         caps=caps,
-        late=LATE_S,
     )
 
 
@@ -213,7 +210,7 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     if rate <= 0:
         return None
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
-    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s, LATE_S)
+    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s)
 
 
 @dataclass(slots=True, kw_only=True)

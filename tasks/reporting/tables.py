@@ -180,7 +180,6 @@ _PILOTS = """
     seconds: {seconds:.0f}
     usd: {usd:.2g}
     expected regret after: {regret_after:?.1%}
-    chance of a sure choice after: {assured_after:?.0%}
 """
 
 
@@ -257,9 +256,7 @@ def _print_pilots(pilots: Row) -> None:
         shown = [_described(run) for run in runs]
         for run in shown:
             run["kind"] = run["kind"].replace("train", "step time")
-            if run["assured_after"] is not None:
-                run["regret_after"] = None
-            elif run["regret_after"] is not None:
+            if run["regret_after"] is not None:
                 run["regret_after"] = math.expm1(run["regret_after"])
         _print_table(shown, _PILOTS, title)
 

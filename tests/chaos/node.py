@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from models.campaign.budget import LATE_S
 from tasks.node.device_check import DEVICES_WITHIN_S, missing_devices
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import MACHINE, plan_from_json
@@ -94,7 +93,7 @@ class Node:
         if (world.now - one.launched_at).total_seconds() < one.boot_s:
             return
         # A machine may live to its deadline, a minute's rounding, and the caps' allowance.
-        if world.now.timestamp() > float(one.tags["srift:deadline"]) + 60.0 + LATE_S:
+        if world.now.timestamp() > float(one.tags["srift:deadline"]) + 60.0 + 240.0:
             world.overdue.add(one.instance_id)
         self._reach("booted")
         self._suffer(now_s)

@@ -90,7 +90,7 @@ def held(lease_id="other-00", hours=2.0, usd_per_hour=5.0, **changes):
 
 
 def at_worst(usd_per_hour, deadline_s, machines=1):
-    return machines * (usd_per_hour + BESIDE) * billed_s(deadline_s, caps.LATE_S) / 3600
+    return machines * (usd_per_hour + BESIDE) * billed_s(deadline_s) / 3600
 
 
 def refusal(here, of=None, now=NOON):

@@ -240,8 +240,7 @@ def bought(here, monkeypatch, refuse):
 def test_lost_launches_are_bought_again_and_refused_ones_only_if_there_is_nothing_else(
     here, monkeypatch
 ):
-    first, *_ = shop(here)
-    lost = bought(here, monkeypatch, lambda launch: False)
+    first, *_ = lost = bought(here, monkeypatch, lambda launch: False)
     assert lost.count(first) == campaign.MOST_LISTS
     others = bought(here, monkeypatch, lambda launch: launch.cluster == first.cluster)[1:]
     assert not any(campaign.just_refused(one.cluster, [first.cluster]) for one in others)

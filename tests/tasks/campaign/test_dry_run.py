@@ -113,7 +113,7 @@ def test_the_caps_reckon_with_no_less_than_all_attempts_cost(here, name, market,
     price = dearest_usd_per_hour(cluster, known)
     assert price is not None
     for deadline_s in (600.0, 1234.5):
-        reckoned = (price + 4 * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
+        reckoned = (price + 4 * caps._beside(here)) * billed_s(deadline_s) / 3600
         assert worst_usd(found, here.settings.ec2.volume_gib, deadline_s) <= reckoned
 
 

@@ -76,14 +76,12 @@ def test_small_numbers_have_no_exponent_and_long_clusters_are_whole(printed):
 def test_the_frontier_and_pilots(printed):
     run = {"kind": "train", "cluster": "2xs.large", "batch_per_device": "8", "usd": 0.004}
     run |= {"accumulation_steps": 2, "precision": "bf16"}
-    run |= {"regret_after": 0.1, "assured_after": None}
+    run |= {"regret_after": 0.1}
     pilots = {"settled": False, "regret": 0.2, "runs": [run], "reason": ""}
     front = {"frontier": [row(p_meets_constraint=0.83)], "candidates": 9}
     shown = printed([row() | front | {"pilots": pilots}])
     assert "83%" in shown and "22.1%" in shown and "10.5%" in shown
     assert "2xs.large in bf16" in shown and "8 x2" in shown and "$0.004" in shown
-    run["assured_after"] = 0.64
-    assert "64%" in printed([row() | {"pilots": pilots}])
     for settled, word in ((True, "settled"), (None, "open")):
         assert word in printed([row() | {"pilots": pilots | {"settled": settled, "runs": []}}])
 
