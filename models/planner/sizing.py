@@ -190,8 +190,8 @@ def _profiles(data: TrainingData, workload: str) -> list[Row]:
         return []
     own = data.profiles[data.profiles["workload"].astype(str) == workload]
     step_s = own["forward_s"] + own["backward_s"] + own["optimizer_s"]
-    rows = rows_of(own.assign(step_s=step_s, mode=modes_of(own)))
-    return [row for row in rows if not row["mode"].of_several]
+    rows = zip(rows_of(own.assign(step_s=step_s)), modes_of(own), strict=True)
+    return [row | {"mode": mode} for row, mode in rows if not mode.of_several]
 
 
 def size_workload(
@@ -223,7 +223,7 @@ def size_workload(
         machine = machines[scale.instance_type]
         alike = [row for row in profiles if row["mode"] == scale.mode]
         here = [row for row in alike if row["instance_type"] == scale.instance_type]
-        key = {"instance_type": scale.instance_type, "devices_each": scale.devices_each}
+        key: Row = {"instance_type": scale.instance_type, "devices_each": scale.devices_each}
         key |= scale.mode._asdict()
         if scale.devices_each == 1:
             found["best_batch"] += [key | best for best in _best_batch(scale, machine, here)]
@@ -251,7 +251,7 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     """
     rows = []
     for size, step_s in sizes.items():
-        row = {"size": size, "step_s": step_s, "efficiency": sizes[1] / (size * step_s)}
+        row: Row = {"size": size, "step_s": step_s, "efficiency": sizes[1] / (size * step_s)}
         below = max((other for other in sizes if other < size), default=1)
         by_rule = None
         if below > 1:

@@ -50,7 +50,7 @@ from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
-from .budget import Tally, allowance, patience_s
+from .budget import Tally, allowance, mart_or_nothing, patience_s
 
 # Most lists of launches that one campaign plans. With a champion, a list counts only if no run of
 # it was recorded.
@@ -129,7 +129,7 @@ def within(
             tally.refused.clear()
         elif not bought:
             break
-    if workspace.settings.campaign.elastic_runs:
+    if workspace.settings.campaign.elastic_runs and not workspace.spends_money:
         yield from affordable(workspace, list(_elastic(workspace, tally)), tally)
 
 
@@ -159,22 +159,21 @@ def _obstacle(
     workspace: Workspace, launch: PlannedLaunch, tally: Tally, offers: Sequence[Offer]
 ) -> str:
     """Return why `launch` may not be made now; empty if it may."""
-    lacking = [tally.lacking[name] for name in workload_names(launch) if name in tally.lacking]
-    refused = just_refused(launch.cluster, tally.refused)
-    if lacking or refused:
-        return "; ".join(filter(None, [*lacking, refused]))
+    for name in workload_names(launch):
+        if name in tally.lacking:
+            return tally.lacking[name]
+    if refused := just_refused(launch.cluster, tally.refused):
+        return refused
     return allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield an elastic launch for each workload that has no measured elastic run.
 
-    The run uses recommended machines, one of which is revoked during the run.
+    The run uses recommended machines, one of which is revoked during the run. Only local machines
+    share a folder for its checkpoints.
     """
     provider = workspace.provider.name
-    if workspace.spends_money:
-        reporter().say(f"no elastic run: machines of {provider} share no folder for checkpoints")
-        return
     runs = reads.mart(workspace.warehouse, "elastic_runs", provider=provider)
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
     offers = current_offers(workspace)
@@ -220,16 +219,7 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
     Failures of machines, data or a package index are left out, because the run may succeed next
     time.
     """
-    try:
-        failed = reads.mart(
-            workspace.warehouse,
-            "failed_runs",
-            provider=workspace.provider.name,
-            status="failed",
-            told_by="node",
-        )
-    except WarehouseMissing:
-        return pd.DataFrame()
+    failed = mart_or_nothing(workspace, "failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
     failed = failed[~failed["cause"].isin((MACHINE, DATA, INSTALL))]
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
@@ -308,20 +298,18 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return `frames` without Srift's measurements of workloads whose definition has changed.
+    """Return `frames` without measurements of workloads whose definition has changed.
 
-    Imported runs stay. frames: the training frames by name.
+    frames: the training frames by name.
     """
-    noted, runs, profiles = frames["workloads"], frames["runs"], frames["profiles"]
-    if not len(noted):
-        return frames
-    digests = dict(zip(noted["workload"], noted["digest"], strict=True))
+    noted = frames["workloads"]
+    digests = dict(zip(noted["workload"], noted["digest"], strict=True)) if len(noted) else {}
     changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
-    return {
-        **frames,
-        "runs": runs[~runs["workload"].isin(changed) | (runs["source"] != "srift")],
-        "profiles": profiles[~profiles["workload"].isin(changed)],
-    }
+    kept = dict(frames)
+    for name in ("runs", "profiles"):
+        if "workload" in frames[name]:
+            kept[name] = frames[name][~frames[name]["workload"].isin(changed)]
+    return kept
 
 
 def serve_launch(
@@ -383,20 +371,15 @@ def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
     """
     for name, why in lacking.items():
         reporter().say(f"{name} is not measured: {why}")
-    rows = tuple(
-        run_row(
-            job.lease_id,
-            item.run_id,
-            job.run_setups[item.run_id],
-            "failed",
-            lacking[item.workload],
-        )
-        for item in job.items
-        if item.workload in lacking
-    )
+    items, rows = [], []
+    for item in job.items:
+        if item.workload in lacking:
+            setup, why = job.run_setups[item.run_id], lacking[item.workload]
+            rows.append(run_row(job.lease_id, item.run_id, setup, "failed", why))
+        else:
+            items.append(item)
     files = [(spec, path) for spec, path in job.files if spec.name not in lacking]
-    items = tuple(item for item in job.items if item.workload not in lacking)
-    return replace(job, items=items, rows=rows, files=files, lacking=lacking)
+    return replace(job, items=tuple(items), rows=tuple(rows), files=files, lacking=lacking)
 
 
 def serve(
@@ -448,9 +431,7 @@ def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
         return AttemptEnd(how="lost", reason=full_mailbox(error, mailbox))
     if isinstance(error, Exception):
         return AttemptEnd(how="lost", reason=str(error) or type(error).__name__)
-    stopped = isinstance(error, KeyboardInterrupt)
-    why = "by hand (Ctrl-C)" if stopped else f"({type(error).__name__})"
-    reason = f"the controller was stopped {why}"
+    reason = f"the controller was stopped ({type(error).__name__})"
     return AttemptEnd(how="lost", reason=reason, interrupted=True)
 
 

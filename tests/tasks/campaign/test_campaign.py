@@ -114,14 +114,12 @@ def test_a_dry_run_forgets_measurements_of_an_edited_workload(here):
     _, lm = here.workloads
     past = {
         "workloads": pd.DataFrame({"workload": ["conv", "lm"], "digest": ["old", lm.digest]}),
-        "runs": pd.DataFrame(
-            {"workload": ["conv", "conv", "lm"], "source": ["srift", "import", "srift"]}
-        ),
-        "profiles": pd.DataFrame({"workload": ["conv", "lm"]}),
+        "runs": pd.DataFrame({"workload": ["conv", "lm"]}),
+        "profiles": pd.DataFrame(),
+        "probes": pd.DataFrame({"cluster": ["2xs.small"]}),
     }
     today = campaign._of_today(past, here.workloads)
-    assert today["runs"].values.tolist() == [["conv", "import"], ["lm", "srift"]]
-    assert today["profiles"]["workload"].tolist() == ["lm"]
+    assert today["runs"]["workload"].tolist() == ["lm"] and len(today["probes"]) == 1
 
 
 def test_the_model_knows_measured_modes_and_types_as_they_are_defined_today(here):
