@@ -73,8 +73,7 @@ class Conditions(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Conditions]) -> Conditions:
         """Return the conditions of the clusters of all `parts`, in the order of `parts`."""
-        nothing = [np.zeros(0)] * len(cls._fields)
-        return cls(*map(np.concatenate, zip(nothing, *parts, strict=True)))
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def take(self, rows: IntArray | slice) -> Conditions:
         return Conditions(*(column[rows] for column in self))
@@ -158,7 +157,8 @@ def drawn_hours(
     job = _job(work_hours, conditions)
     number, loss, shock, launch, doubted, disk = _strata(len(job.work), seed)
     rate = _rate(doubted, shock, conditions, expected_work_hours)
-    count = np.ceil(pdtrik(number, job.interruptions * rate))  # quantiles of Poisson variables
+    # Quantiles of Poisson variables. A job with a billion interruptions never ends.
+    count = np.ceil(pdtrik(number, np.minimum(job.interruptions * rate, 1e9)))
     # The sum of N uniforms is nearly normal(N/2, N/12). Within sqrt(3) standard deviations it lies
     # in [0, N] for every N >= 1.
     spread = np.clip(ndtri(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece

@@ -90,8 +90,6 @@ class Learned:
         size of a checkpoint. The slowest machine of a cluster is assumed to write checkpoints. All
         machines read them, so the slowest machine determines the time to read.
         """
-        if not len(counts):
-            return Conditions.joined([])
         spot = counts * np.array([pool.market == "spot" for pool in pools])
         losses: FloatArray = spot * np.array([pool.interruptions_per_hour for pool in pools])
         hazard: FloatArray = losses.sum(axis=1)

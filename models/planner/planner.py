@@ -25,7 +25,7 @@ from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import losses, meeting_of, normal_meeting
 from .compression import able_modes, compared, unproven
 from .explanations import obstacle
-from .ranking import Row, recommend, summary
+from .ranking import Row, infeasible_row, recommend, summary
 
 DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
 LOOKED, DRAWN = 2000, 400
@@ -138,9 +138,8 @@ def nothing(workload: Workload, why: str = "") -> Recommendation:
 
     `why` is the reason to state. If it is empty, a general reason is stated.
     """
-    costs = job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
-    rows = [row | {"reason": why or row["reason"]} for row in recommend(workload, costs)]
-    return Recommendation(rows=rows)
+    why = why or "no cluster on offer can be launched here; more instance types would help"
+    return Recommendation(rows=[infeasible_row(workload, goal, why) for goal in workload.goals])
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:

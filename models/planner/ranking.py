@@ -131,17 +131,20 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
 
 
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
-    """Return the row of a goal for which no setup may be chosen.
+    """Return the row of a goal that no setup of `costs` meets.
 
-    The row has no cluster. If the goal has a constraint, the reason names the cluster closest to
-    its limit, and a limit that would be feasible.
+    If the goal has a constraint, the reason names the cluster closest to its limit, and a limit
+    that would be feasible.
     """
-    why = "no cluster on offer can be launched here; more instance types would help"
-    if len(usable):
-        why = "no cluster on offer has a known price; a price would help"
+    why = "no cluster on offer has a known price; a price would help"
     if goal.constraint is not None and usable.any():
         order = np.argsort(costs.expected(goal.constraint), kind="stable")
         why = explain.infeasible(goal, costs, order[usable[order]])
+    return infeasible_row(workload, goal, why)
+
+
+def infeasible_row(workload: Workload, goal: Goal, why: str) -> Row:
+    """Return the row of a goal for which no setup may be chosen. It has no cluster."""
     batches = {workload.global_batch_least, workload.global_batch_most}
     batch = batches.pop() if len(batches) == 1 else None
     row = _question(workload, goal) | {"rank": 1, "status": "infeasible", "global_batch": batch}
