@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from scipy.special import bdtrc
 
@@ -85,20 +84,22 @@ def _measures(runs: pd.DataFrame) -> Row:
 
     They describe the runs outside their intervals: number, direction, chance and first time.
     """
-    slower = runs["measured_s"] > runs["step_high_s"]
-    faster = runs["measured_s"] < runs["step_low_s"]
-    less, more = sorted([int(slower.sum()), int(faster.sum())])
-    direction = "either way" if more else "none"
-    if more and more >= _ONE_SIDED * less:
-        direction = "slower" if slower.sum() == more else "faster"
+    above = runs["measured_s"] > runs["step_high_s"]
+    below = runs["measured_s"] < runs["step_low_s"]
+    slower, faster = int(above.sum()), int(below.sum())
+    direction = "either way" if slower or faster else "none"
+    if slower > 0 and slower >= _ONE_SIDED * faster:
+        direction = "slower"
+    elif faster > 0 and faster >= _ONE_SIDED * slower:
+        direction = "faster"
     return {
         "drifting": False,
         "direction": direction,
         "runs": len(runs),
-        "outside": less + more,
-        "median_ratio": float(np.median(runs["measured_s"] / runs["step_s"])),
-        "chance": float(bdtrc(less + more - 1, len(runs), _MISSES)),
-        "since": runs["measured_at"][slower | faster].min(),
+        "outside": slower + faster,
+        "median_ratio": float((runs["measured_s"] / runs["step_s"]).median()),
+        "chance": float(bdtrc(slower + faster - 1, len(runs), _MISSES)),
+        "since": runs["measured_at"][above | below].min(),
         "newest_measured_at": runs["measured_at"].max(),
     }
 
@@ -117,15 +118,12 @@ def _whole(machines: pd.DataFrame) -> Row:
     newest = machines[machines.index > machines.index.max() - _MOST_OF_ALL]
     runs = newest[~newest.index.duplicated()]
     without = [runs.drop(same.index) for _, same in newest.groupby("instance_type")]
-    drifting = all(
-        len(rows) >= _LEAST_RUNS and _is_shift(_measures(rows)) for rows in (runs, *without)
-    )
-    return _measures(runs) | {"drifting": drifting}
-
-
-def _is_shift(row: Row) -> bool:
-    """Return True if too many runs are outside their intervals, most of them on the same side."""
-    return bool(row["chance"] <= _CHANCE) and row["direction"] in ("slower", "faster")
+    row, *others = [_measures(rows) for rows in (runs, *without)]
+    shifted = [
+        _chance(each) <= _CHANCE and each["direction"] in ("slower", "faster")
+        for each in (row, *others)
+    ]
+    return row | {"drifting": all(shifted)}
 
 
 def _settled(group: Group, row: Row, before: Since) -> Row:

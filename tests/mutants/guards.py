@@ -159,7 +159,7 @@ MUTANTS = (
         "models/monitoring/test_backtest.py"),
     _of("drift-tested", "models/monitoring/drift.py", r"\(row\) \* tested <= _CHANCE", "(row) <= _CHANCE",
         "models/monitoring/test_drift.py"),
-    _of("drift-tail", "models/monitoring/drift.py", r"bdtrc\(less \+ more - 1,", "bdtrc(less + more,",
+    _of("drift-tail", "models/monitoring/drift.py", r"bdtrc\(slower \+ faster - 1,", "bdtrc(slower + faster,",
         "models/monitoring/test_drift.py"),
     _of("ledger-met", "models/monitoring/regret_ledger.py", r'isfinite\(rival\["loss"\]\)', 'isfinite(rival["usd"])',
         "models/monitoring/test_regret_ledger.py"),

@@ -82,9 +82,8 @@ def test_what_is_left_out_or_assumed_is_named():
     named = ["gossip", "fp8", "fp8", *["gpt"] * 4]
     reasons = found["unpredicted"].iloc[4:11]
     assert all(name in reason for name, reason in zip(named, reasons, strict=True))
-    missing, unlearned, typical, assumed = notes(training, test, found)
+    missing, unlearned = notes(training, test, found)
     assert "gpt" in missing and "gossip" in missing and "tiny (4" in unlearned
-    assert "c.new (4" in typical and "c.new (4" in assumed
     assert summary(test, found).set_index("by").loc["all", "rows"] == 8
 
 
