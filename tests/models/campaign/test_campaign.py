@@ -266,17 +266,12 @@ def test_unknown_workloads_and_types_are_measured_for_variety():
     assert trains and all("whole" in run.members for run in trains)
 
 
-def test_a_minimum_bill_makes_launches_fewer_and_larger():
+def test_a_launch_costs_at_least_the_minimum_bill():
     known = doubted()[0]
     caps = {"max_usd": 0.004, "max_seconds": 3600.0}
-    by_second, by_minute = (
-        buy(known, costs=Costs(minimum_s=least_s), **caps) for least_s in (0.0, 120.0)
-    )
-    for launch in by_minute:
+    for launch in buy(known, costs=Costs(minimum_s=120.0), **caps):
         usd_per_s = (launch.cluster.usd_per_hour or 0) / 3600
         assert launch.est_usd == pytest.approx(max(launch.est_s, 120.0) * usd_per_s)
-    small, large = (np.mean([len(one.items) for one in found]) for found in (by_second, by_minute))
-    assert large > small
 
 
 def test_the_choice_set_has_the_choice_of_the_table():
@@ -314,18 +309,6 @@ def test_a_planned_run_lowers_the_value_of_what_it_shows():
 def past(hours):
     runs, profiles, probes = measured(first_list())
     return runs.assign(measured_at=AS_OF + timedelta(hours=hours)), profiles, probes
-
-
-def test_setups_on_a_drifting_type_come_first():
-    drifting = {"drifting": {"medium": AS_OF}}
-    moved = shop(past(-1.0), history=drifting)
-    assert "medium" in {one.instance_type.name for one in moved[0].cluster.members}
-    known = set(keys(first_list()))
-    assert known & set(keys(moved))
-    since = shop(past(+1.0), history=drifting)
-    assert len(keys(since)) >= 40 and not known & set(keys(since))
-    probed = {run.members for run in runs_of(first_list(), "probe")}
-    assert not probed & {run.members for run in runs_of(since, "probe")}
 
 
 @pytest.mark.parametrize("cause", ["drift", "age"])

@@ -63,14 +63,6 @@ def test_measurements_of_the_test_frame_never_enter_a_prediction(monkeypatch):
     assert (found[:, 1] < found[:, 0]).all() and (found[:, 0] < found[:, 2]).all()
 
 
-def test_a_prediction_depends_on_its_row_alone():
-    new, big = runs("2xc.new", layout=None), runs("2xb.big", layout="4")
-    test = pd.concat([new, big, new]).set_index(pd.Index([7] * 12))
-    whole = seconds(test)
-    assert whole[:4].tolist() == whole[-4:].tolist()
-    assert np.allclose(seconds(test.iloc[::-1]), whole[::-1], rtol=1e-9)
-
-
 def test_what_is_left_out_or_assumed_is_named():
     good = runs("2xb.big")
     others = [good.assign(strategy="gossip").iloc[:1], good.assign(precision="fp8").iloc[:2]]

@@ -74,8 +74,8 @@ class Lines:
     def compute_line(self, workload, name, mode):
         return self.lines[name]
 
-    def peak_bytes(self, workload, name, batch, ranks, **_):
-        return self.peak(name, batch)
+    def peak_bytes(self, workload, name, batch, ranks, *, mode, accumulates):
+        return self.peak(name, batch) / (ranks if mode.sharded else 1)
 
 
 def splits(counts, total, peak=lambda name, batch: math.nan, lines=PACES, strategy="ddp"):
@@ -133,3 +133,7 @@ def test_memory_is_that_of_the_device_and_not_of_the_host():
     )
     assert just.samples.tolist()[0] == [96] and max(over.samples.tolist()) <= [95]
     assert len(splits([[1, 0, 0]], 96, lambda name, batch: 2.0**40)) == 0
+    counts = [[1, 0, 0], [2, 0, 0], [3, 0, 0]]
+    for strategy, fitting in (("ddp", set()), ("fsdp", {1, 2})):
+        found = splits(counts, 96, lambda name, batch: 2 * gib, strategy=strategy)
+        assert set(found.cluster.tolist()) == fitting

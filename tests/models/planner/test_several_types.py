@@ -32,24 +32,6 @@ def log_width(found):
     return float(np.log(found["step_high_s"] / found["step_low_s"]))
 
 
-def test_links_inside_a_machine_say_little_of_links_between_machines():
-    known = {"devices": 4, "cores": 8, "bandwidth_gbps": 10.0}
-    types = pd.DataFrame([known | {"name": name, "digest": name} for name in ("a", "b")])
-    layouts = {"a": ("1", "2", "4", "1+1", "2+2", "4+4"), "b": ("1", "2", "4")}
-    rows = []
-    for workload, size, compute in (("w", 4e8, 0.02), ("v", 2e8, 0.04), ("u", 1e8, 0.03)):
-        for name, batch in product(layouts, (4, 8, 16)):
-            for layout in layouts[name]:
-                used = [int(each) for each in layout.split("+")]
-                waited = size * ((len(used) - 1) * 1e-9 + (max(used) - 1) * 3e-11)
-                facts = {"layout": layout, "sync_s": waited, "gradient_bytes": size}
-                step_s = compute * batch / 4 + waited
-                rows.append(row(workload, f"{len(used)}x{name}", batch, step_s, **facts))
-    model = model_of(rows, types)
-    width = {name: log_width(seconds(model, f"2x{name}", 8, "4+4")) for name in layouts}
-    assert width["b"] > 10 * width["a"]  # 8 where one effect stands for both wires
-
-
 def between_machines(names, b_slower=4.0):
     """Two workloads on clusters of a and of b, whose links are said to be equal and are not."""
     rows = []
@@ -91,20 +73,3 @@ def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted():
         for count in (4, 8, 16, 32)
     ]
     assert widths == sorted(widths) and widths[1] > 2 * Z_90 * 0.1 and widths[2] > 2 * Z_90 * 0.2
-
-
-def test_a_link_unlike_those_measured_or_of_unknown_rate_is_doubted():
-    kinds = {"a": 10.0, "b": 20.0, "near": 15.0, "quick": 160.0, "quicker": 640.0}
-    kinds |= {"slow": 1.0, "unknown": None}
-    known = {"devices": 1, "cores": 8}
-    types = pd.DataFrame([known | {"name": one, "bandwidth_gbps": kinds[one]} for one in kinds])
-    facts = {"layout": "1", "sync_s": 0.0, "gradient_bytes": 8e8}
-    alone = [row("v", f"1x{name}", 8, 0.08, **facts) for name in kinds]
-    model = model_of([*between_machines("ab", b_slower=0.5), *alone], types)
-
-    def width(name, count=4):
-        return log_width(seconds(model, f"{count}x{name}", 8, "+".join("1" * count), "v"))
-
-    unlike = kinds.keys() - {"a", "b"}
-    assert min(map(width, unlike)) > 3 * max(width("a"), width("b"))
-    assert max(width(name, 1) for name in kinds) < 0.1  # nothing goes over a link

@@ -7,14 +7,12 @@ import pandas as pd
 import pytest
 
 from models.campaign.campaign import STOPS, PlannedLaunch
-from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster
 from models.domain.workload import Mode
 from tasks.campaign import campaign, dry_run
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served, job_of
-from tasks.workspace.settings import SettingsError
 from tests.installed import NOON, DescribedMachines, champion, install, measured, model
 from tests.warehouse.builders import body, setup
 from warehouse import reads
@@ -205,24 +203,6 @@ def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(he
     assert {row["status"] for row in served[0].rows} == {"failed"}
 
 
-def launch_on(cluster, kind, *workloads):
-    runs = tuple(
-        PlannedRun(kind=kind, workload=name, nodes=(0,), batches=(8,), est_s=1.0)
-        for name in workloads
-    )
-    return PlannedLaunch(cluster=cluster, items=runs, est_s=2.0, est_usd=0.1, reason="")
-
-
-def test_runs_without_data_have_rows_and_the_others_go_on(here):
-    cluster = Cluster.of((1, here.provider.offers(NOON)[0]))
-    launch = launch_on(cluster, "train", "conv", "lm")
-    whole = job_of(launch, here.settings, lease_id="r-00", seed=1, deadline_s=9.0)
-    job = campaign.without_data(whole, {"conv": "no bucket"})
-    assert [item.workload for item in job.items] == ["lm"] == [spec.name for spec, _ in job.files]
-    (row,) = job.rows
-    assert (row["run_id"], row["status"], row["reason"]) == ("r-00-000", "failed", "no bucket")
-
-
 def bought(here, monkeypatch, refuse):
     """Launches in order, where machines are refused as `refuse` says and no run is measured."""
     reading(monkeypatch)
@@ -290,12 +270,3 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch)
     assert job.lose_after_s == {item.run_id: 12.0}
     assert launches(workspace=here) == launches(seconds=30.0) == launches("measured") == []
     assert len(launches("failed", "failed")) == 1 and launches(*["failed"] * 3) == []
-
-
-def test_an_elastic_run_needs_a_shared_folder_and_a_first_machine_that_stays(here):
-    first = here.provider.offers(NOON)[0]
-    rented = replace(first, instance_type=replace(first.instance_type, provider="ec2"))
-    for offer in (replace(first, interruptions_per_hour=0.5), rented):
-        launch = launch_on(Cluster.of((2, offer)), "elastic", "conv")
-        with pytest.raises(SettingsError):
-            job_of(launch, here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
