@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..domain.numeric import first_most
 from ..planner.choice_rule import weighed
 from .value_of_information import (
     Belief,
@@ -83,7 +82,7 @@ def choose_pilots(
         value = run_values([question], belief, left)[left]
         if not value.any():
             value = (belief.mean_shift(left)[question.places] ** 2).mean(axis=0)
-        chosen.append(left.pop(first_most(value)))
+        chosen.append(left.pop(int(np.argmax(value.round(9)))))
         belief = belief.given(chosen[-1])
     regret, *after = simulated(question, now, chosen, seed=seed)
     return Pilots(

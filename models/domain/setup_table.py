@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -13,6 +12,7 @@ import pandas as pd
 
 from .categorical import numbered
 from .cluster import InstanceType, cluster_name, parse_cluster, parse_numbers
+from .suggestions import nearest_names
 from .workload import MODE_COLUMNS, Mode, Setup
 
 Numbers = tuple[int, ...]
@@ -93,8 +93,7 @@ def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None
     `what` is the word for such a name in the message, for example "workload".
     """
     for name in sorted(set(names) - set(known)):
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)[:5]
-        raise ValueError(f"unknown {what} {name!r}; the nearest known: {', '.join(near) or 'none'}")
+        raise ValueError(f"unknown {what} {name!r}; {nearest_names(name, known)}")
 
 
 # Workload, mode, sorted (instance type, devices, batch) of the machines, accumulation steps.

@@ -122,26 +122,6 @@ def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
-    """Return `rows`, with slow runs mentioned in the reasons of first choices.
-
-    A first choice mentions the newest slow run on one of its instance types.
-    """
-    alarms = reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name)
-    # A slow host or a slow period is temporary and says nothing about the instance type.
-    lasting = [row for row in rows_of(alarms) if row["cause"] not in ("host", "speed")]
-    return [row | {"reason": _with_note(row, lasting)} for row in rows]
-
-
-def _with_note(row: Row, alarms: Sequence[Row]) -> str:
-    types = {str(offer["instance_type"]) for offer in row["cluster_offers"] or ()}
-    for alarm in alarms if row["rank"] == 1 else ():
-        slow = {alarm["instance_type"]} - {""} or set(types_of(alarm["cluster"]))
-        if types & slow and (alarm["cause"] != "input" or alarm["workload"] == row["workload"]):
-            return f"{row['reason']}; note: {slow_runs.sentence(alarm)}"
-    return str(row["reason"])
-
-
 def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
     """Return the runs that the model has not learned from.
 
