@@ -19,14 +19,12 @@ from models.campaign.campaign import (
 )
 from models.campaign.candidates import Costs, Model, training_runs
 from models.campaign.run_value import Knowledge, Past
-from models.campaign.value_of_information import Belief, choice, choice_set_of
+from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster
 from models.domain.setup_table import row_key
 from models.domain.workload import Goal, Mode
-from models.job.cost import job_costs
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
-from models.planner.ranking import recommend
 from tests.models.planning import (
     AS_OF,
     CORES,
@@ -272,24 +270,6 @@ def test_a_launch_costs_at_least_the_minimum_bill():
     for launch in buy(known, costs=Costs(minimum_s=120.0), **caps):
         usd_per_s = (launch.cluster.usd_per_hour or 0) / 3600
         assert launch.est_usd == pytest.approx(max(launch.est_s, 120.0) * usd_per_s)
-
-
-def test_the_choice_set_has_the_choice_of_the_table():
-    job = workload("mlp", 64, None, *GOALS)
-    setups = candidates(job, Supply(offers=offers(), max_hosts=4, fits=cores_fit), UNSURE)
-    predicted = UNSURE.predict(frame(setups))
-    found = choice_set_of(job, setups, predicted)
-    spread = np.log(1.1 / 0.9) / 2 / 1.645
-    random = np.random.default_rng(1).standard_normal((len(setups), 400))
-    draws = predicted["step_s"].to_numpy()[:, None] * np.exp(spread * random)
-    table = recommend(job, job_costs(job, setups, predicted, draws))
-    mean, _, _ = UNSURE.joint(frame(found.setups))
-    alone = Belief(mean, spread**2 * np.eye(len(mean)), np.full(len(mean), 1e-9))
-    for question in found.questions:
-        assert 2 <= len(question.places) <= 40
-        first = next(row for row in table if row["goal"] == question.goal.goal)
-        chosen = found.setups[question.places[choice(question, alone)]]
-        assert chosen.cluster.name == first["cluster"]
 
 
 def test_a_planned_run_lowers_the_value_of_what_it_shows():

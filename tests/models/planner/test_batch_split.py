@@ -37,14 +37,11 @@ def test_no_whole_split_finishes_earlier(lines, total):
 @pytest.mark.parametrize(
     ("lines", "total", "devices", "shares"),
     [
-        ([(0.1, 0.01)] * 4, 64, None, (16, 16, 16, 16)),
         ([(0.1, 0.01)] * 3, 64, None, (22, 21, 21)),  # the first get the odd samples
         ([(0.0, 0.01), (0.0, 0.02)], 48, None, (32, 16)),  # twice as fast, twice the samples
         ([(0.0, 0.01), (0.1, 0.01)], 50, None, (30, 20)),  # a slow start is paid for
         ([(0.0, 0.001), (5.0, 0.001)], 64, None, None),  # the second would get nothing
-        ([(0.0, 0.01)] * 3, 2, None, None),
         ([(0.0, 0.01)] * 2, 60, (4, 1), (12, 12)),
-        ([(0.0, 0.01)], 30, (4,), None),
         ([(0.0, 0.01)] * 2, 30, (0, 1), None),
     ],
 )

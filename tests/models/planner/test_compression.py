@@ -89,9 +89,7 @@ def test_adasum_is_never_chosen_beside_another(beside):
     [
         ("ddp-mstopk", {(1, 1), (4, 4)}),
         ("ddp-fp16", {(1, 1), (4, 4), (4,), (1, 4)}),
-        ("ddp", {(1,), (4,), (1, 1), (4, 4), (1, 4)}),
         ("adasum", {(1, 1), (4, 4), (4,)}),
-        ("tensor-1d", {(1, 1), (4, 4), (4,)}),  # 64 samples are no equal batches of five
         ("tensor-2d", {(4,)}),
         ("tensor-2.5d", {(4, 4)}),
     ],

@@ -4,7 +4,6 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from models.domain.numeric import Z_90
 from models.step_time.model import TrainingData, fit
@@ -30,35 +29,6 @@ def seconds(model, cluster, batch, layout="1", workload="w"):
 
 def log_width(found):
     return float(np.log(found["step_high_s"] / found["step_low_s"]))
-
-
-def between_machines(names, b_slower=4.0):
-    """Two workloads on clusters of a and of b, whose links are said to be equal and are not."""
-    rows = []
-    for (workload, size), name, count, batch in product(
-        (("v", 8e8), ("u", 4e8)), names, (1, 2, 4), (4, 8, 16)
-    ):
-        waited = 2 * (count - 1) / count * size * {"a": 1e-9, "b": b_slower * 1e-9}[name]
-        facts = {"layout": "+".join("1" * count), "sync_s": waited, "gradient_bytes": size}
-        rows.append(row(workload, f"{count}x{name}", batch, 0.01 * batch + waited, **facts))
-    return rows
-
-
-LINKS = pd.DataFrame(
-    [{"name": name, "devices": 1, "cores": 8, "bandwidth_gbps": 10.0} for name in "abc"]
-)
-
-
-def test_a_new_workload_is_answered_with_which_type_gives_less_of_its_nominal_rate():
-    alone = [
-        row("w", f"1x{name}", batch, 0.02 * batch, layout="1", sync_s=0.0, gradient_bytes=6e8)
-        for name, batch in product("abc", (4, 8, 16))
-    ]
-    model = model_of([*between_machines("ab"), *alone], LINKS)
-    slow, quick = (seconds(model, f"2x{name}", 8, "1+1")["step_s"] for name in "ba")
-    assert [slow, quick] == pytest.approx([0.16 + 2.4, 0.16 + 0.6], rel=0.15)
-    unknown = seconds(model, "2xc", 8, "1+1")
-    assert unknown["step_low_s"] < 0.16 + 0.6 and unknown["step_high_s"] > 0.16 + 2.4
 
 
 def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted():

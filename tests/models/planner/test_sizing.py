@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.planner.sizing import ScalingRule, scales_of, size_workload
+from models.planner.sizing import ScalingRule, size_workload
 from models.step_time.dataset import TrainingData
 
 ANY = (0.0, math.inf)
@@ -135,9 +135,3 @@ def test_devices_of_a_machine_and_machines_are_separate_scales():
     assert [scaling["devices_each"] for scaling in found["scaling"]] == [0, 1, 4]
     inside, _, machines = found["scaling"]
     assert inside["largest_80"] == 4 and "servers" not in inside and machines["workers"] == 8
-
-
-def test_a_profile_stands_in_for_one_device():
-    measured = data(row("1xa", 64, 1.0), row("2xa", 32, 0.62), profiles=PROFILES)
-    (scale,) = scales_of(measured, "net", {"a": 1})
-    assert scale.steps[1] == pytest.approx({(64.0, 1): 1.0, (32.0, 1): 0.5, (16.0, 1): 0.28})
