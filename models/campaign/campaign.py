@@ -56,7 +56,6 @@ class CampaignLimits:
     """The limits of a campaign: caps on the sum of all its launches, and the allowed clusters.
 
     `fits` takes a cluster and returns the reason why it can never be launched, or an empty string.
-    `most_launches` limits the number of launches; None means no limit.
     """
 
     max_usd: float
@@ -65,7 +64,6 @@ class CampaignLimits:
     fits: Refusal
     market: str = "spot"
     costs: Costs = field(default_factory=Costs)
-    most_launches: int | None = None
 
     def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
         """Return the limits that remain after `launches`; a remainder may be negative."""
@@ -130,6 +128,7 @@ def shopping_list(
     *,
     model: Model | None = None,
     buyable: Mapping[Key, PlannedRun] | None = None,
+    most: int | None = None,
 ) -> list[PlannedLaunch]:
     """Return the launches to buy within the caps, in the order in which to buy them.
 
@@ -144,6 +143,7 @@ def shopping_list(
         model: the champion, if there is one.
         buyable: the training runs to choose from, by setup. Default: the result of
             `training_runs`.
+        most: the largest number of launches; None means no limit.
     """
     priced = limits.priced(offers)
     jobs = [replace(job, modes=(mode,)) for job in workloads for mode in job.modes]
@@ -160,7 +160,7 @@ def shopping_list(
         known.learn(model, left, devices)
     profiles = _profiles(jobs, priced, limits.costs)
     launches: list[PlannedLaunch] = []
-    while limits.max_usd > 0 and limits.max_seconds > 0 and len(launches) != limits.most_launches:
+    while limits.max_usd > 0 and limits.max_seconds > 0 and len(launches) != most:
         found = _next_launch(limits, clusters, left, profiles, known)
         if found is None:
             break

@@ -38,7 +38,6 @@ class Costs:
     train_most_s: float = 11.0  # the node ends the steps of a training run after about this time
     probe_s: float = 7.0  # a sweep of all-reduces
     core_step_s: float = 0.15  # a step of the least global batch on one core
-    gradient_bytes: float = 6e6  # assumed if unknown; built-in workloads have 1 to 12 MB
     minimum_s: float = 0.0  # the shortest time billed for a launch; a minute on EC2
 
     def run_s(self, step_s: float) -> float:
@@ -246,24 +245,17 @@ def training_runs(
     for workload, cluster in product(workloads, clusters):
         for setup in _setups(workload, cluster, lines):
             found.setdefault(setup_key(setup), (setup, workload))
-    expected = _expected([setup for setup, _ in found.values()], model)
-    return {
-        key: training_run(setup, expected.get(key) or _prior_step_s(setup, workload, costs), costs)
-        for key, (setup, workload) in found.items()
-    }
-
-
-def _expected(setups: Sequence[Setup], model: Model | None) -> dict[Key, float]:
-    """Return the predicted step time in seconds of each setup that the model can predict."""
-    if model is None or model.predict is None:
-        return {}
-    known = [
-        one for one in setups if model.knows((one.workload, one.mode), type_names(one.cluster))
-    ]
-    if not known:
-        return {}
-    step_s = model.predict(pd.DataFrame([setup.row() for setup in known]))["step_s"]
-    return dict(zip(map(setup_key, known), step_s.astype(float), strict=True))
+    step_s = {key: _prior_step_s(*pair, costs) for key, pair in found.items()}
+    if model is not None and model.predict is not None:
+        known = {
+            key: setup.row()
+            for key, (setup, _) in found.items()
+            if model.knows((setup.workload, setup.mode), type_names(setup.cluster))
+        }
+        if known:
+            predicted = model.predict(pd.DataFrame(list(known.values())))["step_s"]
+            step_s |= dict(zip(known, predicted.astype(float), strict=True))
+    return {key: training_run(setup, step_s[key], costs) for key, (setup, _) in found.items()}
 
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
@@ -355,17 +347,16 @@ def _setups(workload: Workload, cluster: Cluster, lines: Lines) -> Iterator[Setu
 def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
     """Return a rough estimate of the seconds per step, for setups that no model can predict.
 
-    The work is assumed to be shared equally by all cores. A ring all-reduce uses the slowest link
-    and overlaps the backward pass, which is assumed to be two thirds of the computation.
+    The work is assumed to be shared equally by all cores. A ring all-reduce of the gradients uses
+    the slowest link and overlaps the computation.
     """
     types = [offer.instance_type for offer in setup.cluster.members]
     used = zip(types, setup.layout, strict=True)
     cores = sum(one.cores * count / one.devices for one, count in used)
     compute_s = costs.core_step_s * setup.global_batch / workload.global_batch_least / cores
-    gradient_bytes = float(workload.gradient_bytes or costs.gradient_bytes)
-    bytes_per_s = min(one.bandwidth_gbps for one in types) * 1e9 / 8
-    ring_s = 2 * (len(types) - 1) / len(types) * gradient_bytes / bytes_per_s
-    return compute_s / 3 + max(compute_s * 2 / 3, ring_s)
+    gbps = min(one.bandwidth_gbps for one in types)
+    ring_s = 2 * (1 - 1 / len(types)) * 8e-9 * (workload.gradient_bytes or 0) / gbps
+    return max(compute_s, ring_s)
 
 
 class Schedule:

@@ -191,7 +191,6 @@ class ChoiceSet:
     `places` of the questions are positions in `setups`.
     """
 
-    workload: str
     setups: tuple[Setup, ...]
     questions: tuple[OpenChoice, ...]
 
@@ -214,7 +213,7 @@ def choice_set_of(
         ValueError: if a goal cannot be judged.
     """
     if not setups:
-        return ChoiceSet(workload=workload.name, setups=(), questions=())
+        return ChoiceSet(setups=(), questions=())
     columns = predictions[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)
     step_s, low_s, high_s = columns.T
     sd = np.log(high_s / low_s) / 2 / Z_90
@@ -239,7 +238,7 @@ def choice_set_of(
         for goal, picked in contending.items()
     ]
     setups = tuple(setups[at] for at in chosen)
-    return ChoiceSet(workload=workload.name, setups=setups, questions=tuple(questions))
+    return ChoiceSet(setups=setups, questions=tuple(questions))
 
 
 def _contending(goal: Goal, costs: JobCosts) -> Places:

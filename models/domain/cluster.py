@@ -31,9 +31,7 @@ def bucket_hazard(bucket: int | None) -> float:
     is -log(1 - monthly share) / hours per month.
     """
     shares = dict(enumerate(ADVISED_MONTHLY_SHARE))
-    share = (
-        ADVISED_MONTHLY_SHARE[-1] if bucket is None else shares.get(bucket, max(shares.values()))
-    )
+    share = shares.get(-1 if bucket is None else bucket, ADVISED_MONTHLY_SHARE[-1])
     return -math.log1p(-share) / _MONTH_HOURS
 
 

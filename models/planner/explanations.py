@@ -65,20 +65,7 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
         said.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}{but}")
     said.append(f"the best with {row['p_best']:.0%} probability")
     said.append(f"limited by {row['bottleneck']}")
-    return "; ".join(filter(None, [*said, _step(row)]))
-
-
-def _step(row: Row) -> str:
-    """Return `a step is 0.2 s of computing, 0.06 s of communication, 0 s of waiting for input`.
-
-    The text is empty if the row has no such seconds.
-    """
-    if row.get("compute_s") is None:
-        return ""
-    return (
-        f"a step is {row['compute_s']:.3g} s of computing, {row['exposed_communication_s']:.3g} s"
-        f" of communication, {row['input_s']:.3g} s of waiting for input"
-    )
+    return "; ".join(said)
 
 
 def nearest(predicted: pd.Series[Any]) -> str:

@@ -322,7 +322,6 @@ def serve_launch(
     or Ctrl-C stops the launch, the recorded runs are loaded into the warehouse before the error is
     raised.
     """
-    seed = zlib.crc32(f"{workspace.settings.campaign.seed}/{lease_id}".encode())
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
     tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
@@ -330,7 +329,7 @@ def serve_launch(
         launch,
         workspace.settings,
         lease_id=lease_id,
-        seed=seed,
+        seed=zlib.crc32(f"{workspace.settings.campaign.seed}/{lease_id}".encode()),
         deadline_s=2 * launch.est_s,
         data={plan.name: plan.place for plan in plans},
     )
@@ -351,8 +350,7 @@ def serve_launch(
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
         run = runs[planned_id(run_id)]
-        hosts = f"{len(run.nodes)} of {len(launch.cluster.members)} hosts"
-        line = f"{launch.cluster.name}: {run.kind} {run.label} on {hosts}"
+        line = f"{launch.cluster.name}: {run.kind} {run.label} on {len(run.nodes)} hosts"
         reporter().watch(line, tally.runs + done, None if usd is None else tally.usd + usd)
 
     try:

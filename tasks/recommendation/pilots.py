@@ -138,7 +138,7 @@ def _candidates(
         one_device = (replace(one, layout=(1,), accumulation_steps=1) for one in singles)
         setups = chain(list({setup_key(one): one for one in one_device}.values()), setups)
     types = (offer.instance_type for offer in sold)
-    measured = runs_by_key({case.workload.name}, types, case.runs)
+    measured = runs_by_key(types, case.runs)
     new: dict[Key, Setup] = {}
     for setup in setups:
         key = setup_key(setup)
