@@ -19,20 +19,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..domain.setup_table import column, mode_of, row_key, rows_of, setup_key, types_of
-from .candidates import Model, PlannedRun, Trained
+from ..domain.setup_table import Key, column, mode_of, row_key, rows_of, setup_key, types_of
+from .candidates import Model, PlannedRun
 from .value_of_information import Belief, ChoiceSet, Floats, OpenChoice, run_values
 
 Feature = tuple[Any, ...]
 
-_STEADY = 0.1  # interquartile range / median of the steps; up to this value, one run is enough
 _ENOUGH_FAILURES = 2
-_ENOUGH_RUNS = 3  # runs of an unsteady setup; more would only repeat the noise
 _PROBED_SIZES = 4  # a sweep with at least this many message sizes is complete
 # A run that saves 1 % of regret counts as much as one new feature. Ten pilots lower the regret of a
 # new workload by tens of per cent, so they compete with runs of well-known workloads.
@@ -122,30 +121,23 @@ class Knowledge:
         """Return the knowledge from past measurements.
 
         `devices` is the number of devices of each instance type; it is used for rows without a
-        layout. A setup with unsteady step times may be measured up to three times. A setup that
-        failed twice is not tried again.
+        layout. A setup that failed twice is not tried again.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
         drifted = {name: pd.to_datetime(at, utc=True) for name, at in past.drifting.items()}
         measured_at = pd.to_datetime(column(past.runs, "measured_at", None), utc=True)
-        times: Counter[Feature] = Counter()
         stale, fresh = set[str](), set[str]()
-        # a run without a time (NaT) is not stale: all comparisons are False
         for row, at in zip(rows_of(past.runs), measured_at, strict=True):
             names = types_of(str(row["cluster"]))
-            if at < before or any(not at > drifted[name] for name in drifted.keys() & {*names}):
+            # a run without a time (NaT) is not stale: all comparisons are False
+            if at <= max([before, *(drifted[name] for name in names if name in drifted)]):
                 stale.update(names)
                 continue
             fresh.update(names)
             key = row_key(row, devices)
-            workload, mode, machines, steps = key
-            times[key] += 1
-            batch = steps * sum(count * share for _, count, share in machines)
-            known.seen.update(_features((workload, mode), names, batch, steps))
-            unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN counts as steady
-            if not unsteady or times[key] >= _ENOUGH_RUNS:
-                known.done.add(("train", key))
+            known.seen.update(_features(key))
+            known.done.add(("train", key))
         known.doubted = frozenset(stale - fresh | drifted.keys())
         for row in rows_of(past.profiles):
             profile = row | {"kind": "profile", "cluster": f"1x{row['instance_type']}"}
@@ -243,19 +235,22 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     return kind, (trained, members[0]) if kind == "profile" else members
 
 
+@lru_cache(maxsize=2**16)
 def _features_of(run: PlannedRun) -> list[Feature]:
-    return _features(run.trained, run.members, run.global_batch, run.accumulation_steps)
+    return _features(row_key(run.row(), {}))
 
 
-def _features(trained: Trained, members: Sequence[str], batch: int, steps: int) -> list[Feature]:
-    cluster = tuple(sorted(members))
+def _features(key: Key) -> list[Feature]:
+    workload, mode, machines, steps = key
+    cluster = tuple(name for name, _, _ in machines)
+    batch = steps * sum(count * share for _, count, share in machines)
     # Clusters of equal machines are few. This feature counts them separately from mixed clusters.
-    mixture = len(members), len(set(members))
+    mixture = len(cluster), len(set(cluster))
     return [
         ("cluster", cluster),
-        ("workload and cluster", trained, cluster),
-        ("workload and mixture", trained, mixture),
-        ("workload and batch", trained, batch, steps),
+        ("workload and cluster", workload, mode, cluster),
+        ("workload and mixture", workload, mode, mixture),
+        ("workload and batch", workload, mode, batch, steps),
     ]
 
 

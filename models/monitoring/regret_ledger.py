@@ -183,14 +183,12 @@ def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
     from.
     """
     regret = ledger["regret"][ledger["verdict"] == "compared"].astype(float)
-    numbers = {
-        "mean_regret": regret.mean(),
-        "worst_regret": regret.max(),
-        "within_interval": ledger["within_interval"].astype(float).mean(),
-    }
+    within = ledger["within_interval"].astype(float)
     return {
         "measured": len(ledger),
         "compared": len(regret),
         "failures": int((ledger["verdict"] == "missed_constraint").sum()),
-        **{name: None if pd.isna(value) else float(value) for name, value in numbers.items()},
+        "mean_regret": float(regret.mean()) if len(regret) else None,
+        "worst_regret": float(regret.max()) if len(regret) else None,
+        "within_interval": float(within.mean()) if len(within) else None,
     }

@@ -38,7 +38,7 @@ from ..execution.collect import collect
 from ..execution.data import DataCarrier, fetch_s
 from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
 from ..execution.mailbox import WorkloadChanged
-from ..execution.outcomes import AttemptEnd, full_mailbox, launch_row, planned_id, run_row
+from ..execution.outcomes import AttemptEnd, full_mailbox, launch_row, planned_id
 from ..execution.session import Session
 from ..market.job_conditions import experience_of
 from ..market.offers import current_offers, nothing_to_buy, with_facts
@@ -341,9 +341,7 @@ def serve_launch(
     lacking = {plan.name: plan.problem for plan in map(carrier.carry, plans) if plan.problem}
     job = without_data(job, lacking)
     if lacking and not job.items:
-        return Served(
-            lease_id=lease_id, outcome="failed: no data", rows=list(job.rows), lacked_data=lacking
-        )
+        return Served(lease_id=lease_id, outcome="failed: no data", lacked_data=lacking)
     patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
     job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
     runs = dict(zip(job.run_setups, launch.items, strict=True))
@@ -363,21 +361,15 @@ def serve_launch(
 
 
 def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
-    """Return `job` without the workloads in `lacking`. Each of their runs gets a failed row.
+    """Return `job` without the workloads in `lacking`.
 
     `lacking` maps a workload to the reason why its data are missing.
     """
     for name, why in lacking.items():
         reporter().say(f"{name} is not measured: {why}")
-    items, rows = [], []
-    for item in job.items:
-        if item.workload in lacking:
-            setup, why = job.run_setups[item.run_id], lacking[item.workload]
-            rows.append(run_row(job.lease_id, item.run_id, setup, "failed", why))
-        else:
-            items.append(item)
     files = [(spec, path) for spec, path in job.files if spec.name not in lacking]
-    return replace(job, items=tuple(items), rows=tuple(rows), files=files, lacking=lacking)
+    items = tuple(item for item in job.items if item.workload not in lacking)
+    return replace(job, items=items, files=files, lacking=lacking)
 
 
 def serve(
@@ -396,7 +388,7 @@ def serve(
         watch: is called with the progress of the job.
         clock: the default is the real clock.
     """
-    served = Served(lease_id=job.lease_id, rows=list(job.rows), lacked_data=dict(job.lacking))
+    served = Served(lease_id=job.lease_id, lacked_data=dict(job.lacking))
     laps = Stopwatch(served.seconds, clock or Clock())
     try:
         with provider.acquire(
