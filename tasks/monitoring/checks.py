@@ -7,7 +7,6 @@ challenger learns from the new runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +22,6 @@ from warehouse import reads
 from warehouse.append import append
 
 from ..market.job_conditions import experience_of
-from ..providers.base import ProviderError
 from ..training.registry import Champion
 from ..workspace.workspace import Workspace
 
@@ -70,19 +68,11 @@ def _store(
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     """Return the time of the newest measurement of each drifting instance type.
 
-    Runs up to that time have to be repeated. If the provider drifts as a whole, every type on offer
-    counts as drifting.
+    Runs up to that time have to be repeated.
     """
-    moments: dict[str, datetime] = {}
-    for row in rows_of(reads.drifting(workspace.warehouse, workspace.provider.name)):
-        names = [row["instance_type"]]
-        if row["scope"] == "provider":
-            with suppress(ProviderError):
-                names = [one.name for one in workspace.provider.instance_types()]
-        for name in names:
-            newest = row["newest_measured_at"].to_pydatetime()
-            moments[name] = max(newest, moments.get(name, datetime.min))
-    return moments
+    drifting = reads.drifting(workspace.warehouse, workspace.provider.name)
+    newest = drifting.groupby("instance_type")["newest_measured_at"].max()
+    return {str(name): at.to_pydatetime() for name, at in newest.items()}
 
 
 def note_alarms(

@@ -76,15 +76,6 @@ def test_clusters_together_have_the_conditions_of_each_alone(known):
             assert found[at] == pytest.approx(expected[0], rel=1e-12)
 
 
-def test_an_unseen_type_is_lost_as_often_as_advised():
-    clusters = [
-        Cluster.of((1, offer("whole", "spot", interruptions_per_hour=rate))) for rate in (0.7, 0.0)
-    ]
-    found = of(replace(LEARNED, hazard=fit_hazard(WINDOWS.iloc[:0])), *clusters)
-    assert found.hazard_per_hour.tolist() == pytest.approx([0.7, 0.0])
-    assert found.doubt[0] > 1
-
-
 def test_refused_requests_delay_the_start_and_make_it_less_certain():
     plain, waited = (of(known, Cluster.of((2, SPOT))) for known in (LEARNED, availability(20)))
     assert waited.startup_s[0] > plain.startup_s[0] + 120

@@ -12,7 +12,7 @@ from models.domain.workload import Mode
 from tasks.campaign import campaign, dry_run
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
-from tasks.execution.job import Served, job_of
+from tasks.execution.job import Served
 from tests.installed import NOON, DescribedMachines, champion, install, measured, model
 from tests.warehouse.builders import body, setup
 from warehouse import reads
@@ -166,7 +166,6 @@ def test_with_a_champion_every_launch_is_chosen_anew(here, monkeypatch):
 
 def test_an_image_of_another_torch_is_warned_about(here, monkeypatch):
     ec2 = replace(here, provider=DescribedMachines(name="ec2"))
-    assert campaign.outdating(ec2) == ""
     monkeypatch.setattr(reads, "torch_lines", lambda *_: {"2.13": 2})
     assert campaign.outdating(ec2) == ""
     parameter = ec2.settings.ec2.ami_parameter.replace("pytorch-2.13", "pytorch-2.14")
@@ -254,9 +253,6 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch)
         return list(campaign.within(workspace, None, tally(1.0, seconds)))
 
     (launch,) = launches()
-    job = job_of(launch, here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
-    (item,) = job.items
-    assert (item.kind, item.nodes, item.most_steps) == ("elastic", [0, 1], 60)
-    assert job.lose_after_s == {item.run_id: 12.0}
+    assert [(item.kind, item.nodes) for item in launch.items] == [("elastic", (0, 1))]
     assert launches(workspace=here) == launches(seconds=30.0) == launches("measured") == []
     assert len(launches("failed", "failed")) == 1 and launches(*["failed"] * 3) == []

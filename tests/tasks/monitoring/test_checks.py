@@ -20,7 +20,7 @@ from tasks.recommendation.publication import export_copies, store_publication
 from tasks.recommendation.recommend import recommend_all
 from tasks.training.registry import Champion
 from tests.installed import NOON, champion, install, measured
-from tests.warehouse.builders import ROWS, record, setup
+from tests.warehouse.builders import record, setup
 from warehouse import reads
 from warehouse.append import append, append_records, note_instance_types, note_workloads
 from warehouse.export import read_published
@@ -66,17 +66,6 @@ def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here):
     assert drifting_types(here) == {} and set(mart(here.warehouse, "drift")["model_version"]) == {
         "3"
     }
-
-
-def test_everything_may_drift(here):
-    times = {"since": NOON, "newest_measured_at": NOON}
-    row = ROWS["drift"] | times | {"instance_type": "s.gone"}
-    with here.warehouse.transact() as connection:
-        rows = [row, row | {"scope": "provider", "instance_type": ""}]
-        append(connection, "raw_drift", rows, refresh_id="r0", judged_at=NOON)
-    assert len(note_drift(here, frames(), None, "r1", NOON)) == 2
-    offered = {one.name for one in here.provider.instance_types()}
-    assert set(drifting_types(here)) == offered | {"s.gone"}
 
 
 @pytest.fixture
