@@ -154,8 +154,7 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     The reason is too little device memory, or a global batch that cannot be divided equally among
     the devices of a machine. The text is empty if neither is the reason.
     """
-    able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))
-    types = list({one.instance_type.name: one.instance_type for one in able}.values())
+    types = list({one.instance_type.name: one.instance_type for one in supply.offers}.values())
     needed = [
         min(
             model.peak_bytes(workload.name, one.name, 1, supply.max_hosts * one.devices, mode=mode)
@@ -163,9 +162,7 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
         )
         for one in types
     ]
-    if types and all(
-        least > one.device_memory_gib * _GIB for least, one in zip(needed, types, strict=True)
-    ):
+    if all(least > one.device_memory_gib * _GIB for least, one in zip(needed, types, strict=True)):
         return (
             "no device on offer has the memory for one sample of this workload: about"
             f" {min(needed) / _GIB:.3g} GiB are needed, and the largest has"
@@ -173,7 +170,7 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
         )
     counts = sorted({one.devices for one in types})
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
-    if not counts or any(total % count == 0 for total in totals for count in counts):
+    if any(total % count == 0 for total in totals for count in counts):
         return ""
     return (
         f"no machine on offer can share a global batch of {' or '.join(map(str, totals))} equally"
