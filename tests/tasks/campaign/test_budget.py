@@ -257,16 +257,18 @@ def test_nothing_is_launched_beside_an_unreadable_lease(here):
     assert "unreadable lease" in refusal(replace(here, provider=Unreadable(name="ec2")))
 
 
+def pair(machine):
+    cluster = Cluster.of((2, machine))
+    return PlannedLaunch(cluster=cluster, items=(), est_s=5.0, est_usd=0.5, reason="")
+
+
 @pytest.mark.parametrize(
     ("spent", "at_s", "affords"),
     [(0.5, 99.0, True), (0.51, 99.0, False), (0.0, 100.0, False), (0.0, 101.0, False)],
 )
 def test_a_launch_starts_within_the_campaigns_dollars_and_time(monkeypatch, spent, at_s, affords):
     monkeypatch.setattr(caps.time, "monotonic", lambda: at_s)
-    launch = PlannedLaunch(
-        cluster=Cluster.of((2, offer(180.0))), items=(), est_s=5.0, est_usd=0.5, reason=""
-    )
-    assert Tally(cap_usd=1.0, stop_at=100.0, usd=spent).affords(launch) is affords
+    assert Tally(cap_usd=1.0, stop_at=100.0, usd=spent).affords(pair(offer(180.0))) is affords
 
 
 @pytest.mark.parametrize(("spent", "ends_at"), [(0.0, 10.0 - RELEASE_S), (1.0 - 1e-9, 0.0)])
@@ -274,8 +276,5 @@ def test_a_launch_ends_before_its_dollars_do(monkeypatch, spent, ends_at):
     """Volumes and addresses are spent too."""
     monkeypatch.setattr(caps.time, "monotonic", lambda: 0.0)
     billed = replace(offer(90.0), storage_usd_per_hour=60.0, other_usd_per_hour=30.0)
-    launch = PlannedLaunch(
-        cluster=Cluster.of((2, billed)), items=(), est_s=5.0, est_usd=0.5, reason=""
-    )
-    stop_s = Tally(cap_usd=1.0, stop_at=math.inf, usd=spent).stop_of(launch)
+    stop_s = Tally(cap_usd=1.0, stop_at=math.inf, usd=spent).stop_of(pair(billed))
     assert stop_s == pytest.approx(ends_at)
