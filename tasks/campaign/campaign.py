@@ -421,7 +421,8 @@ def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
         return AttemptEnd(how="lost", reason=full_mailbox(error, mailbox))
     if isinstance(error, Exception):
         return AttemptEnd(how="lost", reason=str(error) or type(error).__name__)
-    reason = f"the controller was stopped ({type(error).__name__})"
+    why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    reason = f"the controller was stopped ({why})"
     return AttemptEnd(how="lost", reason=reason, interrupted=True)
 
 
