@@ -7,7 +7,6 @@ from prefect import flow, task
 from flows.spread import each_by_task
 from tasks.data_files.public import with_public_workloads
 from tasks.market.offers import current_offers
-from tasks.monitoring.checks import noted
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.recommendation.recommend import recommend_all
 from tasks.reporting.progress import announce_changes, publish_artifacts, reporter
@@ -34,7 +33,6 @@ def publish(provider: str, refresh_id: str) -> int:
     dask = workspace.settings.shared.dask if workspace.spends_money else ""
     offers = current_offers(workspace)
     rows = recommend(workspace, champion, offers, runs, each=each_by_task(dask))
-    rows = noted(workspace, rows)
     store(workspace, rows, champion, refresh_id, datetime.now(UTC))
     changes = export(workspace)
     publish_artifacts(rows, changes, workspace.report_page)

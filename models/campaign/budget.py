@@ -1,6 +1,6 @@
 """Decide if a launch may be made: its worst-case cost must fit under every cap.
 
-    billed  = 60 ceil(deadline / 60) + late     late: boot, shutdown, a minute per earlier attempt
+    billed  = 60 ceil(deadline / 60) + LATE_S
     worst   = price billed / 3600               price: the highest that the launch may have
     allowed <=> spent + committed + claimed + worst <= cap
 
@@ -18,8 +18,10 @@ from datetime import datetime
 from ..domain.cluster import Cluster, Offer
 
 _MINUTE_S = 60.0  # machines stop themselves after whole minutes; AWS bills at least one
-# Generous bounds: three minutes to boot before the deadline's timer starts, one to shut down after.
-LATE_S = 240.0
+# The most seconds that are billed beyond the deadline. Three minutes pass at most before the
+# deadline's timer starts, and one until a machine is shut down. A launch may try spot and on demand
+# in every zone. No region has more than six zones, and each earlier attempt costs a minute.
+LATE_S = 240.0 + 60.0 * (2 * 6 - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,30 +62,22 @@ class Allowance:
     refusal: str = ""
 
 
-def late_s(tries: int = 1) -> float:
-    """Return the most seconds that are billed beyond the deadline, for `tries` launch attempts."""
-    return LATE_S + _MINUTE_S * max(0, tries - 1)
+def billed_s(deadline_s: float) -> float:
+    """Return the most seconds for which a machine with this deadline is billed."""
+    return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + LATE_S
 
 
-def billed_s(deadline_s: float, late: float = LATE_S) -> float:
-    """Return the most seconds for which a machine with this deadline is billed.
-
-    `late` are the most seconds that are billed beyond the deadline.
-    """
-    return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + late
+def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
+    return usd_per_hour * billed_s(deadline_s) / 3600.0
 
 
-def worst_usd(usd_per_hour: float, deadline_s: float, late: float = LATE_S) -> float:
-    return usd_per_hour * billed_s(deadline_s, late) / 3600.0
-
-
-def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> float:
+def longest_s(usd_per_hour: float, left_usd: float) -> float:
     """Return the longest deadline whose worst-case cost is at most `left_usd`.
 
     The deadline is in seconds and a whole number of minutes.
     """
-    minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - late) / _MINUTE_S))
-    if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S, late) > left_usd:
+    minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
+    if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:
         minutes -= 1  # a rounding error
     return minutes * _MINUTE_S
 
@@ -130,31 +124,25 @@ def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -
 
 
 def allow(
-    usd_per_hour: float | None,
-    *,
-    wished_s: float,
-    least_s: float,
-    caps: Sequence[Cap],
-    late: float = LATE_S,
+    usd_per_hour: float | None, *, wished_s: float, least_s: float, caps: Sequence[Cap]
 ) -> Allowance:
     """Return the longest deadline, up to `wished_s`, whose worst-case cost fits under every cap.
 
     The launch is refused if the deadline would be shorter than `least_s`, or if `usd_per_hour`, the
-    highest price that the launch may have, is unknown. `late` are the most seconds that are billed
-    beyond the deadline.
+    highest price that the launch may have, is unknown.
     """
-    if usd_per_hour is None or not usd_per_hour > 0 or not math.isfinite(usd_per_hour):
+    if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
         why = "its highest price is unknown (on-demand prices bound spot; see [ec2] markets)"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s = wished_s
-    if worst_usd(usd_per_hour, wished_s, late) > tightest.left_usd:
-        deadline_s = min(wished_s, longest_s(usd_per_hour, tightest.left_usd, late))
+    if worst_usd(usd_per_hour, wished_s) > tightest.left_usd:
+        deadline_s = min(wished_s, longest_s(usd_per_hour, tightest.left_usd))
     if deadline_s < least_s:
-        needs = worst_usd(usd_per_hour, least_s, late)
+        needs = worst_usd(usd_per_hour, least_s)
         why = f"at worst it would cost ${needs:.2f}; ${tightest.left_usd:.2f} is left of {tightest}"
         return Allowance(refusal=why)
-    return Allowance(deadline_s=deadline_s, worst_usd=worst_usd(usd_per_hour, deadline_s, late))
+    return Allowance(deadline_s=deadline_s, worst_usd=worst_usd(usd_per_hour, deadline_s))
 
 
 def month_start(now: datetime) -> datetime:

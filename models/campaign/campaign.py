@@ -42,7 +42,9 @@ from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 MOST_CLUSTERS = 600
 _ELASTIC_WORK_S = 30.0
 _LEARNING_SHARE = 2 / 3  # largest share of the caps for learning runs
-_PROBE_VALUE = 1.5  # value of a sweep; it is high because every workload on the cluster benefits
+# Value of a sweep, which is high because every workload on the cluster benefits, and of a profile,
+# without which no run of its workload and type can be predicted.
+_VALUES = {"probe": 1.5, "profile": 20.0}
 STOPS = (
     "the campaign stops: no launch within the caps is expected to improve a recommendation"
     f" (at least {LEAST_CHANCE:.0%} chance to change it, saving {LEAST_REGRET:.1%})"
@@ -54,7 +56,6 @@ class CampaignLimits:
     """The limits of a campaign: caps on the sum of all its launches, and the allowed clusters.
 
     `fits` takes a cluster and returns the reason why it can never be launched, or an empty string.
-    `most_launches` limits the number of launches; None means no limit.
     """
 
     max_usd: float
@@ -63,7 +64,6 @@ class CampaignLimits:
     fits: Refusal
     market: str = "spot"
     costs: Costs = field(default_factory=Costs)
-    most_launches: int | None = None
 
     def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
         """Return the limits that remain after `launches`; a remainder may be negative."""
@@ -128,6 +128,7 @@ def shopping_list(
     *,
     model: Model | None = None,
     buyable: Mapping[Key, PlannedRun] | None = None,
+    most: int | None = None,
 ) -> list[PlannedLaunch]:
     """Return the launches to buy within the caps, in the order in which to buy them.
 
@@ -142,6 +143,7 @@ def shopping_list(
         model: the champion, if there is one.
         buyable: the training runs to choose from, by setup. Default: the result of
             `training_runs`.
+        most: the largest number of launches; None means no limit.
     """
     priced = limits.priced(offers)
     jobs = [replace(job, modes=(mode,)) for job in workloads for mode in job.modes]
@@ -158,7 +160,7 @@ def shopping_list(
         known.learn(model, left, devices)
     profiles = _profiles(jobs, priced, limits.costs)
     launches: list[PlannedLaunch] = []
-    while limits.max_usd > 0 and limits.max_seconds > 0 and len(launches) != limits.most_launches:
+    while limits.max_usd > 0 and limits.max_seconds > 0 and len(launches) != most:
         found = _next_launch(limits, clusters, left, profiles, known)
         if found is None:
             break
@@ -169,26 +171,23 @@ def shopping_list(
         for run in picked:
             known.add(run)
             left.pop(run, None)
-        known.revalue()
+        known.revalue(run.workload for run in picked)
     return launches
 
 
 def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -> list[PlannedRun]:
     """Return one profile for each job and each instance type that can compute it.
 
-    Consecutive profiles differ in workload and in instance type, so that the first few already
-    cover many workloads and types. A mode that needs several devices is profiled in the
-    corresponding single-device mode.
+    A mode that needs several devices is profiled in the corresponding single-device mode.
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
-    rows = list(dict.fromkeys((job.name, job.modes[0].alone) for job in jobs))
-    grid: dict[PlannedRun, tuple[int, int]] = {}
-    for job, (at, name) in product(jobs, enumerate(sorted(kinds))):
-        mode = job.modes[0]
-        if computes(kinds[name].device, mode):
-            run = profile_of(replace(job, modes=(mode.alone,)), kinds[name], costs)
-            grid[run] = (rows.index((job.name, mode.alone)) - at) % len(rows), at
-    return sorted(grid, key=grid.__getitem__)
+    alone = [replace(job, modes=(job.modes[0].alone,)) for job in jobs]
+    runs = [
+        profile_of(single, kinds[name], costs)
+        for (job, single), name in product(zip(jobs, alone, strict=True), sorted(kinds))
+        if computes(kinds[name].device, job.modes[0])
+    ]
+    return list(dict.fromkeys(runs))
 
 
 def learning_launches(
@@ -276,41 +275,28 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the cluster and its runs with the highest value for the share of the caps they use.
 
-    Returns None if no run has any value. While profiles are missing, the cluster with the most
-    unprofiled types is tried first. If that cluster does not have all unprofiled types, it may use
-    only half of the remaining seconds.
+    Returns None if no run has any value.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
     for run in runs:
         valued[run.members].append((known.value(run), run))
     wanted = [run for run in profiles if known.needs(run)]
-    missing = {run.members[0] for run in wanted}
-
-    def held(cluster: Cluster) -> tuple[int, int, int]:
-        names = set(type_names(cluster))
-        return len(missing & names), len(names), len(cluster.members)
-
-    covering = [max(clusters, key=held)] if missing and clusters else []
-    for choices in filter(None, (covering, clusters)):
-        best: tuple[Cluster, list[PlannedRun]] | None = None
-        most = 0.0
-        for cluster in choices:
-            names, price = type_names(cluster), _usd_per_second(cluster)
-            if costs.minimum_s * price > limits.max_usd:
-                continue
-            sweeps = (probe_of(part, costs) for part in dict.fromkeys([names[:2], names]))
-            first = [run for run in wanted if run.members[0] in names]
-            first += [run for run in sweeps if len(run.members) > 1 and known.needs(run)]
-            share = 0.5 if choices is covering and missing - set(names) else 1.0
-            most_s = min(share * limits.max_seconds, limits.max_usd / price) - costs.launch_s
-            picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
-            value = per_s / max(1 / limits.max_seconds, price / limits.max_usd)
-            if picked and (best is None or value > most * (1 + ROUNDING)):
-                best, most = (cluster, picked), value
-        if best is not None:
-            return best
-    return None
+    best: tuple[Cluster, list[PlannedRun]] | None = None
+    most = 0.0
+    for cluster in clusters:
+        names, price = type_names(cluster), _usd_per_second(cluster)
+        if costs.minimum_s * price > limits.max_usd:
+            continue
+        sweeps = (probe_of(part, costs) for part in dict.fromkeys([names[:2], names]))
+        first = [run for run in wanted if run.members[0] in names]
+        first += [run for run in sweeps if len(run.members) > 1 and known.needs(run)]
+        most_s = min(limits.max_seconds, limits.max_usd / price) - costs.launch_s
+        picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
+        value = per_s / max(1 / limits.max_seconds, price / limits.max_usd)
+        if picked and (best is None or value > most * (1 + ROUNDING)):
+            best, most = (cluster, picked), value
+    return best
 
 
 def _fill(
@@ -325,8 +311,8 @@ def _fill(
 
     The runs take at most `most_s` seconds. The launch starts with the runs in `first`. Training
     runs are added by value per second, the highest first, until the next run would lower the value
-    per second of the launch. Adding a run can only lower the values of other runs, so a heap
-    recomputes values lazily. A run that fits within the minimum billed time is added without this
+    per second of the launch's training runs. Adding a run can only lower the values of other runs,
+    so a heap recomputes values lazily. A run that fits within the minimum billed time is added without this
     comparison, because it costs nothing.
     """
     schedule, trial = Schedule(cluster), known.copy()
@@ -336,14 +322,14 @@ def _fill(
             chosen.append(run)
             schedule.add(run)
             trial.add(run)
-    total = _PROBE_VALUE * sum(run.kind == "probe" for run in chosen)
-    # The seconds of profiles do not count, because profiles are bought in any case.
-    free_s = max(schedule.alone_s)
+    first_value = sum(_VALUES[run.kind] for run in chosen)
+    first_s = schedule.seconds
     parts = sub_clusters(type_names(cluster))
     runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
     heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
     heapq.heapify(heap)
     trains: list[PlannedRun] = []
+    total = 0.0
     while heap:
         _, at = heapq.heappop(heap)
         run = runs[at][1]
@@ -353,8 +339,8 @@ def _fill(
         if heap and -_per_second(value, run) > heap[0][0]:
             heapq.heappush(heap, (-_per_second(value, run), at))
             continue
-        before_s = costs.billed_s(schedule.seconds - free_s)
-        after_s = costs.billed_s(schedule.seconds - free_s + run.est_s)
+        before_s = costs.billed_s(schedule.seconds - first_s)
+        after_s = costs.billed_s(schedule.seconds - first_s + run.est_s)
         if value <= 0 or (after_s > before_s and value / run.est_s < total / before_s):
             break
         trains.append(run)
@@ -363,7 +349,7 @@ def _fill(
         total += value
     if not trains and not any(run.kind == "profile" for run in chosen):
         return [], 0.0
-    return [*chosen, *trains], total / costs.billed_s(schedule.seconds - free_s)
+    return [*chosen, *trains], (first_value + total) / costs.billed_s(schedule.seconds)
 
 
 def _per_second(value: float, run: PlannedRun) -> float:

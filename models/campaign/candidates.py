@@ -14,7 +14,7 @@ import pandas as pd
 from ..domain.cluster import Cluster, InstanceType, cluster_name
 from ..domain.setup_table import Key, modes_of, setup_key
 from ..domain.workload import MODES, Mode, Setup, Workload, joined
-from ..job.compilation import COMPILE_S
+from ..job.compilation import prior_s
 from ..planner.batch_split import Line, finish_together, global_batches
 from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS, LEARNING_STEPS
 from ..step_time.machine_specs import computes
@@ -34,12 +34,10 @@ class Costs:
 
     launch_s: float = 12.0  # once per launch: machines, agents, torchrun, importing torch
     build_s: float = 0.5  # once per run, before its first step
-    compile_s: float = COMPILE_S  # torch.compile of one input shape
     steps: int = 15  # one trial, 2 of warm-up, about 10 timed, 2 without communication
     train_most_s: float = 11.0  # the node ends the steps of a training run after about this time
     probe_s: float = 7.0  # a sweep of all-reduces
     core_step_s: float = 0.15  # a step of the least global batch on one core
-    gradient_bytes: float = 6e6  # assumed if unknown; built-in workloads have 1 to 12 MB
     minimum_s: float = 0.0  # the shortest time billed for a launch; a minute on EC2
 
     def run_s(self, step_s: float) -> float:
@@ -48,14 +46,6 @@ class Costs:
         The machines are already running.
         """
         return self.build_s + self.steps * step_s
-
-    def compiling_s(self, mode: Mode, shapes: int = 1) -> float:
-        """Return the seconds to compile a model for `shapes` input shapes.
-
-        The result is 0 if the mode does not compile. Modes that gather sharded weights compile
-        twice.
-        """
-        return mode.compiled * shapes * (1 + mode.gathered) * self.compile_s
 
     def billed_s(self, run_s: float) -> float:
         """Return the billed seconds of a launch whose runs take `run_s` seconds together."""
@@ -105,11 +95,6 @@ class PlannedRun:
         return self.workload, self.mode
 
     @property
-    def identity(self) -> tuple[Any, ...]:
-        """The identity of a profile (kind, workload, mode, type) or of a sweep (kind, machines)."""
-        return self.kind, (self.trained, *self.members) if self.workload else self.members
-
-    @property
     def label(self) -> str:
         """The name of the workload, followed by the mode unless it is the default mode."""
         return self.workload if self.mode == Mode() else f"{self.workload} in {self.mode}"
@@ -130,14 +115,14 @@ class PlannedRun:
 
     def row(self) -> dict[str, object]:
         """Return the columns of `Setup.row`. `batch_per_device` of a profile lists its batches."""
-        is_profile = self.kind == "profile"
+        batches = joined(self.batches)
+        if self.kind == "profile":
+            batches = ", ".join(map(str, self.batches))
         return {
             "workload": self.workload,
             "cluster": self.cluster,
             "layout": joined(self.layout),
-            "batch_per_device": ", ".join(map(str, self.batches))
-            if is_profile
-            else joined(self.batches),
+            "batch_per_device": batches,
             "accumulation_steps": self.accumulation_steps,
             **self.mode._asdict(),
         }
@@ -199,7 +184,7 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
         mode=mode,
         members=(instance_type.name,),
         batches=tuple(sorted({round(float(size)) for size in sizes})),
-        est_s=costs.build_s + float(steps_s) + costs.compiling_s(mode, PROFILE_BATCHES),
+        est_s=costs.build_s + float(steps_s) + PROFILE_BATCHES * prior_s(mode),
     )
 
 
@@ -230,7 +215,7 @@ def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -
             members=type_names(pair),
             devices=(kind.devices,) * 2 if kind.devices > 1 else (),
             batches=(share, share),
-            est_s=costs.build_s + train_s + costs.compiling_s(shown),
+            est_s=costs.build_s + train_s + prior_s(shown),
             reason=f"does {mode.strategy} learn as {mode.dense.strategy} does",
             seed=seed,
         )
@@ -260,25 +245,17 @@ def training_runs(
     for workload, cluster in product(workloads, clusters):
         for setup in _setups(workload, cluster, lines):
             found.setdefault(setup_key(setup), (setup, workload))
-    expected = _expected([setup for setup, _ in found.values()], model)
-    return {
-        key: training_run(setup, expected.get(key) or _prior_step_s(setup, workload, costs), costs)
-        for key, (setup, workload) in found.items()
-    }
-
-
-def _expected(setups: Sequence[Setup], model: Model | None) -> dict[Key, float]:
-    """Return the predicted step time in seconds of each setup that the model can predict."""
-    if model is None or model.predict is None:
-        return {}
-    known = [
-        one for one in setups if model.knows((one.workload, one.mode), type_names(one.cluster))
-    ]
-    if not known:
-        return {}
-    step_s = model.predict(pd.DataFrame([setup.row() for setup in known]))["step_s"]
-    pairs = zip(map(setup_key, known), step_s.astype(float), strict=True)
-    return {key: seconds for key, seconds in pairs if 0 < seconds < np.inf}
+    step_s = {key: _prior_step_s(*pair, costs) for key, pair in found.items()}
+    if model is not None and model.predict is not None:
+        known = {
+            key: setup.row()
+            for key, (setup, _) in found.items()
+            if model.knows((setup.workload, setup.mode), type_names(setup.cluster))
+        }
+        if known:
+            predicted = model.predict(pd.DataFrame(list(known.values())))["step_s"]
+            step_s |= dict(zip(known, predicted.astype(float), strict=True))
+    return {key: training_run(setup, step_s[key], costs) for key, (setup, _) in found.items()}
 
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
@@ -291,7 +268,7 @@ def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
         members=type_names(setup.cluster),
         batches=setup.batch_per_device,
         accumulation_steps=setup.accumulation_steps,
-        est_s=min(costs.run_s(step_s), costs.train_most_s) + costs.compiling_s(setup.mode),
+        est_s=min(costs.run_s(step_s), costs.train_most_s) + prior_s(setup.mode),
         devices=setup.layout if several else (),
     )
 
@@ -370,17 +347,16 @@ def _setups(workload: Workload, cluster: Cluster, lines: Lines) -> Iterator[Setu
 def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
     """Return a rough estimate of the seconds per step, for setups that no model can predict.
 
-    The work is assumed to be shared equally by all cores. A ring all-reduce uses the slowest link
-    and overlaps the backward pass, which is assumed to be two thirds of the computation.
+    The work is assumed to be shared equally by all cores. A ring all-reduce of the gradients uses
+    the slowest link and overlaps the computation.
     """
     types = [offer.instance_type for offer in setup.cluster.members]
     used = zip(types, setup.layout, strict=True)
     cores = sum(one.cores * count / one.devices for one, count in used)
     compute_s = costs.core_step_s * setup.global_batch / workload.global_batch_least / cores
-    gradient_bytes = float(workload.gradient_bytes or costs.gradient_bytes)
-    bytes_per_s = min(one.bandwidth_gbps for one in types) * 1e9 / 8
-    ring_s = 2 * (len(types) - 1) / len(types) * gradient_bytes / bytes_per_s
-    return compute_s / 3 + max(compute_s * 2 / 3, ring_s)
+    gbps = min(one.bandwidth_gbps for one in types)
+    ring_s = 2 * (1 - 1 / len(types)) * 8e-9 * (workload.gradient_bytes or 0) / gbps
+    return max(compute_s, ring_s)
 
 
 class Schedule:

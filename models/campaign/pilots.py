@@ -18,12 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..domain.numeric import first_most
-from ..planner.choice_rule import misses, weighed
+from ..planner.choice_rule import weighed
 from .value_of_information import (
     Belief,
     ChoiceSet,
-    Floats,
     Joint,
     OpenChoice,
     choices,
@@ -43,15 +41,11 @@ class Pilots:
         chosen: positions of candidates. Each was the most valuable given the pilots before it.
         regret: the expected regret of choosing without any pilot.
         after: `after[n - 1]` is the expected regret of choosing after the first n pilots.
-        assured: `assured[n - 1]` is the chance that, after n pilots, some setup meets the
-            constraint with the required probability. Empty if some setup does so already, or if the
-            goal requires no probability.
     """
 
     chosen: tuple[int, ...]
     regret: float
     after: tuple[float, ...]
-    assured: tuple[float, ...] = ()
 
 
 def choose_pilots(
@@ -66,9 +60,8 @@ def choose_pilots(
     """Choose up to `count` candidates that would improve the choice of `goal` most.
 
     If no single run would change the choice, the run that is expected to change the predictions of
-    the choice set most is taken, because two runs together may change the choice. If no setup meets
-    the constraint with the required probability, the runs are taken that reduce the uncertainty of
-    the setup that is likeliest to meet it. No candidate is chosen if the goal has no open choice.
+    the choice set most is taken, because two runs together may change the choice. No candidate is
+    chosen if the goal has no open choice.
 
     Args:
         choice_set: setups that may be chosen, with the open choices.
@@ -84,56 +77,25 @@ def choose_pilots(
     first = len(choice_set.setups)
     setups = pd.DataFrame([setup.row() for setup in choice_set.setups])
     now = belief = Belief(*joint(pd.concat([setups, candidates], ignore_index=True)))
-    doubted = _likeliest(question, now)
     left, chosen = list(range(first, len(now.mean))), list[int]()
     for _ in range(min(count, len(left))):
-        if doubted is not None:
-            value = belief.mean_shift(left)[doubted] ** 2
-        else:
-            value = _value(question, belief, left)
-        chosen.append(left.pop(first_most(value)))
+        value = run_values([question], belief, left)[left]
+        if not value.any():
+            value = (belief.mean_shift(left)[question.places] ** 2).mean(axis=0)
+        chosen.append(left.pop(int(np.argmax(value.round(9)))))
         belief = belief.given(chosen[-1])
-    (regret, _), *after = simulated(question, now, chosen, seed=seed)
+    regret, *after = simulated(question, now, chosen, seed=seed)
     return Pilots(
-        chosen=tuple(place - first for place in chosen),
-        regret=regret,
-        after=tuple(regret for regret, _ in after),
-        assured=tuple(chance for _, chance in after if doubted is not None),
+        chosen=tuple(place - first for place in chosen), regret=regret, after=tuple(after)
     )
-
-
-def _value(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> Floats:
-    """Return a (runs,) array: the regret that each run saves.
-
-    If no run saves regret, returns for each run the mean of the squared changes of the choice set's
-    predictions instead.
-    """
-    value = run_values([question], belief, runs)[runs]
-    if value.any():
-        return value
-    return np.asarray((belief.mean_shift(runs)[question.places] ** 2).mean(axis=0))
-
-
-def _likeliest(question: OpenChoice, belief: Belief) -> int | None:
-    """Return the position in `belief` of the setup that is likeliest to meet the constraint.
-
-    Returns None if some setup meets the constraint with the required probability, or if the goal
-    requires no probability.
-    """
-    _, meeting = judged(question, belief.mean[:, None], belief.variance)
-    goal = question.goal
-    if meeting is None or goal.p_required is None or not misses(goal, meeting.chance).all():
-        return None
-    return int(question.places[np.argmax(meeting.chance[:, 0, 0])])
 
 
 def simulated(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
-) -> Iterator[tuple[float, float]]:
-    """Yield pairs: the mean regret, and the chance that some setup meets the required probability.
+) -> Iterator[float]:
+    """Yield the mean regret of choosing now, and then after each further one of the `pilots`.
 
-    The first pair is for choosing now. Each further pair is for choosing after one more of the
-    `pilots`. Both numbers are averages over joint draws of the true step times.
+    The regrets are averages over joint draws of the true step times.
     """
     random, size = np.random.default_rng(seed), len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))
@@ -147,10 +109,6 @@ def simulated(
             weights = belief.covariance[:, place] / total
             predicted = predicted + np.outer(weights, measured[place] - predicted[place])
             belief = belief.given(place)
-        log_aim, meeting = judged(question, predicted, belief.variance)
-        picks = choices(question, log_aim, meeting)
+        picks = choices(question, *judged(question, predicted, belief.variance))
         regret = np.take_along_axis(loss, picks, axis=0) - loss.min(axis=0)
-        surely = 1.0
-        if meeting is not None:
-            surely = float(np.mean(~misses(question.goal, meeting.chance).all(axis=0)))
-        yield float(regret.mean()), surely
+        yield float(regret.mean())

@@ -19,20 +19,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..domain.setup_table import column, mode_of, row_key, rows_of, setup_key, types_of
-from .candidates import Model, PlannedRun, Trained
+from ..domain.setup_table import Key, column, mode_of, row_key, rows_of, setup_key, types_of
+from .candidates import Model, PlannedRun
 from .value_of_information import Belief, ChoiceSet, Floats, OpenChoice, run_values
 
 Feature = tuple[Any, ...]
 
-_STEADY = 0.1  # interquartile range / median of the steps; up to this value, one run is enough
 _ENOUGH_FAILURES = 2
-_ENOUGH_RUNS = 3  # runs of an unsteady setup; more would only repeat the noise
 _PROBED_SIZES = 4  # a sweep with at least this many message sizes is complete
 # A run that saves 1 % of regret counts as much as one new feature. Ten pilots lower the regret of a
 # new workload by tens of per cent, so they compete with runs of well-known workloads.
@@ -66,54 +65,36 @@ class WorkloadValues:
         belief: the joint normal distribution of the log step times of n setups.
         places: the position of each run in `belief` and `regret`.
         regret: (n,) the regret that a run of each setup saves.
-        alike: (n, n) squared correlations of outcomes. An entry is the share of the information of
-            one run that the other run provides.
-        taken: the positions of the runs that are already planned.
     """
 
     questions: Sequence[OpenChoice]
     belief: Belief
     places: Mapping[PlannedRun, int]
     regret: Floats
-    alike: Floats
-    taken: tuple[int, ...] = ()
-
-    @classmethod
-    def of(
-        cls, questions: Sequence[OpenChoice], belief: Belief, places: Mapping[PlannedRun, int]
-    ) -> WorkloadValues:
-        spread = np.outer(belief.outcome_sd, belief.outcome_sd)
-        return cls(
-            questions=questions,
-            belief=belief,
-            places=places,
-            regret=run_values(questions, belief, list(places.values())),
-            alike=np.clip((belief.covariance / spread) ** 2, 0.0, 1.0),
-        )
 
     def saves(self, run: PlannedRun) -> float:
         """Return the regret that `run` saves in addition to the planned runs.
 
         The result is 0 if `run` is not in `places`.
         """
-        if run not in self.places:
-            return 0.0
+        return float(self.regret[self.places[run]]) if run in self.places else 0.0
+
+    def after(self, run: PlannedRun) -> WorkloadValues:
+        """Return the values after `run` was planned.
+
+        The belief is conditioned on the run. The value of each other run falls by the share of its
+        information that this run provides, which is their squared correlation.
+        """
         place = self.places[run]
-        return float(self.regret[place] * np.prod(1 - self.alike[place, list(self.taken)]))
+        alike = (self.belief.mean_shift([place])[:, 0] / self.belief.outcome_sd) ** 2
+        regret = self.regret * np.clip(1 - alike, 0.0, 1.0)
+        regret[place] = 0.0
+        return replace(self, belief=self.belief.given(place), regret=regret)
 
     def revalued(self) -> WorkloadValues:
-        """Return the values computed again, with a belief that is conditioned on the planned runs.
-
-        Planned runs and runs that saved no regret before are dropped.
-        """
-        if not self.taken:
-            return self
-        belief = self.belief
-        for place in self.taken:
-            belief = belief.given(place)
-        kept = {run: at for run, at in self.places.items() if self.regret[at] > 0}
-        left = {run: at for run, at in kept.items() if at not in self.taken}
-        return WorkloadValues.of(self.questions, belief, left)
+        """Return the values computed again. Runs without a value keep none."""
+        left = [place for place in self.places.values() if self.regret[place] > 0]
+        return replace(self, regret=run_values(self.questions, self.belief, left))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,34 +121,27 @@ class Knowledge:
         """Return the knowledge from past measurements.
 
         `devices` is the number of devices of each instance type; it is used for rows without a
-        layout. A setup with unsteady step times may be measured up to three times. A setup that
-        failed twice is not tried again.
+        layout. A setup that failed twice is not tried again.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
         drifted = {name: pd.to_datetime(at, utc=True) for name, at in past.drifting.items()}
         measured_at = pd.to_datetime(column(past.runs, "measured_at", None), utc=True)
-        times: Counter[Feature] = Counter()
         stale, fresh = set[str](), set[str]()
-        # a run without a time (NaT) is not stale: all comparisons are False
         for row, at in zip(rows_of(past.runs), measured_at, strict=True):
             names = types_of(str(row["cluster"]))
-            if at < before or any(not at > drifted[name] for name in drifted.keys() & {*names}):
+            # a run without a time (NaT) is not stale: all comparisons are False
+            if at <= max([before, *(drifted[name] for name in names if name in drifted)]):
                 stale.update(names)
                 continue
             fresh.update(names)
             key = row_key(row, devices)
-            workload, mode, machines, steps = key
-            times[key] += 1
-            batch = steps * sum(count * share for _, count, share in machines)
-            known.seen.update(_features((workload, mode), names, batch, steps))
-            unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN counts as steady
-            if not unsteady or times[key] >= _ENOUGH_RUNS:
-                known.done.add(("train", key))
+            known.seen.update(_features(key))
+            known.done.add(("train", key))
         known.doubted = frozenset(stale - fresh | drifted.keys())
         for row in rows_of(past.profiles):
-            profiled = (row["workload"], mode_of(row)), row["instance_type"]
-            known.done.add(("profile", profiled))
+            profile = row | {"kind": "profile", "cluster": f"1x{row['instance_type']}"}
+            known.done.add(_identity(profile, devices))
         for cluster, rows in past.probes.groupby("cluster") if len(past.probes) else ():
             if rows["bytes"].nunique() >= _PROBED_SIZES:
                 known.done.add(("probe", types_of(str(cluster))))
@@ -186,19 +160,19 @@ class Knowledge:
             for row in rows_of(model.fresh)
             if model.knows((row["workload"], mode_of(row)), types_of(row["cluster"]))
         ]
+        known = [run for run in runs if model.knows(run.trained, run.members)]
         for name, choice_set in model.choice_set.items():
-            mine = [
-                run
-                for run in runs
-                if run.workload == name and model.knows(run.trained, run.members)
-            ]
+            mine = [run for run in known if run.workload == name]
             new = [row for row in fresh if row["workload"] == name][-_MOST_FRESH:]
-            self.values[name] = _valued(choice_set, mine, model, devices, new)
+            if mine and choice_set.questions:
+                self.values[name] = _valued(choice_set, mine, model, devices, new)
 
-    def is_modelled(self, run: PlannedRun) -> bool:
-        """Return True if the value of `run` is computed with the model."""
-        known = self.model is not None and self.model.knows(run.trained, run.members)
-        return known and run.workload in self.values
+    def saves(self, run: PlannedRun) -> float | None:
+        """Return the regret that `run` is expected to save; None if the model cannot predict it."""
+        if self.model is None or not self.model.knows(run.trained, run.members):
+            return None
+        values = self.values.get(run.workload)
+        return 0.0 if values is None else values.saves(run)
 
     def needs(self, run: PlannedRun) -> bool:
         """Return True if `run` is a profile or sweep that was neither measured nor planned.
@@ -206,40 +180,46 @@ class Knowledge:
         A sweep is not needed if the model can predict all its instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
-        return run.identity not in self.done and not (run.kind == "probe" and known)
+        is_done = _identity_of(run) in self.done
+        return not is_done and not (run.kind == "probe" and known)
 
     def value(self, run: PlannedRun) -> float:
         """Return the value of a training run, as the module's docstring defines it."""
-        if self.is_modelled(run):
-            return _REGRET_VALUE * self.values[run.workload].saves(run)
-        return sum(1 / (1 + self.seen[feature]) for feature in _features_of(run))
+        saved = self.saves(run)
+        if saved is None:
+            return sum(1 / (1 + self.seen[feature]) for feature in _features_of(run))
+        return _REGRET_VALUE * saved
 
     def add(self, run: PlannedRun) -> None:
         """Count a planned run as if it were measured."""
         if run.kind != "train":
-            self.done.add(run.identity)
+            self.done.add(_identity_of(run))
             return
         self.seen.update(_features_of(run))
         values = self.values.get(run.workload)
         if values is not None and run in values.places:
-            taken = (*values.taken, values.places[run])
-            self.values[run.workload] = replace(values, taken=taken)
+            self.values[run.workload] = values.after(run)
 
     def copy(self) -> Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
-    def revalue(self) -> None:
-        """Compute all values again, with the planned runs taken into account."""
-        self.values = {name: values.revalued() for name, values in self.values.items()}
+    def revalue(self, workloads: Iterable[str]) -> None:
+        """Compute the values of `workloads` again, with the planned runs taken into account."""
+        for name in self.values.keys() & set(workloads):
+            self.values[name] = self.values[name].revalued()
 
     def reason(self, run: PlannedRun) -> str:
         """Explain why `run` is planned."""
         if run.kind != "train":
             return f"no {run.kind} of {run.label or run.cluster} yet"
-        if self.is_modelled(run):
-            saved = self.values[run.workload].saves(run)
-            return f"may change a choice of {run.workload}; saves {saved:.1%} on average"
-        return "little is known about this setup"
+        saved = self.saves(run)
+        if saved is None:
+            return "little is known about this setup"
+        return f"may change a choice of {run.workload}; saves {saved:.1%} on average"
+
+
+def _identity_of(run: PlannedRun) -> Feature:
+    return _identity(run.row() | {"kind": run.kind}, {})
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
@@ -255,19 +235,22 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     return kind, (trained, members[0]) if kind == "profile" else members
 
 
+@lru_cache(maxsize=2**16)
 def _features_of(run: PlannedRun) -> list[Feature]:
-    return _features(run.trained, run.members, run.global_batch, run.accumulation_steps)
+    return _features(row_key(run.row(), {}))
 
 
-def _features(trained: Trained, members: Sequence[str], batch: int, steps: int) -> list[Feature]:
-    cluster = tuple(sorted(members))
+def _features(key: Key) -> list[Feature]:
+    workload, mode, machines, steps = key
+    cluster = tuple(name for name, _, _ in machines)
+    batch = steps * sum(count * share for _, count, share in machines)
     # Clusters of equal machines are few. This feature counts them separately from mixed clusters.
-    mixture = len(members), len(set(members))
+    mixture = len(cluster), len(set(cluster))
     return [
         ("cluster", cluster),
-        ("workload and cluster", trained, cluster),
-        ("workload and mixture", trained, mixture),
-        ("workload and batch", trained, batch, steps),
+        ("workload and cluster", workload, mode, cluster),
+        ("workload and mixture", workload, mode, mixture),
+        ("workload and batch", workload, mode, batch, steps),
     ]
 
 
@@ -290,10 +273,7 @@ def _valued(
         is_other = row_key(run.row(), devices) not in keys
         return is_other, run.est_s * len(run.members), run.cluster
 
-    valued = sorted(runs, key=order)[:_MOST_RUNS] if choice_set.questions else []
-    if not valued:
-        nothing = Belief(mean=np.zeros(0), covariance=np.zeros((0, 0)), noise=np.zeros(0))
-        return WorkloadValues.of((), nothing, {})
+    valued = sorted(runs, key=order)[:_MOST_RUNS]
     rows = [*(setup.row() for setup in choice_set.setups), *(run.row() for run in valued), *fresh]
     frame = pd.DataFrame(rows).drop(columns=["step_s", "sync_s"], errors="ignore")
     belief = Belief(*model.joint(frame))
@@ -301,4 +281,7 @@ def _valued(
     for place, row in enumerate(fresh, start=first + len(valued)):
         belief = belief.given(place, float(np.log(row["step_s"])))
     places = {run: place for place, run in enumerate(valued, start=first)}
-    return WorkloadValues.of(choice_set.questions, belief, places)
+    regret = run_values(choice_set.questions, belief, list(places.values()))
+    return WorkloadValues(
+        questions=choice_set.questions, belief=belief, places=places, regret=regret
+    )

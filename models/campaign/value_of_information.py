@@ -23,7 +23,8 @@ from ..domain.numeric import Z_90
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..job.job_conditions import JobConditions
-from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, weighed
+from ..planner.choice_rule import Meeting, losses, meeting_of, normal_meeting, weighed
+from ..planner.ranking import best_splits
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -32,7 +33,6 @@ Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]
 
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations from its mean
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
-_LEAST_SHIFT = 1e-5  # in logs: a run that changes no prediction by more than this has no value
 # A run is ignored for a goal if it saves less than LEAST_REGRET, or if it changes the choice with
 # less than LEAST_CHANCE. Otherwise runs would be bought for ever to compare nearly equal setups.
 LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02
@@ -106,12 +106,7 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 
     This is the setup with the least loss. If no setup meets the constraint with the required
     probability, it is the setup that is likeliest to meet the constraint.
-
-    Raises:
-        ValueError: if the question has no setups.
     """
-    if not len(question.places):
-        raise ValueError(f"{question.goal.goal}: no setup to choose from")
     found = judged(question, belief.mean[:, None], belief.variance)
     return int(choices(question, *found)[0, 0])
 
@@ -121,21 +116,14 @@ def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Flo
 
     `runs` are the positions in `belief` of the setups to run.
     """
-    regret, chance = np.zeros(len(runs)), np.zeros(len(runs))
-    if len(question.places) < 2 or not len(runs):
-        return regret, chance
     now = choice(question, belief)
-    shift = belief.mean_shift(runs)[question.places]
-    moving = np.abs(shift).max(axis=0) > _LEAST_SHIFT
-    shift = shift[:, moving, None]
+    shift = belief.mean_shift(runs)[question.places][:, :, None]
     mean = belief.mean[question.places][:, None, None] + shift * _NODES
     variance = np.maximum(belief.variance[question.places][:, None, None] - shift**2, 0.0)
     found = aim_and_meeting(question, mean, variance)
     picks, loss = choices(question, *found), weighed(question.goal, *found)
     saved = loss[now] - np.take_along_axis(loss, picks[None], axis=0)[0]
-    regret[moving] = np.maximum(saved @ _WEIGHTS, 0.0)
-    chance[moving] = (picks != now) @ _WEIGHTS
-    return regret, chance
+    return np.maximum(saved @ _WEIGHTS, 0.0), (picks != now) @ _WEIGHTS
 
 
 def aim_and_meeting(
@@ -203,7 +191,6 @@ class ChoiceSet:
     `places` of the questions are positions in `setups`.
     """
 
-    workload: str
     setups: tuple[Setup, ...]
     questions: tuple[OpenChoice, ...]
 
@@ -225,9 +212,8 @@ def choice_set_of(
     Raises:
         ValueError: if a goal cannot be judged.
     """
-    goals = workload.goals
     if not setups:
-        return ChoiceSet(workload=workload.name, setups=(), questions=())
+        return ChoiceSet(setups=(), questions=())
     columns = predictions[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)
     step_s, low_s, high_s = columns.T
     sd = np.log(high_s / low_s) / 2 / Z_90
@@ -236,7 +222,7 @@ def choice_set_of(
     costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions, seed=seed)
     irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
     fixed = costs.conditions.startup_s / 3600
-    contending = {goal: _contending(goal, costs) for goal in goals}
+    contending = {goal: _contending(goal, costs) for goal in workload.goals}
     contending = {goal: picked for goal, picked in contending.items() if len(picked) > 1}
     chosen = sorted({int(at) for picked in contending.values() for at in picked})
     questions = [
@@ -252,7 +238,7 @@ def choice_set_of(
         for goal, picked in contending.items()
     ]
     setups = tuple(setups[at] for at in chosen)
-    return ChoiceSet(workload=workload.name, setups=setups, questions=tuple(questions))
+    return ChoiceSet(setups=setups, questions=tuple(questions))
 
 
 def _contending(goal: Goal, costs: JobCosts) -> Places:
@@ -260,21 +246,16 @@ def _contending(goal: Goal, costs: JobCosts) -> Places:
 
     The positions are sorted by the expected objective.
     """
-    usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
+    usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)
-    log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
-    meeting, hopeful = None, usable
-    if goal.constraint is not None and goal.limit is not None:
-        meeting = drawn_meeting(costs.drawn(goal.constraint), goal.limit)
-        hopeful = usable & (meeting.chance >= LEAST_CHANCE)
+    meeting = meeting_of(goal, costs.drawn)
+    hopeful = usable if meeting is None else usable & (meeting.chance >= LEAST_CHANCE)
     if not hopeful.any():
         return np.zeros(0, dtype=np.intp)
-    loss = losses(goal, log_aim, meeting)
-    ranked = pd.DataFrame({"cluster": costs.cluster, "aim": aim, "loss": loss})
-    cheapest = ranked[hopeful].sort_values("aim", kind="stable")
-    safest = ranked[usable & np.isfinite(loss)].sort_values("loss", kind="stable")
-    kept = [
-        *cheapest.drop_duplicates("cluster").index[:_MOST],
-        *safest.drop_duplicates("cluster").index[:_MOST_SAFE],
-    ]
-    return ranked.loc[list(dict.fromkeys(kept))].sort_values("aim", kind="stable").index.to_numpy()
+    log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
+    loss = np.where(usable, losses(goal, log_aim, meeting), np.inf)
+    cheapest, safest = np.argsort(aim, kind="stable"), np.argsort(loss, kind="stable")
+    cheapest = best_splits(cheapest[hopeful[cheapest]], costs.cluster)[:_MOST]
+    safest = best_splits(safest[np.isfinite(loss[safest])], costs.cluster)[:_MOST_SAFE]
+    kept = np.union1d(cheapest, safest)
+    return kept[np.argsort(aim[kept], kind="stable")]

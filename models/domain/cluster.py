@@ -30,8 +30,8 @@ def bucket_hazard(bucket: int | None) -> float:
     Ranges are numbered 0 to 4. None and any other number are treated as the worst range. The rate
     is -log(1 - monthly share) / hours per month.
     """
-    listed = bucket is not None and 0 <= bucket < len(ADVISED_MONTHLY_SHARE)
-    share = ADVISED_MONTHLY_SHARE[bucket if listed and bucket is not None else -1]
+    shares = dict(enumerate(ADVISED_MONTHLY_SHARE))
+    share = shares.get(-1 if bucket is None else bucket, ADVISED_MONTHLY_SHARE[-1])
     return -math.log1p(-share) / _MONTH_HOURS
 
 
@@ -196,13 +196,12 @@ def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, 
         ValueError: if a number is not whole and positive, or if there are neither 1 nor `count`
             numbers.
     """
-    texts = str(text).strip().split("+")
     try:
-        numbers = tuple(int(float(number)) for number in texts)
-        exact = all(float(read) == number for read, number in zip(texts, numbers, strict=True))
+        exact = [float(number) for number in str(text).strip().split("+")]
+        numbers = tuple(map(int, exact))
     except (ValueError, OverflowError):
         raise ValueError(f"{what} {text!r}: not whole numbers joined by '+'") from None
-    if not exact or min(numbers) < 1:
+    if numbers != tuple(exact) or min(numbers) < 1:
         raise ValueError(f"{what} {text!r}: every number must be a whole number of at least 1")
     if len(numbers) == 1:
         return numbers * count

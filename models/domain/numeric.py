@@ -15,12 +15,6 @@ Z_90 = 1.6448536269514722  # half-width of a normal's central 90 % interval, in 
 ROUNDING = 1e-6
 
 
-def first_most(values: FloatArray) -> int:
-    """Return the first position at which `values` (n,) equals its maximum, up to ROUNDING."""
-    most = float(values.max())
-    return int(np.argmax(values >= most - ROUNDING * abs(most)))
-
-
 def to_rounding(values: FloatArray) -> FloatArray:
     """Return log(values) / ROUNDING, rounded to whole numbers. `values` are positive.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -13,6 +12,7 @@ import pandas as pd
 
 from .categorical import numbered
 from .cluster import InstanceType, cluster_name, parse_cluster, parse_numbers
+from .suggestions import nearest_names
 from .workload import MODE_COLUMNS, Mode, Setup
 
 Numbers = tuple[int, ...]
@@ -93,13 +93,11 @@ def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None
     `what` is the word for such a name in the message, for example "workload".
     """
     for name in sorted(set(names) - set(known)):
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)[:5]
-        raise ValueError(f"unknown {what} {name!r}; the nearest known: {', '.join(near) or 'none'}")
+        raise ValueError(f"unknown {what} {name!r}; {nearest_names(name, known)}")
 
 
 # Workload, mode, sorted (instance type, devices, batch) of the machines, accumulation steps.
 Key = tuple[str, Mode, tuple[tuple[str, int, int], ...], int]
-_KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
 
 
 def setup_key(setup: Setup) -> Key:
@@ -133,27 +131,20 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
     """Return, for each setup, the number of measurements in `runs` (see `runs_by_key`)."""
     types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
-    counted = runs_by_key({setup.workload for setup in setups}, types, runs)
+    counted = runs_by_key(types, runs)
     return [counted[setup_key(setup)] for setup in setups]
 
 
-def runs_by_key(
-    workloads: set[str], types: Iterable[InstanceType], runs: pd.DataFrame
-) -> Counter[Key]:
+def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
     """Return the number of measurements of each setup, by setup key.
 
-    Each row of `runs` is one measurement, and rows of workloads not in `workloads` are ignored. If
-    `runs` has a column `runs`, that column is the number of measurements that a row stands for. No
-    row is ignored then. `types` give the number of devices for rows without a layout.
+    The column `runs` is the number of measurements that a row stands for; without it, each row is
+    one measurement. `types` give the number of devices for rows without a layout.
     """
     devices = {kind.name: kind.devices for kind in types}
-    if len(runs) and "runs" not in runs:
-        known = runs[runs["workload"].isin(workloads)]
-        columns = [name for name in (*_KEY_COLUMNS, *MODE_COLUMNS) if name in known]
-        runs = known.groupby(columns, dropna=False, sort=False).size().rename("runs").reset_index()
     counted: Counter[Key] = Counter()
     for row in rows_of(runs):
-        counted[row_key(row, devices)] += row["runs"]
+        counted[row_key(row, devices)] += row.get("runs", 1)
     return counted
 
 

@@ -20,4 +20,4 @@ def nearest_names(name: str, known: Iterable[object], *, otherwise: str | None =
         return "did you mean " + " or ".join(map(repr, close)) + "?"
     if otherwise is not None:
         return otherwise
-    return "known: " + (", ".join(names) if names else "none")
+    return "known: " + (", ".join(names) or "none")

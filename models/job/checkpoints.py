@@ -11,7 +11,7 @@ and whether large checkpoints lie further above it (b).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -54,8 +54,7 @@ def _line(state_bytes: ArrayLike) -> FloatArray:
 
 
 # Standard deviations of logs. CM-DARE's networks scatter by about 10 % around its line; the other
-# values are guesses. The prior of reads is wider: no read times are published, and a page cache may
-# serve a read.
+# values are guesses.
 PRIOR = CheckpointModel(
     LogSeconds(
         groups={"": (0.0, 0.5)},
@@ -65,18 +64,9 @@ PRIOR = CheckpointModel(
         centre=float(_line(100e6)),
     )
 )
-_READ = replace(PRIOR.ratio, groups={"": (0.0, 1.0)})
 
 
-def fit_reads(read: pd.DataFrame) -> CheckpointModel | None:
-    """Fit the seconds to read checkpoints; None if `read` has no rows.
-
-    `read` has the columns of the argument of `fit_checkpoints`.
-    """
-    return fit_checkpoints(read, _READ) if len(read) else None
-
-
-def fit_checkpoints(written: pd.DataFrame, prior: LogSeconds = PRIOR.ratio) -> CheckpointModel:
+def fit_checkpoints(written: pd.DataFrame) -> CheckpointModel:
     """Fit the seconds to write checkpoints; the result is the prior if `written` has no rows.
 
     `written` has columns workload, instance_type, bytes and seconds, with a row per checkpoint.
@@ -85,4 +75,6 @@ def fit_checkpoints(written: pd.DataFrame, prior: LogSeconds = PRIOR.ratio) -> C
     cells = written.groupby(["workload", "instance_type", "bytes"])["seconds"].median()
     rows = cells.reset_index().rename(columns={"instance_type": "member"}).assign(group="")
     x = _line(rows["bytes"])
-    return CheckpointModel(prior.fitted(rows.assign(x=x, seconds=rows["seconds"] / np.exp(x))))
+    return CheckpointModel(
+        PRIOR.ratio.fitted(rows.assign(x=x, seconds=rows["seconds"] / np.exp(x)))
+    )

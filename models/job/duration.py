@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import gammaincinv, ndtri
+from scipy.special import gammaincinv, ndtri, pdtrik
 
 from ..domain.numeric import FloatArray, IntArray
 from .interruption_rates import passing
@@ -33,9 +33,6 @@ _MOST = 30.0  # expected interruptions per piece; such a job never ends, and exp
 # than the second number share quantiles.
 _NO_VARIANCE, _ALIKE = 1e-6, 0.05
 _RISK_DRAWS = 400
-# Up to this mean, Poisson quantiles are exact. Above it, the Cornish-Fisher expansion is used. Its
-# error is about 0.1.
-_EXACT = 12.0
 
 
 class Conditions(NamedTuple):
@@ -76,8 +73,7 @@ class Conditions(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Conditions]) -> Conditions:
         """Return the conditions of the clusters of all `parts`, in the order of `parts`."""
-        nothing = [np.zeros(0)] * len(cls._fields)
-        return cls(*map(np.concatenate, zip(nothing, *parts, strict=True)))
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def take(self, rows: IntArray | slice) -> Conditions:
         return Conditions(*(column[rows] for column in self))
@@ -161,7 +157,8 @@ def drawn_hours(
     job = _job(work_hours, conditions)
     number, loss, shock, launch, doubted, disk = _strata(len(job.work), seed)
     rate = _rate(doubted, shock, conditions, expected_work_hours)
-    count = _poisson_quantile(number, job.interruptions * rate)
+    # Quantiles of Poisson variables. A job with a billion interruptions never ends.
+    count = np.ceil(pdtrik(number, np.minimum(job.interruptions * rate, 1e9)))
     # The sum of N uniforms is nearly normal(N/2, N/12). Within sqrt(3) standard deviations it lies
     # in [0, N] for every N >= 1.
     spread = np.clip(ndtri(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece
@@ -242,23 +239,3 @@ def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray
     level = np.exp(kinds * _ALIKE)
     quantiles = (gammaincinv(1 / level, probability) * level)[:, at]
     return np.where(variance > _NO_VARIANCE, quantiles, 1.0)
-
-
-def _poisson_quantile(probability: FloatArray, mean: FloatArray) -> FloatArray:
-    """Return the quantiles at `probability` of Poisson variables with mean `mean`.
-
-    `mean` and the result are (draws, clusters).
-    """
-    z = ndtri(probability)
-    large = np.maximum(mean + z * np.sqrt(mean) + (z**2 - 1) / 6, 0.0)
-    few = np.minimum(mean, _EXACT)
-    chance = np.exp(-few)
-    below, count = chance, np.zeros_like(mean)
-    for number in range(1, 60):
-        short = (below < probability) & (mean <= _EXACT)
-        if not short.any():
-            break
-        count += short
-        chance = chance * few / number
-        below = below + chance
-    return np.where(mean <= _EXACT, count, large)

@@ -69,9 +69,9 @@ class Learned:
     """Conditions that were learned from launches and interruptions.
 
     If `hazard` is None, the advised rates of the pools apply. If `availability` is None, every
-    request is granted. If `reads` is None, reading a checkpoint takes as long as writing it. The
-    seconds of a replacement come from `restarts`. Before the first observed replacement, it is
-    assumed to take as long as a start-up.
+    request is granted. Reading a checkpoint is assumed to take as long as writing it. The seconds
+    of a replacement come from `restarts`. Before the first observed replacement, it is assumed to
+    take as long as a start-up.
     """
 
     startup: LogSeconds
@@ -79,7 +79,6 @@ class Learned:
     hazard: HazardModel | None = None
     availability: AvailabilityModel | None = None
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
-    reads: CheckpointModel | None = None
     restarts: LogSeconds = NO_RESTARTS
 
     def gangs(
@@ -91,11 +90,8 @@ class Learned:
         size of a checkpoint. The slowest machine of a cluster is assumed to write checkpoints. All
         machines read them, so the slowest machine determines the time to read.
         """
-        if not len(counts):
-            return Conditions.joined([])
         spot = counts * np.array([pool.market == "spot" for pool in pools])
-        advised = np.array([pool.interruptions_per_hour for pool in pools], dtype=float)
-        losses: FloatArray = spot * advised
+        losses: FloatArray = spot * np.array([pool.interruptions_per_hour for pool in pools])
         hazard: FloatArray = losses.sum(axis=1)
         doubt: FloatArray = np.zeros(len(counts))
         bunching = doubt
@@ -105,11 +101,15 @@ class Learned:
             ]
             hazard, doubt, bunching = self.hazard.gangs(places, spot)
             losses = spot * self.hazard.rates(places)[:, 0]
-        startup_s, startup_log_sd = self._startup(pools, counts)
-        replaced_s = losses @ self._replacement_s(pools) / np.maximum(losses.sum(axis=1), 1e-300)
         types = [pool.instance_type for pool in pools]
+        startup_s, startup_log_sd = self._startup(pools, counts)
+        alone = np.eye(len(pools), dtype=np.int64)
+        again_s, _ = self._startup(pools, alone)
+        if any(outcome == "replaced" for outcome, _ in self.restarts.members):
+            seconds = self.restarts.expected_s("replaced", types)
+            again_s, _ = self._with_refusals(seconds, np.zeros(len(pools)), pools, alone)
+        replaced_s = losses @ again_s / np.maximum(losses.sum(axis=1), 1e-300)
         write_s, write_log_sd = self.checkpoints.seconds(state_bytes, types)
-        read_s = write_s if self.reads is None else self.reads.seconds(state_bytes, types)[0]
         writer = np.where(counts > 0, write_s, 0.0).argmax(axis=1)
         return Conditions(
             hazard_per_hour=hazard,
@@ -119,7 +119,7 @@ class Learned:
             startup_log_sd=startup_log_sd,
             checkpoint_s=write_s[writer],
             checkpoint_log_sd=write_log_sd[writer],
-            replacement_s=np.where(counts > 0, read_s, 0.0).max(axis=1) + replaced_s,
+            replacement_s=write_s[writer] + replaced_s,
         )
 
     def _startup(
@@ -131,14 +131,6 @@ class Learned:
         """
         places = [(pool.instance_type, pool.market) for pool in pools]
         return self._with_refusals(*gang_startup(self.startup, places, counts), pools, counts)
-
-    def _replacement_s(self, pools: Sequence[Pool]) -> FloatArray:
-        """Return a (pools,) array: seconds from a machine's loss until its replacement works."""
-        alone = np.eye(len(pools), dtype=np.int64)
-        if not any(outcome == "replaced" for outcome, _ in self.restarts.members):
-            return self._startup(pools, alone)[0]
-        again_s = self.restarts.expected_s("replaced", [pool.instance_type for pool in pools])
-        return self._with_refusals(again_s, np.zeros(len(pools)), pools, alone)[0]
 
     def _with_refusals(
         self,

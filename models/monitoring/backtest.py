@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..domain.setup_table import column, types_of
+from ..domain.setup_table import types_of
 from ..step_time.dataset import TrainingData, valid_runs, workload_facts
 from ..step_time.model import all_introduced, fit
 from .cross_validation import STEP, scores
@@ -60,15 +60,11 @@ def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     If the number of devices of a type is unknown, one device is assumed.
     """
     known = data.instance_types.drop_duplicates("name").set_index("name")
-    names = sorted(_rows_by_type(data.runs) | _rows_by_type(asked))
+    clusters = {*data.runs["cluster"], *asked["cluster"]}
+    names = sorted({name for cluster in clusters for name in types_of(str(cluster))})
     found = known.reindex(pd.Index(names, name="name"))
     devices = found["devices"].astype(float).fillna(1).astype(int)
     return found.assign(devices=devices).reset_index()
-
-
-def _rows_by_type(frame: pd.DataFrame) -> Counter[str]:
-    """Return, for each instance type, the number of rows whose cluster contains it."""
-    return Counter(name for cluster in frame["cluster"] for name in set(types_of(str(cluster))))
 
 
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
@@ -91,28 +87,16 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
-    """Return sentences that say what was left out or assumed, and for how many rows."""
-    types, runs = data.instance_types, pd.concat([data.runs, test])
-    described = set(types["name"]) | _rows_by_type(data.runs).keys()
-    counted = set(types["name"][types["devices"].astype(float) > 0])
-    bare = _rows_by_type(runs[column(runs, "layout", "").astype(str).str.strip() == ""])
+    """Return sentences that say what was left out or guessed, and for how many rows."""
     counts = {
         "no prediction": Counter(filter(None, predicted["unpredicted"])),
         "guessed from flops_per_sample alone": Counter(test["workload"][predicted["guessed"]]),
         "TRAIN rows in a mode that is not learned": Counter(data.runs["workload"])
         - Counter(valid_runs(data.runs)["workload"]),
-        "taken for a typical machine": _without(_rows_by_type(test), described),
-        "one device assumed, no layout stated": _without(bare, counted),
     }
-    return tuple(f"{what}: {_listed(rows)}" for what, rows in counts.items() if rows)
-
-
-def _without(rows: Counter[str], names: set[str]) -> Counter[str]:
-    """Return the counts in `rows` except those of `names`."""
-    return Counter({name: count for name, count in rows.items() if name not in names})
-
-
-def _listed(rows: Counter[str]) -> str:
-    """Return the names with their numbers of rows as text; at most _MOST_NAMED are listed."""
-    named = [f"{name} ({count} rows)" for name, count in rows.most_common(_MOST_NAMED)]
-    return ", ".join(named) + (f" and {len(rows) - len(named)} more" * (len(rows) > len(named)))
+    sentences = []
+    for what, rows in counts.items():
+        named = [f"{name} ({count} rows)" for name, count in rows.most_common(_MOST_NAMED)]
+        named += ["others"] if len(rows) > _MOST_NAMED else []
+        sentences += [f"{what}: {', '.join(named)}"] if named else []
+    return tuple(sentences)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from scipy.special import bdtrc
 
@@ -20,16 +19,15 @@ from ..step_time.dataset import TrainingData, valid_runs
 from ..step_time.model import StepTimeModel
 from .cross_validation import predictions_of
 
-Group = tuple[str, ...]  # scope ("type" or "provider"), instance type, zone
+Group = tuple[str, ...]  # scope (always "type"), instance type, zone
 Since = Mapping[Group, pd.Timestamp | None]  # drifting groups, and since when
 Row = dict[str, Any]
 
 GROUP = ("scope", "instance_type", "zone")
-WHOLE: Group = ("provider", "", "")
 _MISSES = 0.1  # share of runs outside correct 90 % intervals
 _CHANCE = 0.05  # chance of a false alarm in any group if nothing drifts
 _LEAST_RUNS = 5  # a group with fewer runs is not tested
-_MOST_RUNS, _MOST_OF_ALL = 30, 60  # the most recent runs that count: in a group, in all groups
+_MOST_RUNS = 30  # the most recent runs of a group that count
 # A drift has a direction if at least this many times more runs are slower than faster, or reverse.
 _ONE_SIDED = 2.0
 
@@ -48,7 +46,7 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
-    """Return a row of raw_drift for each instance type and zone, then one row for all runs.
+    """Return a row of raw_drift for each instance type and zone.
 
     `scored` is the result of `recent`. `before` maps the groups that were drifting so far to the
     start of the drift. The group with the smallest chance drifts if its chance times the number of
@@ -75,9 +73,7 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
         else:
             judged |= rows
             break
-    by_group = {("type", *pool): row for pool, row in sorted(judged.items())}
-    by_group[WHOLE] = _whole(machines)
-    return [_settled(group, row, before) for group, row in by_group.items()]
+    return [_settled(("type", *pool), row, before) for pool, row in sorted(judged.items())]
 
 
 def _measures(runs: pd.DataFrame) -> Row:
@@ -85,20 +81,22 @@ def _measures(runs: pd.DataFrame) -> Row:
 
     They describe the runs outside their intervals: number, direction, chance and first time.
     """
-    slower = runs["measured_s"] > runs["step_high_s"]
-    faster = runs["measured_s"] < runs["step_low_s"]
-    less, more = sorted([int(slower.sum()), int(faster.sum())])
-    direction = "either way" if more else "none"
-    if more and more >= _ONE_SIDED * less:
-        direction = "slower" if slower.sum() == more else "faster"
+    above = runs["measured_s"] > runs["step_high_s"]
+    below = runs["measured_s"] < runs["step_low_s"]
+    slower, faster = int(above.sum()), int(below.sum())
+    direction = "either way" if slower or faster else "none"
+    if slower > 0 and slower >= _ONE_SIDED * faster:
+        direction = "slower"
+    elif faster > 0 and faster >= _ONE_SIDED * slower:
+        direction = "faster"
     return {
         "drifting": False,
         "direction": direction,
         "runs": len(runs),
-        "outside": less + more,
-        "median_ratio": float(np.median(runs["measured_s"] / runs["step_s"])),
-        "chance": float(bdtrc(less + more - 1, len(runs), _MISSES)),
-        "since": runs["measured_at"][slower | faster].min(),
+        "outside": slower + faster,
+        "median_ratio": float((runs["measured_s"] / runs["step_s"]).median()),
+        "chance": float(bdtrc(slower + faster - 1, len(runs), _MISSES)),
+        "since": runs["measured_at"][above | below].min(),
         "newest_measured_at": runs["measured_at"].max(),
     }
 
@@ -106,26 +104,6 @@ def _measures(runs: pd.DataFrame) -> Row:
 def _chance(row: Row) -> float:
     """Return the row's chance, or 1 if it has too few runs to test."""
     return float(row["chance"]) if row["runs"] >= _LEAST_RUNS else 1.0
-
-
-def _whole(machines: pd.DataFrame) -> Row:
-    """Return the row of all runs together.
-
-    All runs drift if too many runs are outside their intervals and most of these are on the same
-    side. Both conditions must also hold when the runs on any single instance type are left out.
-    """
-    newest = machines[machines.index > machines.index.max() - _MOST_OF_ALL]
-    runs = newest[~newest.index.duplicated()]
-    without = [runs.drop(same.index) for _, same in newest.groupby("instance_type")]
-    drifting = all(
-        len(rows) >= _LEAST_RUNS and _is_shift(_measures(rows)) for rows in (runs, *without)
-    )
-    return _measures(runs) | {"drifting": drifting}
-
-
-def _is_shift(row: Row) -> bool:
-    """Return True if too many runs are outside their intervals, most of them on the same side."""
-    return bool(row["chance"] <= _CHANCE) and row["direction"] in ("slower", "faster")
 
 
 def _settled(group: Group, row: Row, before: Since) -> Row:
@@ -143,10 +121,9 @@ def _settled(group: Group, row: Row, before: Since) -> Row:
 
 def drift_sentence(row: Mapping[str, Any]) -> str:
     """Return a sentence that describes a drifting row of the mart `drift`."""
-    place = f"{row['instance_type']} in {row['zone'] or 'unknown zone'}"
     return (
-        f"drift since {row['since']:%Y-%m-%d %H:%M} UTC:"
-        f" {place if row['scope'] == 'type' else 'everything'}, {row['direction']},"
+        f"drift since {row['since']:%Y-%m-%d %H:%M} UTC: {row['instance_type']} in"
+        f" {row['zone'] or 'unknown zone'}, {row['direction']},"
         f" {row['median_ratio'] - 1:+.0%} in the median; {row['outside']} of {row['runs']} recent"
         " runs are outside their intervals. The next campaign measures again"
     )

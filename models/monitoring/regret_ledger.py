@@ -22,7 +22,7 @@ from ..job.checkpoints import checkpoint_bytes
 from ..job.cost import cost_at
 from ..job.duration import drawn_hours
 from ..job.job_conditions import JobConditions, Pool, Stated
-from ..planner.choice_rule import drawn_meeting, losses, misses
+from ..planner.choice_rule import losses, meeting_of, misses
 from ..planner.ranking import Row
 
 _DRAWS = 400  # stratified draws of interruptions
@@ -125,11 +125,10 @@ def _outcome(
         overshoot_price=overshoot_price,
     )
     found: Row = {"step_s": step_s, "hours": hours, "usd": usd, "p_meets": None, "holds": True}
-    meeting = None
-    if goal.limit is not None:
-        work = steps * step_s / 3600
-        drawn = drawn_hours(np.full((1, _DRAWS), work), [work], conditions, seed=0)
-        meeting = drawn_meeting(drawn * (price if goal.constraint == "usd" else 1.0), goal.limit)
+    work = steps * step_s / 3600
+    drawn = drawn_hours(np.full((1, _DRAWS), work), [work], conditions, seed=0)
+    meeting = meeting_of(goal, {"hours": drawn, "usd": drawn * price}.__getitem__)
+    if meeting is not None:
         found["p_meets"] = float(meeting.chance[0])
         found["holds"] = not misses(goal, meeting.chance)[0]
     found["loss"] = float(losses(goal, np.log([found[goal.objective]]), meeting)[0])
@@ -184,14 +183,12 @@ def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
     from.
     """
     regret = ledger["regret"][ledger["verdict"] == "compared"].astype(float)
-    numbers = {
-        "mean_regret": regret.mean(),
-        "worst_regret": regret.max(),
-        "within_interval": ledger["within_interval"].astype(float).mean(),
-    }
+    within = ledger["within_interval"].astype(float)
     return {
         "measured": len(ledger),
         "compared": len(regret),
         "failures": int((ledger["verdict"] == "missed_constraint").sum()),
-        **{name: None if pd.isna(value) else float(value) for name, value in numbers.items()},
+        "mean_regret": float(regret.mean()) if len(regret) else None,
+        "worst_regret": float(regret.max()) if len(regret) else None,
+        "within_interval": float(within.mean()) if len(within) else None,
     }

@@ -154,16 +154,17 @@ def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
     is the median of these seconds on equal machines. Equal machines have the same instance type,
     devices and batch per device. Returns (0, 0.0) if the run has no seconds for each rank.
     """
-    seconds = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
+    rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(str(run["layout"]), len(types), "layout")
-    if len(seconds) != sum(used):  # the run did not record the seconds of each device
+    if len(rank_s) != sum(used):  # the run did not record the seconds of each device
         return 0, 0.0
-    seconds = np.maximum.reduceat(seconds, np.cumsum([0, *used[:-1]]))
+    seconds = np.maximum.reduceat(rank_s, np.cumsum([0, *used[:-1]])).tolist()
     shares = parse_numbers(str(run["batch_per_device"]), len(types), "batch_per_device")
     kinds = list(zip(types, used, shares, strict=True))
-    above = {}
+    slowest = 0, 0.0
     for node, kind in enumerate(kinds):
         equals = [seconds[at] for at, other in enumerate(kinds) if other == kind and at != node]
-        above[node] = float(seconds[node] / median(equals)) - 1 if equals else 0.0
-    node = max(above, key=lambda at: above[at])
-    return node, above[node]
+        above = seconds[node] / median(equals) - 1 if equals else 0.0
+        if above > slowest[1]:
+            slowest = node, above
+    return slowest

@@ -9,7 +9,6 @@ whole samples.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -205,15 +204,15 @@ def splits_of(
     smallest larger number of steps that divides the batch and fits is used. Splits in which a
     machine gets no sample are left out.
     """
-    width = max(1, int((counts > 0).sum(axis=1).max(initial=0)))
+    width = int((counts > 0).sum(axis=1).max())
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
     count = np.take_along_axis(counts, order, axis=1)
     kind = np.where(count > 0, order, -1)
     devices = np.array([one.devices for one in types] + [0], dtype=np.int64)
-    present, most_devices = devices[kind], devices.max()
+    present = devices[kind]
     ranks, machines = (count * present).sum(axis=1), count.sum(axis=1)
-    fewest = np.where(kind >= 0, present, most_devices).min(axis=1, initial=most_devices)
-    largest = present.max(axis=1, initial=0)
+    fewest = np.where(kind >= 0, present, devices.max()).min(axis=1)
+    largest = present.max(axis=1)
     shards = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
     splits: list[tuple[IntArray, ...]] = []
     for number, mode in enumerate(workload.modes):
@@ -225,15 +224,15 @@ def splits_of(
         # Sharded state is divided by the number of ranks. Rounding ranks down to a power of two
         # overestimates memory slightly and keeps the number of memory queries small.
         powers, power = np.unique(shards[rows] if mode.sharded else able[rows], return_inverse=True)
+        largest_batch = np.array(
+            [
+                _largest_batches(model, workload.name, mode, types, int(shared_by), max(totals))
+                for shared_by in powers
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 2, len(types) + 1)
         whole: dict[int, Wholes] = {}  # micro-step samples -> splits of all rows
         for total in totals:
-            largest_batch = np.array(
-                [
-                    _largest_batches(model, workload.name, mode, types, int(shared_by), total)
-                    for shared_by in powers
-                ],
-                dtype=np.int64,
-            ).reshape(-1, 2, len(types) + 1)
             fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
             for steps in _step_counts(total):
                 micro, usual = total // steps, steps in ACCUMULATION_STEPS
@@ -276,8 +275,7 @@ def splits_of(
 
 def _step_counts(total: int) -> list[int]:
     """Return the divisors of `total` that are in ACCUMULATION_STEPS, then all larger divisors."""
-    small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
-    divisors = sorted({*small, *(total // each for each in small)})
+    divisors = [each for each in range(1, total + 1) if total % each == 0]
     usual = [each for each in divisors if each in ACCUMULATION_STEPS]
     return usual + [each for each in divisors if each > max(usual)]
 

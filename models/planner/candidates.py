@@ -6,10 +6,11 @@ interruption rate.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
+from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from ..job.duration import Conditions, expected_hours
 from ..job.job_conditions import JobConditions, Pool, Stated
 from ..step_time.model import StepTimeModel
 from .batch_split import BatchSplits, global_batches, splits_of
-from .enumeration import MOST_CLUSTERS, Refusal, compositions, price_or_inf, sold_together
+from .enumeration import Refusal, compositions, price_or_inf, sold_together
 
 # All instance types are compared in at most this many zones of each market, because planning time
 # grows with each zone.
@@ -119,7 +120,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     zones = tuple({one.instance_type.name: one for one in group} for group in groups)
     known = {name: one.instance_type for zone in zones for name, one in zone.items()}
     types = [known[name] for name in sorted(known)]
-    counts = compositions(len(types), max_hosts=supply.max_hosts, most=MOST_CLUSTERS)
+    counts = compositions(len(types), max_hosts=supply.max_hosts)
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
     splits = splits_of(workload, types, counts, totals=totals, model=model)
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
@@ -154,8 +155,6 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 
 
 Zone = tuple[str, str, str]  # market, region, zone
-# Instance type -> (dollars an hour, infinite if unknown; interruptions an hour).
-Terms = dict[str, tuple[float, float]]
 
 
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
@@ -167,37 +166,38 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
     largest number of types keep all their offers. Every other zone keeps only the types for which
     it is the cheapest zone.
     """
-    sold: dict[Zone, Terms] = {}
-    for offer in offers:
-        terms, name = sold.setdefault(_zone(offer), {}), offer.instance_type.name
-        price = (price_or_inf(offer), offer.interruptions_per_hour)
-        terms[name] = min(price, terms.get(name, (math.inf, math.inf)))
-    kept: set[tuple[Zone, str]] = set()
-    for market in {zone[0] for zone in sold}:
-        zones: dict[Zone, Terms] = {}
-        for zone, terms in sorted(sold.items()):
-            if zone[0] == market and not any(_beats(other, terms) for other in zones.values()):
-                zones = {at: other for at, other in zones.items() if not _beats(terms, other)}
-                zones[zone] = terms
-        sellers: dict[str, list[tuple[float, Zone]]] = {}
-        for zone, terms in zones.items():
-            for name, (usd, _) in terms.items():
-                sellers.setdefault(name, []).append((usd, zone))
-        cheapest = {name: min(prices)[1] for name, prices in sellers.items()}
-        wins = Counter(cheapest.values())
-        whole = sorted(zones, key=lambda zone: (-wins[zone], zone))[:most]
-        kept |= {(zone, name) for zone in whole for name in zones[zone]}
-        kept |= {(zone, name) for name, zone in cheapest.items()}
-    return [one for one in offers if (_zone(one), one.instance_type.name) in kept]
+    kept: list[list[Offer]] = []
+    for group in sold_together(offers):
+        if not any(_beats(other, group) for other in kept):
+            kept = [other for other in kept if not _beats(group, other)] + [group]
+    cheapest: dict[tuple[str, str], Offer] = {}
+    for offer in (offer for group in kept for offer in group):
+        sold = offer.market, offer.instance_type.name
+        cheapest[sold] = min(cheapest.get(sold, offer), offer, key=price_or_inf)
+    wins = Counter(map(_zone, cheapest.values()))
+    zones = sorted(map(_zone, (group[0] for group in kept)), key=lambda at: (at[0], -wins[at], at))
+    by_market = groupby(zones, key=itemgetter(0))
+    whole = {zone for _, group in by_market for zone in islice(group, most)}
+    return [
+        one
+        for one in offers
+        if _zone(one) in whole or _zone(one) == _zone(cheapest[one.market, one.instance_type.name])
+    ]
 
 
 def _zone(offer: Offer) -> Zone:
     return offer.market, offer.region, offer.zone
 
 
-def _beats(ours: Terms, theirs: Terms) -> bool:
-    """Return True if `ours` has all types of `theirs`, at no higher price or interruption rate."""
-    return all(
-        name in ours and ours[name][0] <= usd and ours[name][1] <= hazard
-        for name, (usd, hazard) in theirs.items()
+def _beats(ours: Sequence[Offer], theirs: Sequence[Offer]) -> bool:
+    """Return True if `ours` has all types of `theirs`, at no higher price or interruption rate.
+
+    Both are the offers of one market and zone.
+    """
+    by_name = {offer.instance_type.name: offer for offer in ours}
+    return ours[0].market == theirs[0].market and all(
+        (own := by_name.get(offer.instance_type.name)) is not None
+        and price_or_inf(own) <= price_or_inf(offer)
+        and own.interruptions_per_hour <= offer.interruptions_per_hour
+        for offer in theirs
     )

@@ -16,29 +16,20 @@ costs (1 - e) / e % under a deadline, but e / (1 - e) % under a budget.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr
 
 from ..domain.numeric import BoolArray, FloatArray
+from ..domain.workload import Goal
 
 # Without a required probability, a choice that is less likely to meet its limit gets a warning.
 EVEN_ODDS = 0.5
 _ROUNDING = 1e-12
 _LEAST_SD, _FAR_BELOW = 1e-6, 1e3  # in logs: keep the normal density and its argument finite
-
-
-class Rule(Protocol):
-    """The settings of a goal that decide whether a constraint is met; a `Goal` is a `Rule`."""
-
-    @property
-    def p_required(self) -> float | None: ...
-
-    @property
-    def overshoot_price(self) -> float: ...
 
 
 class Meeting(NamedTuple):
@@ -83,33 +74,47 @@ def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
     return Meeting(np.asarray(ndtr(-beyond / spread), dtype=float), np.asarray(overshoot))
 
 
-def losses(rule: Rule, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
+def meeting_of(
+    goal: Goal,
+    used: Callable[[str], FloatArray],
+    meeting: Callable[[FloatArray, float], Meeting] = drawn_meeting,
+) -> Meeting | None:
+    """Return how likely setups keep the limit of `goal`; None if the goal has no limit.
+
+    `used` returns hours or dollars, with "hours" or "usd" as its argument.
+    """
+    if goal.constraint is None or goal.limit is None:
+        return None
+    return meeting(used(goal.constraint), goal.limit)
+
+
+def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
     """Return the loss of each setup, in logs of the objective.
 
-    The loss is infinite if the rule requires a probability and the setup's chance is smaller.
+    The loss is infinite if the goal requires a probability and the setup's chance is smaller.
     `meeting` is None if the goal has no constraint.
     """
-    if meeting is None or rule.p_required is None:
-        return weighed(rule, log_objective, meeting)
-    return np.where(misses(rule, meeting.chance), np.inf, log_objective)
+    if meeting is None or goal.p_required is None:
+        return weighed(goal, log_objective, meeting)
+    return np.where(misses(goal, meeting.chance), np.inf, log_objective)
 
 
-def weighed(rule: Rule, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
+def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
     """Return the log objective plus the price of overshooting the limit.
 
     A required probability is ignored. `meeting` is None if the goal has no constraint.
     """
     if meeting is None:
         return log_objective
-    return log_objective + rule.overshoot_price * meeting.overshoot
+    return log_objective + goal.overshoot_price * meeting.overshoot
 
 
-def misses(rule: Rule, chance: FloatArray) -> BoolArray:
+def misses(goal: Goal, chance: FloatArray) -> BoolArray:
     """Return True for each `chance` below the required probability.
 
-    If the rule requires no probability, EVEN_ODDS is required.
+    If the goal requires no probability, EVEN_ODDS is required.
     """
-    required = EVEN_ODDS if rule.p_required is None else rule.p_required
+    required = EVEN_ODDS if goal.p_required is None else goal.p_required
     return np.asarray(chance < required - _ROUNDING, dtype=bool)
 
 

@@ -51,31 +51,19 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
 def compared(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
     """Return a text that compares the step time of DDP with strategies that must be faster.
 
-    If the setup uses DDP, it is compared with each such strategy. If the setup uses such a
-    strategy, it is compared with DDP. The text is empty if the workload allows nothing to compare
-    with on this cluster.
+    The text is empty if the workload allows nothing to compare with on this cluster.
     """
-    ours = setup.mode
-    rivals = [
-        mode
-        for mode in able_modes(setup, workload.modes)
-        if (mode.dense, mode.must_be_faster) == (ours.dense, not ours.must_be_faster)
-        and not mode.combined
-    ]
-    if not rivals:
+    dense = setup.mode.dense
+    able = able_modes(setup, workload.modes)
+    rivals = [mode for mode in able if mode.must_be_faster and mode.dense == dense]
+    if dense not in able or not rivals:
         return ""
-    modes = (ours, *(rivals[:1] if ours.must_be_faster else rivals))
-    rows = [replace(setup, **mode._asdict()).row() for mode in modes]
+    rows = [replace(setup, **mode._asdict()).row() for mode in (dense, *rivals)]
     frame = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
-    steps = frame[["step_s", "step_high_s"]].astype(float).itertuples(index=False, name=None)
-    own, *others = zip(modes, steps, strict=True)
-    sentences = []
-    for other in others:
-        pair = (own, other) if ours.must_be_faster else (other, own)
-        (mode, (step_s, high_s)), (dense, (dense_s, _)) = pair
-        verdict = "no faster" if high_s >= dense_s else "faster"
-        sentences.append(
-            f"{mode.strategy}: {verdict} than {dense.strategy} beyond its uncertainty"
-            f" ({step_s:.3g} s a step, at most {high_s:.3g} s, against {dense_s:.3g} s)"
-        )
-    return "; ".join(sentences)
+    dense_s, *steps = frame["step_s"].astype(float)
+    return "; ".join(
+        f"{mode.strategy}: {'no faster' if high_s >= dense_s else 'faster'} than {dense.strategy}"
+        f" beyond its uncertainty ({step_s:.3g} s a step, at most {high_s:.3g} s, against"
+        f" {dense_s:.3g} s)"
+        for mode, step_s, high_s in zip(rivals, steps, frame["step_high_s"][1:], strict=True)
+    )

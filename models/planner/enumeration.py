@@ -3,15 +3,14 @@
 If there are few combinations, all of them are enumerated. Otherwise there are two groups: clusters
 of one type with any number of machines, and clusters of two or three types whose machine counts
 come from a ladder such as 1, 2, 4, 8. A ladder is finer at small counts, because one more machine
-changes a cluster of 3 much more than a cluster of 48. The finest entry of LADDERS that gives at
-most MOST_MIXED clusters is used.
+changes a cluster of 3 much more than a cluster of 48.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, combinations, combinations_with_replacement, product
+from itertools import combinations, combinations_with_replacement, product
 
 import numpy as np
 
@@ -31,15 +30,17 @@ LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 )
 
 
-def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
+def compositions(
+    types: int, *, max_hosts: int, most: int = MOST_CLUSTERS, most_mixed: int = MOST_MIXED
+) -> Wholes:
     """Return a (clusters, types) array: the number of machines of each type in each cluster.
 
     `types` is the number of instance types. Clusters have 1 to `max_hosts` machines and are sorted
     by their number of machines. If there are at most `most` combinations, all are returned.
-    Otherwise LADDERS select the combinations, as the module's docstring describes.
+    Otherwise the finest entry of LADDERS that gives at most `most_mixed` rows selects them.
     """
     sizes = range(1, max_hosts + 1)
-    if multisets(types, max_hosts) <= most:
+    if math.comb(types + max_hosts, max_hosts) - 1 <= most:
         rows = [
             np.bincount(members, minlength=types)
             for size in sizes
@@ -52,7 +53,7 @@ def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
             for number, ladder in enumerate((sizes, *ladders), start=1)
         ]
         total = sum(math.comb(types, number) * len(each) for number, each in enumerate(counts, 1))
-        if total <= MOST_MIXED:
+        if total <= most_mixed:
             break
     blocks = []
     for number, each in enumerate(counts, start=1):
@@ -68,32 +69,16 @@ def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
 def clusters_of(
     offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int
 ) -> Iterator[Cluster]:
-    """Yield each cluster of 1 to `max_hosts` machines against which `fits` returns no reason.
+    """Yield each cluster of `compositions` against which `fits` returns no reason.
 
-    All machines of a cluster are of one market and zone. If there are more than `most` clusters in
-    a zone, only its clusters of one or two types are yielded.
+    All machines of a cluster are of one market and zone.
     """
     for group in sold_together(offers):
-        few = multisets(len(group), max_hosts) <= most
-        for size in range(1, max_hosts + 1):
-            pairs = product(combinations(group, 2), range(1, size))
-            clusters = (
-                combinations_with_replacement(group, size)
-                if few
-                else chain(
-                    ((offer,) * size for offer in group),
-                    ((one,) * count + (other,) * (size - count) for (one, other), count in pairs),
-                )
-            )
-            for members in clusters:
-                cluster = Cluster(members=members)
-                if not fits(cluster):
-                    yield cluster
-
-
-def multisets(types: int, max_hosts: int) -> int:
-    """Return the number of clusters of 1 to `max_hosts` machines of `types` instance types."""
-    return math.comb(types + max_hosts, max_hosts) - 1
+        limits = {"max_hosts": max_hosts, "most": most, "most_mixed": most}
+        for counts in compositions(len(group), **limits).tolist():
+            cluster = Cluster.of(*zip(counts, group, strict=True))
+            if not fits(cluster):
+                yield cluster
 
 
 def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:

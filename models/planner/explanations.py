@@ -28,22 +28,18 @@ _LIMITS = {"usd": "budget", "hours": "deadline"}
 
 
 def amount(value: float, what: str, *, up: bool = False) -> str:
-    """Format hours or dollars: `1.93 h`, `2.5 min`, `$12.50`, `$0.0123`.
+    """Format hours or dollars: `1.93 h`, `2.50 min`, `$12.50`, `$0.0123`.
 
-    `what` is the unit of `value`: "hours" or "usd". Small amounts have at least two significant
-    digits. If `up` is True, the amount is rounded up, so that `value` meets a limit of the printed
-    amount.
+    `what` is the unit of `value`: "hours" or "usd". The text has at least two decimals and three
+    significant digits. If `up` is True, the amount is rounded up, so that `value` meets a limit of
+    the printed amount.
     """
-    if what == "usd":
-        scale, shown, usual = 1.0, "${}", 4 if 0 < value < 1 else 2
-    elif value >= 0.1:
-        scale, shown, usual = 1.0, "{} h", 2
-    else:
-        scale, shown = (60.0, "{} min") if value >= 1 / 60 else (3600.0, "{} s")
-        usual = 1
+    scale, shown = 1.0, "${}"
+    if what == "hours":
+        sizes = ((1.0, "{} h", 0.1), (60.0, "{} min", 1 / 60), (3600.0, "{} s", 0.0))
+        scale, shown = next((each, text) for each, text, least in sizes if value >= least)
     number = value * scale
-    digits = 1 - math.floor(math.log10(number)) if value > 0 else 0
-    decimals = max(usual, min(digits, 12))
+    decimals = max(2, 2 - math.floor(math.log10(number))) if number > 0 else 2
     if up:
         number = math.ceil(number * 10.0**decimals + 1e-6) / 10.0**decimals
     return shown.format(f"{number:,.{decimals}f}")
@@ -69,29 +65,7 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
         said.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}{but}")
     said.append(f"the best with {row['p_best']:.0%} probability")
     said.append(f"limited by {row['bottleneck']}")
-    return "; ".join(filter(None, [*said, _step(row)]))
-
-
-def _step(row: Row) -> str:
-    """Return `a step is 0.2 s of computing, 0.06 s of communication (0.02 s more is hidden)`.
-
-    The text is empty if the row has no such seconds, or if a step is almost only computing.
-    """
-    if row.get("compute_s") is None:
-        return ""
-    exposed, waiting = row["exposed_communication_s"], row["input_s"]
-    least, hidden = _SMALL * row["step_s"], row["communication_s"] - exposed
-    said = [f"{_seconds(row['compute_s'])} of computing"]
-    if max(exposed, hidden) > least:
-        more = f" ({_seconds(hidden)} more is hidden)" if hidden > least else ""
-        said.append(f"{_seconds(exposed)} of communication{more}")
-    if waiting > least:
-        said.append(f"{_seconds(waiting)} of waiting for input")
-    return f"a step is {', '.join(said)}" if len(said) > 1 else ""
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 0.1 or seconds == 0 else f"{1e3 * seconds:.3g} ms"
+    return "; ".join(said)
 
 
 def nearest(predicted: pd.Series[Any]) -> str:
@@ -150,13 +124,6 @@ def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
     return f"{said}; {best} with {chance.max():.0%} probability, at {hours} and {usd}"
 
 
-def nothing_to_choose(setups: int) -> str:
-    """Explain why no candidate can be ranked. `setups` is the number of candidates."""
-    if setups == 0:
-        return "no cluster on offer can be launched here; more instance types would help"
-    return "no cluster on offer has a known price; a price would help"
-
-
 def _cluster(cluster: Cluster) -> str:
     return f"{cluster.name} ({cluster.market})"
 
@@ -187,8 +154,7 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     The reason is too little device memory, or a global batch that cannot be divided equally among
     the devices of a machine. The text is empty if neither is the reason.
     """
-    able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))
-    types = list({one.instance_type.name: one.instance_type for one in able}.values())
+    types = list({one.instance_type.name: one.instance_type for one in supply.offers}.values())
     needed = [
         min(
             model.peak_bytes(workload.name, one.name, 1, supply.max_hosts * one.devices, mode=mode)
@@ -196,9 +162,7 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
         )
         for one in types
     ]
-    if types and all(
-        least > one.device_memory_gib * _GIB for least, one in zip(needed, types, strict=True)
-    ):
+    if all(least > one.device_memory_gib * _GIB for least, one in zip(needed, types, strict=True)):
         return (
             "no device on offer has the memory for one sample of this workload: about"
             f" {min(needed) / _GIB:.3g} GiB are needed, and the largest has"
@@ -206,7 +170,7 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
         )
     counts = sorted({one.devices for one in types})
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
-    if not counts or any(total % count == 0 for total in totals for count in counts):
+    if any(total % count == 0 for total in totals for count in counts):
         return ""
     return (
         f"no machine on offer can share a global batch of {' or '.join(map(str, totals))} equally"

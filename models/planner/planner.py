@@ -22,10 +22,10 @@ from ..domain.workload import UNPLANNED, Goal, Mode, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..step_time.model import StepTimeModel
 from .candidates import Candidates, Supply, enumerate_candidates
-from .choice_rule import drawn_meeting, losses, normal_meeting
+from .choice_rule import losses, meeting_of, normal_meeting
 from .compression import able_modes, compared, unproven
 from .explanations import obstacle
-from .ranking import Row, recommend, summary
+from .ranking import Row, infeasible_row, recommend, summary
 
 DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
 LOOKED, DRAWN = 2000, 400
@@ -79,8 +79,7 @@ def plan(
     asked, workload = workload, choosable(workload, supply.vetoes)
     goals, found = workload.goals, allowed(asked, supply, model)
     if found is None:
-        vetoes = [supply.vetoes[one] for one in asked.modes] if not workload.modes else []
-        return nothing(asked, "; ".join(vetoes))
+        return nothing(asked, "" if workload.modes else "; ".join(supply.vetoes.values()))
     if len(found):
         formula_s = model.formula_seconds(found.splits.arrays())
         found, looked = _that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
@@ -139,9 +138,8 @@ def nothing(workload: Workload, why: str = "") -> Recommendation:
 
     `why` is the reason to state. If it is empty, a general reason is stated.
     """
-    costs = job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
-    rows = [row | {"reason": why or row["reason"]} for row in recommend(workload, costs)]
-    return Recommendation(rows=rows)
+    why = why or "no cluster on offer can be launched here; more instance types would help"
+    return Recommendation(rows=[infeasible_row(workload, goal, why) for goal in workload.goals])
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
@@ -270,12 +268,10 @@ def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[R
 
     If exactly one goal has a limit, each row has the probability to meet that limit.
     """
-    limits = [(goal.constraint, goal.limit or 0.0) for goal in goals if goal.constraint is not None]
-    chances: list[float | None] = [None] * len(front)
-    if len(limits) == 1 and len(front):
-        what, limit = limits[0]
-        chances = drawn_meeting(costs.drawn(what)[front], limit).chance.tolist()
+    limited = [goal for goal in goals if goal.constraint is not None]
+    meeting = meeting_of(limited[0], costs.drawn) if len(limited) == 1 else None
     return [
-        summary(costs, at) | {"p_meets_constraint": chance}
-        for at, chance in zip(front.tolist(), chances, strict=True)
+        summary(costs, at)
+        | {"p_meets_constraint": None if meeting is None else float(meeting.chance[at])}
+        for at in front.tolist()
     ]

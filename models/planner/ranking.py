@@ -17,7 +17,7 @@ from ..domain.setup_table import runs_of
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts
 from . import explanations as explain
-from .choice_rule import Meeting, drawn_meeting, known_meeting, losses, misses
+from .choice_rule import known_meeting, losses, meeting_of, misses
 
 Row = dict[str, Any]
 
@@ -67,46 +67,40 @@ def recommend(
     shown = [row for row in rows if row["cluster"] is not None]
     setups = [costs.setups[row.pop("at")] for row in shown]
     measured = runs_of(setups, pd.DataFrame() if runs is None else runs)
-    said = {id(setup): notes(setup) for setup in setups}
     for row, setup, number in zip(shown, setups, measured, strict=True):
         row["measured_runs"] = number
-        row["reason"] = "; ".join(filter(None, [row["reason"], said[id(setup)]]))
+        row["reason"] = "; ".join(filter(None, [row["reason"], notes(setup)]))
     return rows
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: int) -> list[Row]:
     """Return the rows of one goal. The column `at` is the position of the setup in `costs`."""
-    what, limit = goal.constraint, goal.limit
     objective = costs.expected(goal.objective)
+    used = costs.expected(goal.constraint or goal.objective)
     other = costs.expected("hours" if goal.objective == "usd" else "usd")
-    usable = np.isfinite(costs.hours) & (costs.hours > 0) & np.isfinite(objective)
-    meeting: Meeting | None = None
-    if what is not None and limit is not None:
-        usable &= np.isfinite(costs.expected(what))
-        meeting = drawn_meeting(costs.drawn(what), limit)
+    usable = np.isfinite(objective) & np.isfinite(used)
+    meeting = meeting_of(goal, costs.drawn)
     log_objective = np.log(objective, out=np.full(len(objective), np.nan), where=usable)
     loss = np.where(usable, losses(goal, log_objective, meeting), np.inf)
     order = np.lexsort((other, loss.round(9)))
-    compared = max(CLUSTERS_COMPARED, top)
-    best = _best_splits(order[np.isfinite(loss[order])], costs.cluster)[:compared]
+    best = best_splits(order[np.isfinite(loss[order])], costs.cluster)[:CLUSTERS_COMPARED]
     if not len(best):
-        return [_infeasible(workload, goal, costs, usable, compared)]
+        return [_infeasible(workload, goal, costs, usable)]
     p_best = dict(zip(best.tolist(), _chance_of_best(goal, costs, best), strict=True))
     tempting: list[int] = []
     missing: BoolArray = np.zeros(len(loss), dtype=bool)
-    if meeting is not None and what is not None:
+    if meeting is not None:
         missing = misses(goal, meeting.chance)
-        better = np.flatnonzero(usable & (objective < objective[best[0]]))
-        used = to_rounding(costs.expected(what)[better])
-        nearest = better[np.lexsort((objective[better], used))][:compared]
         meets = np.concatenate([np.flatnonzero(usable & ~missing), best[:top]])
-        nearest = nearest[missing[nearest]]
-        nearest = nearest[~np.isin(costs.cluster[nearest], costs.cluster[meets])]
-        closest = nearest[np.argsort(-meeting.chance[nearest], kind="stable")]
-        tempting = _best_splits(closest, costs.cluster)[: max(1, top // 4)].tolist()
+        tempted = usable & missing & (objective < objective[best[0]])
+        tempted &= ~np.isin(costs.cluster, costs.cluster[meets])
+        closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
+        tempting = best_splits(closest[tempted[closest]], costs.cluster)[
+            : max(1, top // 4)
+        ].tolist()
     shown = best[: max(1, top - len(tempting))].tolist()
     rows = []
-    for rank, at in enumerate([*shown, *tempting][: max(1, top)], start=1):
+    for rank, at in enumerate([*shown, *tempting][:top], start=1):
         row = _row(workload, goal, costs, at) | {"at": at, "rank": rank}
         row["status"] = "misses_constraint" if missing[at] else "alternative"
         row["p_meets_constraint"] = None if meeting is None else float(meeting.chance[at])
@@ -122,7 +116,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
     return rows
 
 
-def _best_splits(order: IntArray, cluster: IntArray) -> IntArray:
+def best_splits(order: IntArray, cluster: IntArray) -> IntArray:
     """Return `order` with only the first position of each cluster."""
     _, firsts = np.unique(cluster[order], return_index=True)
     return order[np.sort(firsts)]
@@ -130,28 +124,27 @@ def _best_splits(order: IntArray, cluster: IntArray) -> IntArray:
 
 def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
     """Return, for each setup at `best`, the share of step-time draws in which its loss is least."""
-    meeting = None
-    if goal.constraint is not None and goal.limit is not None:
-        meeting = known_meeting(costs.expected_by_draw(goal.constraint)[best], goal.limit)
+    meeting = meeting_of(goal, lambda what: costs.expected_by_draw(what)[best], known_meeting)
     loss = losses(goal, np.log(costs.expected_by_draw(goal.objective)[best]), meeting)
     wins = np.bincount(np.argmin(loss.round(9), axis=0), minlength=len(loss))
     return [float(share) for share in wins / loss.shape[1]]
 
 
-def _infeasible(
-    workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray, compared: int
-) -> Row:
-    """Return the row of a goal for which no setup may be chosen.
+def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
+    """Return the row of a goal that no setup of `costs` meets.
 
-    The row has no cluster. If the goal has a constraint, the reason names the cluster closest to
-    its limit, and a limit that would be feasible.
+    If the goal has a constraint, the reason names the cluster closest to its limit, and a limit
+    that would be feasible.
     """
-    if goal.constraint is None or not np.any(usable):
-        why = explain.nothing_to_choose(len(costs.setups))
-    else:
-        used = np.where(usable, costs.expected(goal.constraint), np.inf)
-        order = np.argsort(used, kind="stable")
-        why = explain.infeasible(goal, costs, order[usable[order]][:compared])
+    why = "no cluster on offer has a known price; a price would help"
+    if goal.constraint is not None and usable.any():
+        order = np.argsort(costs.expected(goal.constraint), kind="stable")
+        why = explain.infeasible(goal, costs, order[usable[order]])
+    return infeasible_row(workload, goal, why)
+
+
+def infeasible_row(workload: Workload, goal: Goal, why: str) -> Row:
+    """Return the row of a goal for which no setup may be chosen. It has no cluster."""
     batches = {workload.global_batch_least, workload.global_batch_most}
     batch = batches.pop() if len(batches) == 1 else None
     row = _question(workload, goal) | {"rank": 1, "status": "infeasible", "global_batch": batch}
@@ -192,28 +185,27 @@ def summary(costs: JobCosts, at: int) -> Row:
         "cluster_offers": offers,
         "global_batch": setup.global_batch,
         "hours": float(costs.hours[at]),
-        "usd": _bill(setup, float(costs.hours[at]))["usd"],
+        **_bill(setup, float(costs.hours[at])),
     }
 
 
 def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
     """Return the published columns that depend only on the setup at position `at`."""
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
-    bill = _bill(setup, float(costs.hours[at]))
+    shown = summary(costs, at)
     hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))
-    known = bill["usd"] is not None
+    known = shown["usd"] is not None
     seconds = ("step_s", "step_low_s", "step_high_s", *_PARTS)
     return {
         **_question(workload, goal),
-        **summary(costs, at),
-        **bill,
+        **shown,
         **{name: float(predicted[name]) for name in seconds if name in predicted},
         "offers": tuple(dict.fromkeys(setup.cluster.members)),
         "region": "+".join(sorted({offer.region for offer in setup.cluster.members})),
         "samples_per_s": setup.global_batch / float(predicted["step_s"]),
         "hours_p90": hours_p90,
         "usd_p90": float(costs.usd_per_hour[at] * hours_p90) if known else None,
-        "usd_per_million_samples": bill["usd"] / workload.samples * 1e6 if known else None,
+        "usd_per_million_samples": shown["usd"] / workload.samples * 1e6 if known else None,
         "bottleneck": str(predicted["bottleneck"]),
         "interruption_risk": float(costs.interruption_risk[at]),
         "expected_interruptions": float(costs.interruptions[at]),

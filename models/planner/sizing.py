@@ -22,11 +22,12 @@ because gradients are exchanged only after the last micro-step.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ..domain.cluster import parse_cluster, parse_numbers
@@ -52,8 +53,6 @@ FORMULAS = {
     "best_batch": "measured batch of one device with the most samples per second that fits",
 }
 GIB = 2.0**30
-_SCALE = ["mode", "instance_type", "devices_each"]
-_SHAPE = ["size", "micro_batch", "accumulation_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +116,8 @@ class Scale:
 
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
         """Return the seconds per step for each number of units for which `step_s` is known."""
-        found = {size: self.step_s(size, batch, micro) for size in sorted(self.steps)}
-        return {size: seconds for size, seconds in found.items() if seconds is not None}
+        found = ((size, self.step_s(size, batch, micro)) for size in sorted(self.steps))
+        return {size: seconds for size, seconds in found if seconds is not None}
 
     @property
     def batches(self) -> list[float]:
@@ -157,38 +156,32 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     is the number of devices of each instance type; it is used for runs that state no layout. If no
     run on one device was measured, the profile of the device is used.
     """
-    rows = []
+    measured: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], list[float]]]]
+    measured = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     runs = valid_runs(data.runs)
     runs = runs[runs["workload"].astype(str) == workload] if len(runs) else runs
     for row, mode in zip(rows_of(runs), modes_of(runs), strict=True):
         name, *others = types = parse_cluster(str(row["cluster"]))
-        layout = row.get("layout") or devices.get(name, 1)
-        used = parse_numbers(layout, len(types), "layout")
+        used = parse_numbers(row.get("layout") or devices.get(name, 1), len(types), "layout")
         batches = parse_numbers(row["batch_per_device"], len(types), "batch_per_device")
         if mode.of_several or len({*zip(types, used, batches, strict=True)}) > 1:
             continue
-        each, batch = used[0], batches[0]
-        step = int(row.get("accumulation_steps") or 1), float(row["step_s"])
-        rows.append((mode, name, each, len(types), float(each * batch), *step))
+        each, batch, steps = used[0], float(batches[0]), int(row.get("accumulation_steps") or 1)
+        measured[mode, name, each][len(types)][each * batch, steps].append(row["step_s"])
         if not others:
-            rows.append((mode, name, 0, each, float(batch), *step))
-    alone = [
-        (row["mode"], row["instance_type"], each, 1, float(row["batch"]), 1, row["step_s"])
-        for row in _profiles(data, workload)
-        for each in (0, 1)
-    ]
-    columns = [*_SCALE, *_SHAPE, "step_s"]
-    runs, profiles = (pd.DataFrame(some, columns=columns) for some in (rows, alone))
-    by_run = runs.groupby([*_SCALE, *_SHAPE])["step_s"].median()
-    by_profile = profiles.groupby([*_SCALE, *_SHAPE])["step_s"].first()
-    found: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], float]]] = {}
-    for known in rows_of(by_run.combine_first(by_profile).reset_index()):
-        sizes = found.setdefault(tuple(known[name] for name in _SCALE), {})
-        shape = known["micro_batch"], known["accumulation_steps"]
-        sizes.setdefault(known["size"], {})[shape] = known["step_s"]
-    return [
-        Scale(*scale, sizes) for scale, sizes in sorted(found.items()) if scale[2] or max(sizes) > 1
-    ]
+            measured[mode, name, 0][each][batch, steps].append(row["step_s"])
+    for row in _profiles(data, workload):
+        for each in (0, 1):
+            shapes = measured[row["mode"], row["instance_type"], each][1]
+            shapes.setdefault((float(row["batch"]), 1), [row["step_s"]])
+    found = []
+    for key, sizes in sorted(measured.items()):
+        steps_s = {
+            size: {shape: median(seconds) for shape, seconds in shapes.items()}
+            for size, shapes in sizes.items()
+        }
+        found.append(Scale(*key, steps_s))
+    return [scale for scale in found if scale.devices_each or max(scale.steps) > 1]
 
 
 def _profiles(data: TrainingData, workload: str) -> list[Row]:
@@ -219,15 +212,19 @@ def size_workload(
     machines = read_machines(data.instance_types, seen)
     facts, profiles = workload_facts(data).get(workload), _profiles(data, workload)
     gradient_bytes = 0.0 if facts is None else facts.gradient_bytes
+    ready = 0.0  # share of the backward pass before the first gradient bucket is ready
+    if len(data.buckets):
+        named = data.buckets["workload"].astype(str) == workload
+        ready = data.buckets["ready_fraction"][named].min() if named.any() else ready
     found: dict[str, list[Row]] = {
         name: [] for name in ("scaling", "checks", "best_batch", "unknown")
     }
     for scale in scales_of(data, workload, {name: m.devices for name, m in machines.items()}):
-        name = scale.instance_type
-        machine = machines[name]
+        machine = machines[scale.instance_type]
         alike = [row for row in profiles if row["mode"] == scale.mode]
-        here = [row for row in alike if row["instance_type"] == name]
-        key = {"instance_type": name, "devices_each": scale.devices_each, **scale.mode._asdict()}
+        here = [row for row in alike if row["instance_type"] == scale.instance_type]
+        key: Row = {"instance_type": scale.instance_type, "devices_each": scale.devices_each}
+        key |= scale.mode._asdict()
         if scale.devices_each == 1:
             found["best_batch"] += [key | best for best in _best_batch(scale, machine, here)]
         pair = scale.best_known(*batches)
@@ -239,11 +236,9 @@ def size_workload(
         found["checks"] += [key | check for check in check_sizes(sizes)]
         row = key | _scaling(sizes, max(machine.devices, *sizes) if not scale.devices_each else 0)
         if scale.devices_each and gradient_bytes > 0:
-            row |= _hiding(sizes, scale.devices_each, gradient_bytes, machine)
-            hideable_s = row["compute_s"] * _backward_share(here or alike, data.buckets, workload)
-            traffic_gbit = 8e-9 * 2 * (1 - 1 / max(sizes)) * gradient_bytes
-            needed = traffic_gbit / hideable_s if hideable_s > 0 else None
-            row |= {"hideable_s": hideable_s, "needed_gbps": needed}
+            shares = [one["backward_s"] / one["step_s"] for one in here or alike]
+            backward = (median(shares) if shares else BACKWARD_PART) * (1 - ready)
+            row |= _hiding(sizes, scale.devices_each, gradient_bytes, machine, backward)
         found["scaling"].append(row)
     return found
 
@@ -256,16 +251,12 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     """
     rows = []
     for size, step_s in sizes.items():
-        below = [other for other in sizes if 1 < other < size]
-        rule = ScalingRule.through(sizes[1], max(below), sizes[max(below)]) if below else None
-        rows.append(
-            {
-                "size": size,
-                "step_s": step_s,
-                "efficiency": sizes[1] / (size * step_s),
-                "by_rule": rule.efficiency(size) if rule else None,
-            }
-        )
+        row: Row = {"size": size, "step_s": step_s, "efficiency": sizes[1] / (size * step_s)}
+        below = max((other for other in sizes if other < size), default=1)
+        by_rule = None
+        if below > 1:
+            by_rule = ScalingRule.through(sizes[1], below, sizes[below]).efficiency(size)
+        rows.append(row | {"by_rule": by_rule})
     return rows
 
 
@@ -284,38 +275,34 @@ def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
 
 
 def _hiding(
-    sizes: Mapping[int, float], devices_each: int, gradient_bytes: float, machine: Machine
+    sizes: Mapping[int, float],
+    devices_each: int,
+    gradient_bytes: float,
+    machine: Machine,
+    backward: float,
 ) -> Row:
     """Return the numbers that tell if gradients can be exchanged during the computation.
 
-    `sizes` maps numbers of machines to seconds per step. `servers` in the result is the number of
-    parameter servers needed; it is None if the bandwidth of the machine is unknown.
+    `sizes` maps numbers of machines to seconds per step. `backward` is the share of the computation
+    in which gradients can be sent. `servers` in the result is the number of parameter servers
+    needed; it is None if the bandwidth of the machine is unknown.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
     compute_s, workers = sizes[1] / size, size * devices_each
+    gradient_gbit, hideable_s = 8e-9 * gradient_bytes, compute_s * backward
+    needed = 2 * (1 - 1 / size) * gradient_gbit / hideable_s if hideable_s > 0 else None
     servers = None
     if gbps is not None:
-        servers = math.ceil(2 * 8e-9 * gradient_bytes * workers / (gbps * compute_s))
+        servers = math.ceil(2 * gradient_gbit * workers / (gbps * compute_s))
     return {
         "gradient_bytes": gradient_bytes,
         "workers": workers,
         "compute_s": compute_s,
         "stated_gbps": gbps,
         "servers": servers,
+        "hideable_s": hideable_s,
+        "needed_gbps": needed,
     }
-
-
-def _backward_share(profiles: list[Row], buckets: pd.DataFrame, workload: str) -> float:
-    """Return the share of a step in which the backward pass runs and gradients can be sent.
-
-    Sending can start when the first gradient bucket is ready. The backward pass takes a share of
-    BACKWARD_PART if `profiles` is empty.
-    """
-    shares = [row["backward_s"] / row["step_s"] for row in profiles]
-    ready = 0.0
-    if len(buckets) and (named := buckets["workload"].astype(str) == workload).any():
-        ready = float(buckets["ready_fraction"][named].min())
-    return (float(np.median(shares)) if shares else BACKWARD_PART) * (1 - ready)
 
 
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
@@ -323,15 +310,15 @@ def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row
 
     Only batches that fit in the device's memory are considered. The list is empty if there is none.
     """
-    peaks = {float(row["batch"]): row.get("peak_bytes") for row in profiles}
-    peaks = {batch: None if pd.isna(peak) else float(peak) for batch, peak in peaks.items()}
+    # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
+    known = (row for row in profiles if pd.notna(row.get("peak_bytes")))
+    peaks = {float(row["batch"]): float(row["peak_bytes"]) for row in known}
     gib = machine.device_memory_gib
     memory = None if gib is None else gib * GIB
     speeds = {
         batch: batch / step_s
         for (batch, steps), step_s in scale.steps.get(1, {}).items()
-        # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
-        if steps == 1 and (peaks.get(batch) or 0.0) <= (memory or math.inf)
+        if steps == 1 and peaks.get(batch, 0.0) <= (memory or math.inf)
     }
     if not speeds:
         return []

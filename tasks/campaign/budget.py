@@ -19,8 +19,7 @@ from models.campaign import budget as pure
 from models.campaign.budget import Allowance, Cap
 from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, parse_cluster
-from warehouse import reads
-from warehouse.database import WarehouseMissing
+from warehouse.database import select
 
 from ..execution.claims import of_others
 from ..execution.job import START_UP_S, Served, workload_names
@@ -37,13 +36,11 @@ from ..workspace.workspace import Workspace
 # would end before they measure anything.
 EC2_START_UP_S, EC2_LEAST_START_UP_S = 720.0, 300.0
 LEAST_INSTALL_S = INSTALL_S / 5
-# Seconds for repeating disturbed runs: as a share of the launch's estimated seconds on local hosts
-# and on EC2, and as a share of the campaign's remaining seconds. A virtual machine's host may take
-# processors away for minutes. Waiting is free on local hosts but not on EC2.
-_LOCAL_PATIENCE, _EC2_PATIENCE, _CAMPAIGN_PATIENCE = 1.0, 0.25, 1 / 3
+# Seconds for repeating disturbed runs, as a share of the launch's estimated seconds on local hosts
+# and on EC2. A virtual machine's host may take processors away for minutes. Waiting is free on local
+# hosts but not on EC2.
+_LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
 _WARNED = 0.8  # share of the month's dollars above which the user is warned
-# A launch may try spot and on demand in every zone; no region has more than six zones.
-LATE_S = pure.late_s(2 * 6)
 REFUSED = "refused"  # prefix of the outcome of a launch that got no machines
 RELEASE_S = 2.0  # machines cost money until shortly after the request to stop
 
@@ -78,7 +75,6 @@ def allowance(
         wished_s=2 * launch.est_s + start_up_s,
         least_s=launch.est_s + least_s,
         caps=caps,
-        late=LATE_S,
     )
 
 
@@ -107,7 +103,7 @@ def patience_s(
         (start_up_s, _), share = _start_up_s(workspace, launch, tally), _EC2_PATIENCE
     spare_s = deadline_s - launch.est_s - start_up_s
     left_s = tally.stop_of(launch) - time.monotonic() - launch.est_s
-    return max(0.0, min(share * launch.est_s, _CAMPAIGN_PATIENCE * tally.left_s, spare_s, left_s))
+    return max(0.0, min(share * launch.est_s, spare_s, left_s))
 
 
 def caps_of(
@@ -120,11 +116,13 @@ def caps_of(
     not at all.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
-    held = workspace.provider.leases()
-    problems = [lease.problem for lease in held if lease.problem]
-    worst = {
-        lease.lease_id: _worst(workspace, lease, dearest) for lease in held if not lease.problem
-    }
+    held, problems = workspace.provider.leases(), list[str]()
+    worst: dict[str, float | None] = {}
+    for lease in held:
+        if lease.problem:
+            problems.append(lease.problem)
+        else:
+            worst[lease.lease_id] = _worst(workspace, lease, dearest)
     try:  # leases that ended but are not in the warehouse yet
         worst |= {lease.lease_id: lease.usd for lease in workspace.provider.closed()}
     except LeaseUnreadable as error:
@@ -175,10 +173,7 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     If the cost of a refresh is unknown, the dollars are infinite and the reason says so. Otherwise
     the reason is empty. A refresh that began in the previous month counts in full.
     """
-    try:
-        spend = reads.mart(workspace.warehouse, "spend", provider=workspace.provider.name)
-    except WarehouseMissing:
-        return 0.0, ""
+    spend = mart_or_nothing(workspace, "spend")
     start = pd.Timestamp(pure.month_start(now)).tz_localize(None)
     recent = spend[pd.to_datetime(spend["ended_at"]) >= start]
     for refresh_id in recent[recent["usd"].isna()]["refresh_id"]:
@@ -187,6 +182,12 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
             " until next month; AWS's bill shows it"
         )
     return float(recent["usd"].sum()), ""
+
+
+def mart_or_nothing(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
+    """Return the provider's rows of a mart. Before the first refresh there are none."""
+    with workspace.warehouse.read_or_empty() as connection:
+        return select(connection, name, {"provider": workspace.provider.name, **equal})
 
 
 def _spot_margin(workspace: Workspace) -> float | None:
@@ -213,7 +214,7 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     if rate <= 0:
         return None
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
-    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s, LATE_S)
+    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -282,7 +283,7 @@ class Tally:
         price = launch.cluster.total_usd_per_hour
         if not price:
             return self.stop_at
-        left_s = (self.cap_usd - self.usd) / price * 3600.0 - RELEASE_S
+        left_s = self.left_usd / price * 3600.0 - RELEASE_S
         return min(self.stop_at, time.monotonic() + max(left_s, 0.0))
 
     def add(

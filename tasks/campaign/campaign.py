@@ -37,7 +37,7 @@ from ..execution.collect import collect
 from ..execution.data import DataCarrier, fetch_s
 from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
 from ..execution.mailbox import WorkloadChanged
-from ..execution.outcomes import AttemptEnd, launch_row, planned_id, run_row
+from ..execution.outcomes import AttemptEnd, launch_row, planned_id
 from ..execution.session import Session
 from ..market.job_conditions import experience_of
 from ..market.offers import current_offers, nothing_to_buy, with_facts
@@ -49,7 +49,7 @@ from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
-from .budget import Tally, allowance, patience_s
+from .budget import Tally, allowance, mart_or_nothing, patience_s
 
 # Most lists of launches that one campaign plans. With a champion, a list counts only if no run of
 # it was recorded.
@@ -128,7 +128,7 @@ def within(
             tally.refused.clear()
         elif not bought:
             break
-    if workspace.settings.campaign.elastic_runs:
+    if workspace.settings.campaign.elastic_runs and not workspace.spends_money:
         yield from affordable(workspace, list(_elastic(workspace, tally)), tally)
 
 
@@ -158,22 +158,21 @@ def _obstacle(
     workspace: Workspace, launch: PlannedLaunch, tally: Tally, offers: Sequence[Offer]
 ) -> str:
     """Return why `launch` may not be made now; empty if it may."""
-    lacking = [tally.lacking[name] for name in workload_names(launch) if name in tally.lacking]
-    refused = just_refused(launch.cluster, tally.refused)
-    if lacking or refused:
-        return "; ".join(filter(None, [*lacking, refused]))
+    for name in workload_names(launch):
+        if name in tally.lacking:
+            return tally.lacking[name]
+    if refused := just_refused(launch.cluster, tally.refused):
+        return refused
     return allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield an elastic launch for each workload that has no measured elastic run.
 
-    The run uses recommended machines, one of which is revoked during the run.
+    The run uses recommended machines, one of which is revoked during the run. Only local machines
+    share a folder for its checkpoints.
     """
     provider = workspace.provider.name
-    if workspace.spends_money:
-        reporter().say(f"no elastic run: machines of {provider} share no folder for checkpoints")
-        return
     runs = reads.mart(workspace.warehouse, "elastic_runs", provider=provider)
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
     offers = current_offers(workspace)
@@ -219,16 +218,7 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
     Failures of machines, data or a package index are left out, because the run may succeed next
     time.
     """
-    try:
-        failed = reads.mart(
-            workspace.warehouse,
-            "failed_runs",
-            provider=workspace.provider.name,
-            status="failed",
-            told_by="node",
-        )
-    except WarehouseMissing:
-        return pd.DataFrame()
+    failed = mart_or_nothing(workspace, "failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
     failed = failed[~failed["cause"].isin((MACHINE, DATA, INSTALL))]
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
@@ -307,20 +297,18 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return `frames` without Srift's measurements of workloads whose definition has changed.
+    """Return `frames` without measurements of workloads whose definition has changed.
 
-    Imported runs stay. frames: the training frames by name.
+    frames: the training frames by name.
     """
-    noted, runs, profiles = frames["workloads"], frames["runs"], frames["profiles"]
-    if not len(noted):
-        return frames
-    digests = dict(zip(noted["workload"], noted["digest"], strict=True))
+    noted = frames["workloads"]
+    digests = dict(zip(noted["workload"], noted["digest"], strict=True)) if len(noted) else {}
     changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
-    return {
-        **frames,
-        "runs": runs[~runs["workload"].isin(changed) | (runs["source"] != "srift")],
-        "profiles": profiles[~profiles["workload"].isin(changed)],
-    }
+    kept = dict(frames)
+    for name in ("runs", "profiles"):
+        if "workload" in frames[name]:
+            kept[name] = frames[name][~frames[name]["workload"].isin(changed)]
+    return kept
 
 
 def serve_launch(
@@ -333,7 +321,6 @@ def serve_launch(
     or Ctrl-C stops the launch, the recorded runs are loaded into the warehouse before the error is
     raised.
     """
-    seed = zlib.crc32(f"{workspace.settings.campaign.seed}/{lease_id}".encode())
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
     tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
@@ -341,7 +328,7 @@ def serve_launch(
         launch,
         workspace.settings,
         lease_id=lease_id,
-        seed=seed,
+        seed=zlib.crc32(f"{workspace.settings.campaign.seed}/{lease_id}".encode()),
         deadline_s=2 * launch.est_s,
         data={plan.name: plan.place for plan in plans},
     )
@@ -353,17 +340,14 @@ def serve_launch(
     lacking = {plan.name: plan.problem for plan in map(carrier.carry, plans) if plan.problem}
     job = without_data(job, lacking)
     if lacking and not job.items:
-        return Served(
-            lease_id=lease_id, outcome="failed: no data", rows=list(job.rows), lacked_data=lacking
-        )
+        return Served(lease_id=lease_id, outcome="failed: no data", lacked_data=lacking)
     patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
     job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
     runs = dict(zip(job.run_setups, launch.items, strict=True))
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
         run = runs[planned_id(run_id)]
-        hosts = f"{len(run.nodes)} of {len(launch.cluster.members)} hosts"
-        line = f"{launch.cluster.name}: {run.kind} {run.label} on {hosts}"
+        line = f"{launch.cluster.name}: {run.kind} {run.label} on {len(run.nodes)} hosts"
         reporter().watch(line, tally.runs + done, None if usd is None else tally.usd + usd)
 
     try:
@@ -376,26 +360,15 @@ def serve_launch(
 
 
 def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
-    """Return `job` without the workloads in `lacking`. Each of their runs gets a failed row.
+    """Return `job` without the workloads in `lacking`.
 
     `lacking` maps a workload to the reason why its data are missing.
     """
     for name, why in lacking.items():
         reporter().say(f"{name} is not measured: {why}")
-    rows = tuple(
-        run_row(
-            job.lease_id,
-            item.run_id,
-            job.run_setups[item.run_id],
-            "failed",
-            lacking[item.workload],
-        )
-        for item in job.items
-        if item.workload in lacking
-    )
     files = [(spec, path) for spec, path in job.files if spec.name not in lacking]
     items = tuple(item for item in job.items if item.workload not in lacking)
-    return replace(job, items=items, rows=rows, files=files, lacking=lacking)
+    return replace(job, items=items, files=files, lacking=lacking)
 
 
 def serve(
@@ -414,7 +387,7 @@ def serve(
         watch: is called with the progress of the job.
         clock: the default is the real clock.
     """
-    served = Served(lease_id=job.lease_id, rows=list(job.rows), lacked_data=dict(job.lacking))
+    served = Served(lease_id=job.lease_id, lacked_data=dict(job.lacking))
     laps = Stopwatch(served.seconds, clock or Clock())
     try:
         with provider.acquire(
@@ -447,9 +420,8 @@ def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")
     if isinstance(error, Exception):
         return AttemptEnd(how="lost", reason=str(error) or type(error).__name__)
-    stopped = isinstance(error, KeyboardInterrupt)
-    why = "by hand (Ctrl-C)" if stopped else f"({type(error).__name__})"
-    reason = f"the controller was stopped {why}"
+    why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    reason = f"the controller was stopped ({why})"
     return AttemptEnd(how="lost", reason=reason, interrupted=True)
 
 

@@ -25,9 +25,8 @@ from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
 from models.domain.workload import Goal
 from models.planner import planner
-from models.planner.enumeration import price_or_inf, sold_together
+from models.planner.enumeration import sold_together
 from warehouse import reads
-from warehouse.database import WarehouseMissing
 
 from ..execution.job import Served
 from ..execution.outcomes import planned_id
@@ -38,6 +37,7 @@ from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace
+from .budget import mart_or_nothing
 
 Row = dict[str, Any]
 _STEP = ("step_s", "step_low_s", "step_high_s")
@@ -80,25 +80,20 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
 
 def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluster:
     """Return the cluster that `text` names; raises as `clusters_of`."""
-    known = {offer.instance_type.name for offer in offers}
     try:
         names = parse_cluster(text)
     except ValueError as error:
         raise SettingsError(f"--on {text}: {error}") from None
-    for name in names:
-        if name not in known:
-            near = nearest_names(name, known)
-            raise SettingsError(f"--on {text}: no instance type {name!r} is on offer; {near}")
-    sold = for_sale(workspace, offers)
-    cluster = _cheapest(names, sold) or _cheapest(names, offers)
+    cluster = _cheapest(names, for_sale(workspace, offers)) or _cheapest(names, offers)
+    most = workspace.settings.campaign.max_hosts
     if cluster is None:
-        raise SettingsError(
-            f"--on {text}: no zone and market sells these machines at a known price"
-        )
-    why, most = workspace.provider.launches(cluster), workspace.settings.campaign.max_hosts
-    if len(names) > most:
+        near = nearest_names(names[-1], {offer.instance_type.name for offer in offers})
+        why = f"no zone and market sells these machines at a known price; {near}"
+    elif len(names) > most:
         why = f"a campaign launches at most {most} machines ([campaign] max_hosts)"
-    if why:
+    else:
+        why = workspace.provider.launches(cluster)
+    if cluster is None or why:
         raise SettingsError(f"--on {text}: {why}")
     return cluster
 
@@ -113,7 +108,7 @@ def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
         by_name = {offer.instance_type.name: offer for offer in group}
         if by_name.keys() >= set(names):
             able.append(Cluster(members=tuple(by_name[name] for name in names)))
-    return min(able, key=lambda one: sum(map(price_or_inf, one.members)), default=None)
+    return min(able, key=lambda one: one.total_usd_per_hour or 0.0, default=None)
 
 
 def case_of(
@@ -144,28 +139,23 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 
     The column `reason` says why a run was not measured; it is empty for measured runs.
     """
-    runs, failures = _mart(case, "runs"), _mart(case, "failed_runs")
-    measured = {planned_id(row["run_id"]): float(row["step_s"]) for row in rows_of(runs)}
-    failed = {planned_id(row["run_id"]): str(row["reason"]) for row in rows_of(failures)}
+    runs, failures = (mart_or_nothing(case.workspace, name) for name in ("runs", "failed_runs"))
+    measured = dict(zip(runs["run_id"].map(planned_id), runs["step_s"], strict=True))
+    failed = dict(zip(failures["run_id"].map(planned_id), failures["reason"], strict=True))
     rows = []
     for launch, served in made:
         recorded = {planned_id(run_id) for run_id in served.recorded}
         for number, run in enumerate(launch.items):
             run_id = f"{served.lease_id}-{number:03d}"
-            step_s, reason = measured.get(run_id), ""
-            if step_s is None:
-                reason = failed.get(run_id, "" if run_id in recorded else served.outcome)
-                if run.kind == "train" and not reason:
-                    reason = "the definition of its workload or machines has changed since"
-            predicted = _predicted(case, run)
+            reason = failed.get(run_id, "" if run_id in recorded else served.outcome)
             rows.append(
                 {
                     "run_id": run_id,
                     "kind": run.kind,
                     **run.row(),
-                    "market": launch.cluster.members[0].market,
-                    **{f"predicted_{column}": predicted.get(column) for column in _STEP},
-                    "step_s": step_s,
+                    "market": launch.cluster.market,
+                    **_predicted(case, run),
+                    "step_s": measured.get(run_id),
                     "measured": not reason,
                     "reason": reason,
                 }
@@ -176,24 +166,17 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 def _predicted(case: Case, run: PlannedRun) -> Row:
     """Return the predicted step time of `run` and its bounds, as columns.
 
-    The result is empty if `run` is not a training run or the model cannot predict it.
+    They are None if `run` is not a training run or the model cannot predict it.
     """
     known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
-    if case.model is None or run.kind != "train" or not known:
-        return {}
-    return rows_of(case.model.predict(pd.DataFrame([run.row()]))[[*_STEP]])[0]
+    found: Row = dict.fromkeys(_STEP)
+    if case.model is not None and run.kind == "train" and known:
+        found = rows_of(case.model.predict(pd.DataFrame([run.row()])))[0]
+    return {f"predicted_{column}": found[column] for column in _STEP}
 
 
 def _known(case: Case) -> set[str]:
     return {offer.instance_type.name for offer in case.known}
-
-
-def _mart(case: Case, name: str) -> pd.DataFrame:
-    try:
-        warehouse, provider = case.workspace.warehouse, case.workspace.provider.name
-        return reads.mart(warehouse, name, provider=provider)
-    except WarehouseMissing:
-        return pd.DataFrame()
 
 
 def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
@@ -211,15 +194,14 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
         first = replace(case.workload, modes=case.workload.modes[:1])
         found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
         least = first.global_batch_least
-        exact = [one for one in found.values() if one.global_batch >= least]
-        if not exact:
-            raise SettingsError(
-                f"{cluster.name} cannot train {first.name}: its devices cannot split a global batch"
-                f" of {least}, or do not support the workload's precision"
-            )
-        run = exact[0]  # on all devices at the smallest global batch
+        run = next((one for one in found.values() if one.global_batch >= least), None)
+    if run is None:
+        raise SettingsError(
+            f"{cluster.name} cannot train {case.workload.name}: its devices cannot split a global"
+            f" batch of {least}, or do not support the workload's precision"
+        )
     alone = replace(case.workload, modes=(run.mode.alone,))
-    lines = profiled_lines(_mart(case, "profiles"))
+    lines = profiled_lines(mart_or_nothing(case.workspace, "profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
     missing = [
         profile_of(alone, instance_type, costs)
@@ -256,23 +238,21 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
     Pilots for goals with a deadline or budget come first. If a goal has no pilots, print the
     reason.
     """
-    name, costs = case.workload.name, case.experience.costs
     goals = case.workload.goals or (Goal(goal="cheapest"),)
-    runs: dict[str, tuple[Cluster, PlannedRun]] = {}
+    found: dict[str, tuple[Cluster, PlannedRun]] = {}
     for goal in sorted(goals, key=lambda one: one.constraint is None):
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
-        found = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
-        limit = "" if goal.limit is None else f" {goal.limit:g} {goal.constraint}"
-        if not found["runs"]:
-            why = "its choice is settled" if found["settled"] else found["reason"]
-            reporter().say(
-                f"{name}, {goal.goal}{limit}: {why or 'a few runs would not settle the choice'}"
-            )
-        for row in found["runs"]:
+        pilots = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
+        if not pilots["runs"]:
+            why = "its choice is settled" if pilots["settled"] else pilots["reason"]
+            why = why or "a few runs would not settle the choice"
+            reporter().say(f"{case.workload.name}, {goal.goal}: {why}")
+        for row in pilots["runs"]:
             cluster, run = row["planned"]
-            run = replace(run, reason=f"a pilot of {goal.goal}{limit}")
-            runs.setdefault(f"{run.kind} {run.row()}", (cluster, run))
+            run = replace(run, reason=f"a pilot of {goal.goal}")
+            found.setdefault(f"{run.kind} {run.row()}", (cluster, run))
     launches: dict[tuple[str, str], tuple[Cluster, list[PlannedRun]]] = {}
-    for cluster, run in list(runs.values())[:count]:
+    for cluster, run in list(found.values())[:count]:
         launches.setdefault((cluster.name, cluster.market), (cluster, []))[1].append(run)
+    costs = case.experience.costs
     return [launch_of(cluster, picked, costs) for cluster, picked in launches.values()]

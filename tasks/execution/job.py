@@ -45,7 +45,6 @@ class Job:
     items: the runs, in the form that nodes receive.
     run_setups: the setup of each run, by run id.
     files: the description and the source of each workload.
-    rows: the failed rows of runs whose workload lacks its data.
     lacking: why the data are missing, by workload.
     lose_after_s: by run id of an elastic run, the seconds after which its last machine is revoked.
     """
@@ -59,7 +58,6 @@ class Job:
     seed: int
     deadline_s: float  # seconds after acquisition at which the machines end themselves
     patience_s: float = 0.0  # seconds available for repeating disturbed measurements
-    rows: tuple[dict[str, Any], ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     lose_after_s: Mapping[str, float] = field(default_factory=dict)
 

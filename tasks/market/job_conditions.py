@@ -9,7 +9,7 @@ import pandas as pd
 from models.campaign.candidates import EC2_COSTS, Costs
 from models.job import launch_history as history
 from models.job.capacity import PRIOR_S, fit_availability, fit_startup
-from models.job.checkpoints import fit_checkpoints, fit_reads
+from models.job.checkpoints import fit_checkpoints
 from models.job.compilation import fit_compilation
 from models.job.duration import STARTUP_S
 from models.job.interruption_rates import fit_hazard
@@ -63,7 +63,6 @@ def experience_of(workspace: Workspace) -> Experience:
         startup=startup,
         checkpoints=fit_checkpoints(written),
         compilation=fit_compilation(compiled),
-        reads=fit_reads(_read_back(restarts)),
         restarts=fit_restarts(restarts),
     )
     if local:
@@ -84,17 +83,6 @@ def experience_of(workspace: Workspace) -> Experience:
         for name, rows in history.spot_held(machines).groupby("instance_type")
     }
     return Experience(conditions=conditions, costs=costs, interruptions=words)
-
-
-def _read_back(restarts: pd.DataFrame) -> pd.DataFrame:
-    """Return the checkpoints that restarts read, as expected by `fit_reads`.
-
-    The columns include workload, instance_type, bytes and seconds.
-    """
-    if not len(restarts):
-        return restarts
-    read = restarts[restarts["restore_s"].notna()].drop(columns="seconds")
-    return read.rename(columns={"restore_bytes": "bytes", "restore_s": "seconds"})
 
 
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:

@@ -7,7 +7,6 @@ challenger learns from the new runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +22,6 @@ from warehouse import reads
 from warehouse.append import append
 
 from ..market.job_conditions import experience_of
-from ..providers.base import ProviderError
 from ..training.registry import Champion
 from ..workspace.workspace import Workspace
 
@@ -70,19 +68,11 @@ def _store(
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     """Return the time of the newest measurement of each drifting instance type.
 
-    Runs up to that time have to be repeated. If the provider drifts as a whole, every type on offer
-    counts as drifting.
+    Runs up to that time have to be repeated.
     """
-    moments: dict[str, datetime] = {}
-    for row in rows_of(reads.drifting(workspace.warehouse, workspace.provider.name)):
-        names = [row["instance_type"]]
-        if row["scope"] == "provider":
-            with suppress(ProviderError):
-                names = [one.name for one in workspace.provider.instance_types()]
-        for name in names:
-            newest = row["newest_measured_at"].to_pydatetime()
-            moments[name] = max(newest, moments.get(name, datetime.min))
-    return moments
+    drifting = reads.drifting(workspace.warehouse, workspace.provider.name)
+    newest = drifting.groupby("instance_type")["newest_measured_at"].max()
+    return {str(name): at.to_pydatetime() for name, at in newest.items()}
 
 
 def note_alarms(
@@ -120,26 +110,6 @@ def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
             f"{len(alarms) - _MOST_SENTENCES} older slow runs are in the view `alarms`"
         )
     return sentences
-
-
-def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
-    """Return `rows`, with slow runs mentioned in the reasons of first choices.
-
-    A first choice mentions the newest slow run on one of its instance types.
-    """
-    alarms = reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name)
-    # A slow host or a slow period is temporary and says nothing about the instance type.
-    lasting = [row for row in rows_of(alarms) if row["cause"] not in ("host", "speed")]
-    return [row | {"reason": _with_note(row, lasting)} for row in rows]
-
-
-def _with_note(row: Row, alarms: Sequence[Row]) -> str:
-    types = {str(offer["instance_type"]) for offer in row["cluster_offers"] or ()}
-    for alarm in alarms if row["rank"] == 1 else ():
-        slow = {alarm["instance_type"]} - {""} or set(types_of(alarm["cluster"]))
-        if types & slow and (alarm["cause"] != "input" or alarm["workload"] == row["workload"]):
-            return f"{row['reason']}; note: {slow_runs.sentence(alarm)}"
-    return str(row["reason"])
 
 
 def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:

@@ -15,6 +15,7 @@ from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
 from models.domain.workload import Setup
+from models.job.compilation import prior_s
 from models.planner import planner
 from models.planner.candidates import Supply
 from models.planner.enumeration import sold_together
@@ -44,9 +45,7 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
             `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
-            regret after the run. `assured_after` is the chance that some cluster meets the required
-            probability after the run. It is None if some cluster already does, or if the goal
-            requires no probability.
+            regret after the run.
         reason: why no run can be named, or "".
 
     Runs use the offers in `buyable` of the campaign's market. If none of them has a price, offers
@@ -95,25 +94,23 @@ def _pilots(
     frame = pd.DataFrame([setup.row() for setup in candidates])
     goal = case.workload.goals[0].goal
     found = choose_pilots(choice_set, frame, model.joint, goal=goal, count=count, seed=SEED)
-    in_doubt = infeasible and max(found.assured, default=0.0) >= _HELPS
-    if infeasible and not in_doubt and found.regret < SETTLED:
+    if infeasible and found.regret < SETTLED:
         return _no_runs(str(first["reason"]))
     if not found.chosen and chance is not None and chance < _HELPS:
         return _no_runs("no cluster is likely to meet the constraint, whatever a run shows")
     answer: Found = {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
     if not found.chosen:
         return answer
-    settled = found.regret < SETTLED and not in_doubt
-    if not settled and not in_doubt and min(found.after) >= (1 - _HELPS) * found.regret:
+    settled = found.regret < SETTLED
+    if not settled and min(found.after) >= (1 - _HELPS) * found.regret:
         return answer | {"settled": None}
     costs, runs = case.experience.costs, []
     seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
     for place, step_s in enumerate(map(float, seconds)):
         setup = candidates[found.chosen[place]]
-        run_s = costs.run_s(step_s) + costs.compiling_s(setup.mode)
+        run_s = costs.run_s(step_s) + prior_s(setup.mode)
         run = _billed(training_run(setup, step_s, costs), setup.cluster, run_s, costs)
-        sure = found.assured[place] if found.assured else None
-        runs.append(run | {"regret_after": found.after[place], "assured_after": sure})
+        runs.append(run | {"regret_after": found.after[place]})
     return answer | {"settled": settled, "runs": runs}
 
 
@@ -139,7 +136,7 @@ def _candidates(
         one_device = (replace(one, layout=(1,), accumulation_steps=1) for one in singles)
         setups = chain(list({setup_key(one): one for one in one_device}.values()), setups)
     types = (offer.instance_type for offer in sold)
-    measured = runs_by_key({case.workload.name}, types, case.runs)
+    measured = runs_by_key(types, case.runs)
     new: dict[Key, Setup] = {}
     for setup in setups:
         key = setup_key(setup)
@@ -213,8 +210,10 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
         if run.kind != "probe"
     ]
     items.sort(key=lambda pair: pair[1].kind != "profile")
-    unknown = {"regret_after": None, "assured_after": None}
-    runs = [_billed(run, cluster, run.est_s, costs) | unknown for cluster, run in items[:count]]
+    runs = [
+        _billed(run, cluster, run.est_s, costs) | {"regret_after": None}
+        for cluster, run in items[:count]
+    ]
     if not runs:
         return _no_runs("no machine on sale would show anything new")
     return {"settled": False, "regret": None, "runs": runs, "reason": ""}

@@ -224,9 +224,7 @@ class Ours(Sweep):
             at = np.array([places[row_key(row, DEVICES)] for row in rows_of(rows)], dtype=np.intp)
             return self.mean[at], self.covariance[np.ix_(at, at)], self.noise[at]
 
-        choice_set = ChoiceSet(
-            workload=ground.workload, setups=ground.setups, questions=ground.questions
-        )
+        choice_set = ChoiceSet(setups=ground.setups, questions=ground.questions)
         launches = shopping_list(
             CampaignLimits(
                 max_usd=1e3,
@@ -235,7 +233,6 @@ class Ours(Sweep):
                 fits=lambda cluster: "",
                 market="on-demand",
                 costs=EC2_COSTS,
-                most_launches=1,
             ),
             [job(ground.workload, ground.setups[0].global_batch)],
             list(offers.values()),
@@ -253,6 +250,7 @@ class Ours(Sweep):
                 types=frozenset(offers),
                 fresh=fresh,
             ),
+            most=1,
             buyable={
                 name: measurement_of(ground.setups[at], float(expected[at]))
                 for name, at in places.items()

@@ -234,7 +234,7 @@ def planned(here: Workspace, asked: Asked, steps: Mapping[Setting, list[float]])
     write_s = float(gang.checkpoint_s[0])
     interval_s = 3600 * float(best_interval(write_s / 3600, 3600 / LOSS_EVERY_S))
     every = max(2, round(interval_s / step_s[count]))
-    read_s = float(known.reads.seconds(size, [asked.kind])[0][0]) if known.reads else write_s
+    read_s = write_s
     outcome = "replaced" if asked.kind == REPLACED else "fewer"
     return ElasticJob(
         steps=every * math.ceil(WORK_S / step_s[count] / every),

@@ -77,7 +77,7 @@ class Node:
         if (world.now - one.launched_at).total_seconds() < one.boot_s:
             return
         # A machine may live to its deadline, a minute's rounding, and the caps' allowance.
-        if world.now.timestamp() > float(one.tags["srift:deadline"]) + 60.0 + LATE_S:
+        if world.now.timestamp() > float(one.tags["srift:deadline"]) + 60.0 + 240.0:
             world.overdue.add(one.instance_id)
         self._reach("booted")
         self._suffer(now_s)

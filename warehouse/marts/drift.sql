@@ -9,9 +9,9 @@ qualify row_number() over (partition by provider, scope, instance_type, zone ord
 order by provider, scope, instance_type, zone;
 
 comment on view drift is 'One row per provider, scope, instance type and zone: whether its recent runs lie outside the intervals that were predicted before they were measured.';
-comment on column drift.scope is 'type: an instance type in a zone; provider: all recent runs together. No unit.';
-comment on column drift.instance_type is 'Instance type; a run on mixed machines counts for each of its types. Empty for scope provider. No unit.';
-comment on column drift.zone is 'Zone of the machines; empty if unknown, and for scope provider. No unit.';
+comment on column drift.scope is 'Always type: an instance type in a zone. No unit.';
+comment on column drift.instance_type is 'Instance type; a run on mixed machines counts for each of its types. No unit.';
+comment on column drift.zone is 'Zone of the machines; empty if unknown. No unit.';
 comment on column drift.drifting is 'True if more recent runs lie outside their 90 % intervals than chance explains. No unit.';
 comment on column drift.direction is 'Side of the interval on which runs lie: slower, faster or either way; none if no run lies outside. No unit.';
 comment on column drift.runs is 'Number of the newest runs that were judged; the model had not learned from them. Unit: runs.';

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,14 +14,11 @@ from models.campaign.value_of_information import (
     OpenChoice,
     aim_and_meeting,
     choice,
-    choice_set_of,
     gain,
     run_values,
 )
-from models.domain.cluster import Cluster
-from models.domain.workload import GOALS, Goal, Setup
+from models.domain.workload import GOALS, Goal
 from models.planner.choice_rule import drawn_meeting, normal_meeting
-from tests.models.planning import offer, workload
 
 FASTEST, CHEAPEST = Goal(goal="fastest"), Goal(goal="cheapest")
 
@@ -73,14 +69,6 @@ def test_no_run_has_a_value_below_zero(count, seed, name):
     asked = question(count, goal, usd_per_hour=random.uniform(0.1, 10.0, size=count))
     regret, chance = gain(asked, believed, list(range(count)))
     assert np.all(regret >= 0) and np.all((chance >= 0) & (chance <= 1 + 1e-9))
-
-
-def test_a_run_on_a_near_rival_has_value_and_one_on_a_loser_has_none():
-    regret, chance = gain(question(3), belief([1.0, 1.05, 3.0], [0.1] * 3), [1, 2])
-    assert regret[0] > 0.01 and regret[1] < 1e-6
-    assert chance[0] > 0.2 and chance[1] < 1e-3
-    noisy, _ = gain(question(3), belief([1.0, 1.05, 3.0], [0.1] * 3, noise=10.0), [1])
-    assert noisy[0] < regret[0] / 10
 
 
 def test_the_value_is_that_of_the_textbook():
@@ -145,40 +133,3 @@ def test_without_a_required_probability_overshooting_is_weighed():
 def test_normal_and_drawn_meetings_agree(beyond, sd):
     drawn = drawn_meeting(np.exp(beyond + sd * ndtri((np.arange(20_000) + 0.5) / 20_000)), 1.0)
     assert np.array(normal_meeting(beyond, sd, 1.0)) == pytest.approx(np.array(drawn), abs=1e-3)
-
-
-HOURS = 10.0  # of work at a second a step
-JOB = replace(workload("mlp", 64, samples=int(64 * 3600 * HOURS)), gradient_bytes=None)
-
-
-def zones(count, usd_per_hour, market="on-demand"):
-    """One machine in each zone, each a little dearer than the one before."""
-    return [
-        Setup(
-            workload="mlp",
-            cluster=Cluster.of(
-                (1, offer("small", market, zone=f"z{at}", usd_per_hour=usd_per_hour + at / 1e4))
-            ),
-            layout=(1,),
-            batch_per_device=(64,),
-        )
-        for at in range(count)
-    ]
-
-
-def predicted(*steps):
-    """(count, step seconds, factor of the interval to either side) one after the other."""
-    rows = [(step, step / off, step * off) for count, step, off in steps for _ in range(count)]
-    return pd.DataFrame(rows, columns=["step_s", "step_low_s", "step_high_s"])
-
-
-def test_safe_setups_contend_beside_many_cheaper_ones_that_may_miss():
-    deadline = Goal(goal="cheapest_within_deadline", hours=HOURS)
-    found = choice_set_of(
-        replace(JOB, goals=(deadline,)),
-        [*zones(45, 1.0), *zones(25, 3.0)],
-        predicted((45, 1.0, 1.2), (25, 0.5, 1.01)),
-    )
-    (asked,) = found.questions
-    prices = [1.0 + at / 1e4 for at in range(30)] + [3.0 + at / 1e4 for at in range(10)]
-    assert asked.usd_per_hour == pytest.approx(prices)

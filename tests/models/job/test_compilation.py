@@ -7,7 +7,7 @@ import pytest
 
 from models.domain.cluster import Cluster
 from models.domain.workload import Mode, Setup
-from models.job.compilation import COMPILE_S, CompileModel, fit_compilation
+from models.job.compilation import COMPILE_S, fit_compilation
 from models.job.cost import job_costs
 from tests.models.planning import LineModel, frame, offer, workload
 
@@ -19,18 +19,14 @@ def fitted(count):
     return fit_compilation(pd.DataFrame([row] * count))
 
 
-def test_without_runs_the_prior_holds_in_compiled_modes_alone():
-    assert CompileModel().seconds("lm", Mode()) == 0.0
-    assert CompileModel().seconds("lm", COMPILED) == COMPILE_S
-    assert CompileModel().seconds("lm", COMPILED._replace(strategy="fsdp")) == 2 * COMPILE_S
-
-
 def test_measured_seconds_replace_the_prior_of_their_workload_and_mode():
     model = fitted(4)
     assert model.seconds("lm", COMPILED) == pytest.approx(200.0, rel=0.03)
     assert fitted(1).seconds("lm", COMPILED) < model.seconds("lm", COMPILED) < 200.0
     for name, mode in (("cnn", COMPILED), ("lm", COMPILED._replace(precision="bf16"))):
         assert model.seconds(name, mode) == COMPILE_S
+    assert model.seconds("cnn", COMPILED._replace(strategy="fsdp")) == 2 * COMPILE_S
+    assert model.seconds("lm", Mode()) == 0.0
 
 
 def test_each_start_and_each_replacement_compiles():

@@ -73,11 +73,6 @@ def test_doubt_and_bunching_widen_the_draws_around_the_same_mean(doubt, bunching
     assert wide.std() > 1.3 * even.std()
 
 
-def test_the_risk_of_a_known_rate_is_that_of_a_poisson_process():
-    assert risk(1.0, 0.5) == pytest.approx(-np.expm1(-0.5), rel=1e-3)
-    assert risk(1.0, 0.0, doubt=2.0) == 0.0
-
-
 def test_doubt_of_a_rate_lowers_the_risk_as_in_a_simulation():
     doubt, bunching = 1.5, 1.0
     random = np.random.default_rng(4)

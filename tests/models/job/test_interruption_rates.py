@@ -43,12 +43,6 @@ def test_exposure_moves_a_zone_to_its_own_rate():
     assert unseen[1] > busy[1]
 
 
-def test_other_types_correct_the_advised_rate_of_an_unseen_type():
-    seen = [windows({"x": 0.03, "y": 0.02}).assign(instance_type=name) for name in "abcde"]
-    model = fit_hazard(pd.concat(seen), advised=dict.fromkeys("abcde", ADVISED))
-    assert hazards(model, "x", kind="z")[0] > 3 * ADVISED
-
-
 def test_bunching_is_learned():
     rates = dict.fromkeys("uvwxyz", 0.05)
     even, bunched = (fit_hazard(windows(rates, bunched=variance)) for variance in (0.0, 3.0))

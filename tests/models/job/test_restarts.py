@@ -1,7 +1,5 @@
 """Seconds to restart an elastic job, by outcome and type."""
 
-import math
-
 import pandas as pd
 import pytest
 
@@ -19,12 +17,3 @@ def test_a_few_restarts_outweigh_the_prior_of_their_outcome():
     assert PRIOR_S["fewer"] < known.expected_s("fewer", ["other"])[0]
     prior = NO_RESTARTS.expected_s("replaced", ["a"])
     assert known.expected_s("replaced", ["a"]) == pytest.approx(prior, rel=0.01)
-
-
-def test_one_restart_counts_once_and_other_outcomes_do_not():
-    known = fit_restarts(restarts("fewer", PRIOR_S["fewer"] * math.e))
-    middle, sd = known.members["fewer", "a"]
-    apart, noise = 0.7**2 + 0.3**2, 0.2**2  # of an outcome and a type; of a restart
-    assert middle - math.log(PRIOR_S["fewer"]) == pytest.approx(apart / (apart + noise))
-    assert sd**2 == pytest.approx(1 / (1 / apart + 1 / noise))
-    assert not fit_restarts(restarts("grown", 5.0)).members

@@ -28,7 +28,7 @@ def runs(clusters, factor, *, seed=0, start=0):
 
 
 def named(found):
-    return [row["instance_type"] or row["scope"] for row in found if row["drifting"]]
+    return [row["instance_type"] for row in found if row["drifting"]]
 
 
 def test_a_type_that_became_slower_is_named():
@@ -62,14 +62,6 @@ def test_one_unlucky_group_among_many_is_not_named():
     seconds = np.where(own.cumsum() <= 4, scored["step_high_s"] * 1.02, 1.0)
     unlucky = scored.assign(measured_s=np.where(own, seconds, scored["measured_s"]))
     assert named(judge(unlucky, {})) == [] and named(judge(unlucky[own], {}))
-
-
-def test_a_shift_of_everything_is_one_sided():
-    clusters = {f"1x{name}": 4 for name in "abcdef"}
-    found = judge(runs(clusters, dict.fromkeys("abcdef", 1.06)), {})
-    assert named(found) == ["provider"] and found[-1]["direction"] == "slower"
-    narrow = runs(clusters, {}).assign(step_low_s=0.99, step_high_s=1.01)
-    assert named(judge(narrow, {})) == []
 
 
 def test_a_drift_goes_on_while_half_of_the_runs_lie_outside():

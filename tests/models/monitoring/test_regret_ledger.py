@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from models.job import duration as spot
-from models.monitoring.regret_ledger import judge, ledger_summary
+from models.monitoring.regret_ledger import judge
 
 NIGHT = pd.Timestamp("2026-11-20 03:00")
 DAY = pd.Timedelta(days=1)
@@ -130,13 +130,3 @@ def test_no_run_counts_for_two_equal_promises():
     assert [row["verdict"] for row in rows] == ["compared", "no_rival_measured"]
     assert rows[0]["first_measured_at"] == NIGHT + 2.5 * DAY
     assert rows[0]["newest_measured_at"] == NIGHT + 4.5 * DAY
-
-
-def test_the_summary_counts_failures_apart():
-    columns = ["verdict", "regret", "within_interval"]
-    rows = [("compared", 0.1, True), ("compared", 0.3, False), ("missed_constraint", None, False)]
-    summary = ledger_summary(pd.DataFrame(rows, columns=columns))
-    assert (summary["measured"], summary["compared"], summary["failures"]) == (3, 2, 1)
-    assert summary["mean_regret"] == pytest.approx(0.2) and summary["worst_regret"] == 0.3
-    assert summary["within_interval"] == pytest.approx(1 / 3)
-    assert ledger_summary(pd.DataFrame(columns=columns))["mean_regret"] is None

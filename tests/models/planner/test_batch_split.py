@@ -37,14 +37,11 @@ def test_no_whole_split_finishes_earlier(lines, total):
 @pytest.mark.parametrize(
     ("lines", "total", "devices", "shares"),
     [
-        ([(0.1, 0.01)] * 4, 64, None, (16, 16, 16, 16)),
         ([(0.1, 0.01)] * 3, 64, None, (22, 21, 21)),  # the first get the odd samples
         ([(0.0, 0.01), (0.0, 0.02)], 48, None, (32, 16)),  # twice as fast, twice the samples
         ([(0.0, 0.01), (0.1, 0.01)], 50, None, (30, 20)),  # a slow start is paid for
         ([(0.0, 0.001), (5.0, 0.001)], 64, None, None),  # the second would get nothing
-        ([(0.0, 0.01)] * 3, 2, None, None),
         ([(0.0, 0.01)] * 2, 60, (4, 1), (12, 12)),
-        ([(0.0, 0.01)], 30, (4,), None),
         ([(0.0, 0.01)] * 2, 30, (0, 1), None),
     ],
 )
@@ -74,8 +71,8 @@ class Lines:
     def compute_line(self, workload, name, mode):
         return self.lines[name]
 
-    def peak_bytes(self, workload, name, batch, ranks, **_):
-        return self.peak(name, batch)
+    def peak_bytes(self, workload, name, batch, ranks, *, mode, accumulates):
+        return self.peak(name, batch) / (ranks if mode.sharded else 1)
 
 
 def splits(counts, total, peak=lambda name, batch: math.nan, lines=PACES, strategy="ddp"):
@@ -133,3 +130,7 @@ def test_memory_is_that_of_the_device_and_not_of_the_host():
     )
     assert just.samples.tolist()[0] == [96] and max(over.samples.tolist()) <= [95]
     assert len(splits([[1, 0, 0]], 96, lambda name, batch: 2.0**40)) == 0
+    counts = [[1, 0, 0], [2, 0, 0], [3, 0, 0]]
+    for strategy, fitting in (("ddp", set()), ("fsdp", {1, 2})):
+        found = splits(counts, 96, lambda name, batch: 2 * gib, strategy=strategy)
+        assert set(found.cluster.tolist()) == fitting

@@ -1,9 +1,8 @@
 """Candidates divide the batch exactly, fit memory and can be had; beaten zones are left out."""
 
-from models.domain.cluster import parse_cluster
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.enumeration import compositions
-from models.planner.planner import allowed, candidates
+from models.planner.planner import allowed
 from tests.models.planning import (
     LineModel,
     cores_fit,
@@ -13,19 +12,6 @@ from tests.models.planning import (
 )
 
 MODEL = LineModel()
-
-
-def setups(sold, max_hosts=3, least=64, most=None):
-    supply = Supply(offers=sold, max_hosts=max_hosts, fits=cores_fit)
-    return candidates(workload("mlp", least, most), supply, MODEL)
-
-
-def test_every_multiset_appears_once_in_each_market():
-    found = [one.cluster for one in setups(offers()) if one.accumulation_steps == 1]
-    seen = [(one.market, tuple(sorted(parse_cluster(one.name)))) for one in found]
-    assert len(set(seen)) == len(seen) and {market for market, _ in seen} == {"spot", "on-demand"}
-    assert ("spot", ("large", "medium", "medium")) in seen
-    assert ("spot", ("whole", "whole")) not in seen  # two whole cores of 1.75
 
 
 def test_setups_come_by_price_and_all_can_be_had():
@@ -41,19 +27,16 @@ def test_setups_come_by_price_and_all_can_be_had():
 
 
 def test_few_clusters_are_all_enumerated_and_many_by_ladders():
-    every = compositions(3, max_hosts=4, most=20_000)
+    every = compositions(3, max_hosts=4)
     assert len({tuple(row) for row in every.tolist()}) == len(every) == 3 + 6 + 10 + 15
-    mixed = compositions(10, max_hosts=64, most=20_000)
+    mixed = compositions(10, max_hosts=64)
     assert len({tuple(row) for row in mixed.tolist()}) == len(mixed)
     assert (mixed > 0).sum(axis=1).max() == 3 and mixed.sum(axis=1).max() == 64
     alone = mixed[(mixed > 0).sum(axis=1) == 1].max(axis=1)
     assert sorted(alone.tolist()) == sorted([*range(1, 65)] * 10)
     for types in (12, 60):
-        counts = compositions(types, max_hosts=64, most=20_000)
+        counts = compositions(types, max_hosts=64)
         assert len(counts) <= 100_000 and (counts > 0).sum(axis=1).max() >= 2
-
-
-Terms = dict[str, tuple[float | None, float]]
 
 
 def in_zones(zones, market="spot"):
@@ -69,14 +52,12 @@ def test_a_beaten_zone_is_left_out():
         "best": {"small": (1.0, 0.1), "net": (2.0, 0.1)},
         "dearer": {"small": (1.1, 0.1), "net": (2.0, 0.1)},
         "riskier": {"small": (1.0, 0.2), "net": (2.0, 0.1)},
-        "poorer": {"small": (1.0, 0.1)},
         "unpriced": {"small": (None, 0.1), "net": (2.0, 0.1)},
         "safer": {"small": (1.5, 0.05)},
         "cheaper": {"net": (1.9, 0.3)},
-        "wider": {"large": (9.0, 0.1)},
     }
     kept = {one.zone for one in without_beaten_zones(in_zones(zones))}
-    assert kept == {"best", "safer", "cheaper", "wider"}
+    assert kept == {"best", "safer", "cheaper"}
     same = {"z": {"small": (1.0, 0.1)}, "m": {"small": (1.0, 0.1)}}
     other = in_zones({"k": {"small": (0.5, 0.0)}}, "on-demand")
     assert {one.zone for one in without_beaten_zones(in_zones(same) + other)} == {"m", "k"}

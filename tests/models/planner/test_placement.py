@@ -32,9 +32,8 @@ def drawn(machines, seed, sharing=0.0):
     return links(half + half.T, sharing)
 
 
-def racks(of, slower=5.0, sharing=1.0):
-    rack = np.array(of)
-    return links(np.where(rack[:, None] == rack, 1.0, slower) * (1 - np.eye(len(of))), sharing)
+def alike(machines):
+    return links(1 - np.eye(machines))
 
 
 def sweeps(of, seed, many=3):
@@ -64,10 +63,7 @@ def plain_seconds(of, rounds, order):
     ("machines", "sharing", "seed"), [(4, 0.0, 1), (4, 0.6, 2), (8, 0.0, 3), (8, 1.0, 4)]
 )
 def test_no_order_is_faster(traffic, machines, sharing, seed):
-    own, rounds = (
-        drawn(machines, seed, sharing),
-        {ring: ring, halvings: halvings}[traffic](machines, SIZE),
-    )  # type: ignore[index]
+    own, rounds = drawn(machines, seed, sharing), traffic(machines, SIZE)
     every = list(permutations(range(machines)))
     seconds = [plain_seconds(own, rounds, order) for order in every]
     assert seconds_of(own, rounds, np.array(every[:50])) == pytest.approx(seconds[:50])
@@ -95,32 +91,32 @@ def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one():
 
 
 def test_noise_alone_leaves_machines_in_their_order(monkeypatch):
-    alike = racks([0] * 8, sharing=0.0)
-    orders = {choose(sweeps(alike, seed), ring(8, SIZE)).order for seed in range(10)}
+    equal = alike(8)
+    orders = {choose(sweeps(equal, seed), ring(8, SIZE)).order for seed in range(10)}
     assert orders == {tuple(range(8))}
     monkeypatch.setattr(placement, "LEAST_GAIN", -1.0)
     monkeypatch.setattr(placement, "SURE", -1e9)
-    assert choose(sweeps(alike, 0), ring(8, SIZE)).order != tuple(range(8))
+    assert choose(sweeps(equal, 0), ring(8, SIZE)).order != tuple(range(8))
 
 
 def test_a_gain_is_that_of_sweeps_that_did_not_choose():
     """One sweep with a disturbed pair proposes an order that the others do not confirm."""
-    alike = racks([0] * 4, sharing=0.0)
-    slow = alike.byte_s.copy()
+    equal = alike(4)
+    slow = equal.byte_s.copy()
     slow[0, 1] = slow[1, 0] = 9 * slow[0, 1]
-    choice = choose([alike, alike, replace(alike, byte_s=slow)], ring(4, SIZE))
+    choice = choose([equal, equal, replace(equal, byte_s=slow)], ring(4, SIZE))
     assert choice.order == (0, 1, 2, 3) and choice.gain == pytest.approx(0.0, abs=0.01)
-    sure = choose([replace(alike, byte_s=slow)] * 3, ring(4, SIZE))
+    sure = choose([replace(equal, byte_s=slow)] * 3, ring(4, SIZE))
     assert sure.order != (0, 1, 2, 3) and sure.gain > 0.8
     with pytest.raises(ValueError):
-        choose([alike], ring(4, SIZE))
+        choose([equal], ring(4, SIZE))
 
 
 @pytest.mark.parametrize("slower", [(1.03, 1.03, 1.03), (9.0, 9.0, 1.0)])
 def test_neither_a_small_gain_nor_a_contested_gain_is_taken(slower):
     found = []
     for times in slower:
-        alike = racks([0] * 4, sharing=0.0)
-        alike.byte_s[0, 1] = alike.byte_s[1, 0] = times * alike.byte_s[0, 1]
-        found.append(alike)
+        equal = alike(4)
+        equal.byte_s[0, 1] = equal.byte_s[1, 0] = times * equal.byte_s[0, 1]
+        found.append(equal)
     assert choose(found, ring(4, SIZE)).order == (0, 1, 2, 3)

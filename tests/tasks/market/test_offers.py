@@ -10,7 +10,7 @@ import pytest
 from models.campaign.budget import billed_s
 from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster
-from tasks.campaign.budget import LATE_S, Tally, allowance
+from tasks.campaign.budget import Tally, allowance
 from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2.prices import billed
@@ -159,7 +159,7 @@ def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path):
         tally = Tally(cap_usd=9.0, stop_at=1e9, refresh_id="refresh-1")
         worst.append(allowance(here, launch, tally, NOON))
     public, less, more = worst
-    paid_s = billed_s(public.deadline_s, LATE_S)
+    paid_s = billed_s(public.deadline_s)
     assert less.worst_usd == public.worst_usd
     assert more.worst_usd - public.worst_usd == pytest.approx(paid_s / 3600)
 
