@@ -312,7 +312,8 @@ def _fill(
     The runs take at most `most_s` seconds. The launch starts with the runs in `first`. Training
     runs are added by value per second, the highest first, until the next run would lower the value
     per second of the launch's training runs. Adding a run can only lower the values of other runs,
-    so a heap recomputes values lazily. A run that fits within the minimum billed time is added without this
+    so a heap recomputes values lazily. A run that fits within the minimum billed time is added
+    without this
     comparison, because it costs nothing.
     """
     schedule, trial = Schedule(cluster), known.copy()

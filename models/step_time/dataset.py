@@ -24,7 +24,7 @@ from ..domain.setup_table import column, in_one_order, modes_of, types_of
 from ..domain.workload import MODE_COLUMNS, MODES
 from .machine_specs import Machine, device_kind
 from .one_device import Transformer
-from .rows import Facts
+from .rows import WorkloadFacts
 from .tensor import Volumes
 
 # Share of the backward pass in a step: it has two matrix products where the forward pass has one.
@@ -105,7 +105,8 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The runs get a column `speed_sd` (the standard deviation that speed changes cause in a run's log seconds). The data is returned unchanged if it was
+    The runs get a column `speed_sd` (the standard deviation that speed changes cause in a run's
+    log seconds). The data is returned unchanged if it was
     corrected before, or if at most half of the runs have a time of the fixed work.
     """
     if "speed_sd" in data.runs:
@@ -313,7 +314,7 @@ def facts_of(data: TrainingData, name: str) -> dict[str, float]:
     return facts
 
 
-def workload_facts(data: TrainingData) -> dict[str, Facts]:
+def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
     """Return the facts of each workload of which any fact is known."""
     columns = (
         *("gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"),
@@ -328,7 +329,7 @@ def workload_facts(data: TrainingData) -> dict[str, Facts]:
     for name in sorted({*networks, *(name for values in known.values() for name in values)}):
         parameters = known["parameters"].get(name, 0.0)
         shape = [known[each].get(name, 0.0) for each in ("layers", "hidden", "sequence")]
-        found[name] = Facts(
+        found[name] = WorkloadFacts(
             gradient_bytes=known["gradient_bytes"].get(name, 4.0 * parameters),  # fp32
             checkpoint_bytes=known["checkpoint_bytes"].get(name, 0.0),
             flops=known["flops_per_sample"].get(name, 0.0),
@@ -340,7 +341,7 @@ def workload_facts(data: TrainingData) -> dict[str, Facts]:
         ordered = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()
         size = ordered["bytes"].to_numpy(float)
         found[str(workload)] = replace(
-            found.get(str(workload), Facts()),
+            found.get(str(workload), WorkloadFacts()),
             gradient_bytes=float(size.sum()),
             hidden_part=BACKWARD_PART * (1 - float(ordered["ready_fraction"].min())),
             last_bucket_bytes=float(size[-1]),

@@ -101,7 +101,10 @@ def _squared(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 class StepKernel(Kernel):  # type: ignore[misc]
-    """Covariance of linearised log step seconds. `log_spreads` are learned, in the order of _NAMES."""
+    """Covariance of linearised log step seconds.
+
+    `log_spreads` are learned, in the order of SPREADS.
+    """
 
     def __init__(self, log_spreads: FloatArray) -> None:
         self.log_spreads = log_spreads
@@ -173,7 +176,7 @@ class StepKernel(Kernel):  # type: ignore[misc]
         return np.concatenate([np.diag(self(chunk)) for chunk in chunks])
 
 
-class Process(GaussianProcessRegressor):  # type: ignore[misc]
+class Regression(GaussianProcessRegressor):  # type: ignore[misc]
     """A Gaussian process that is stored without its Cholesky factor, which is large."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -202,7 +205,7 @@ def point_inputs(points: Points) -> FloatArray:
 _FREEDOM = 2.0  # of Student's t for outlying rows
 
 
-def outlying_factor(process: Process, factor: FloatArray | float = 1.0) -> FloatArray:
+def outlying_factor(process: Regression, factor: FloatArray | float = 1.0) -> FloatArray:
     """Return the factor on each row's noise variance, above 1 for outliers (Student's t).
 
     `factor` is the factor with which `process` was fitted.
@@ -217,7 +220,7 @@ def learned_spreads(
 ) -> FloatArray:
     """Return the most probable log spreads; their prior is centred on the initial values."""
     search = penalised(np.log(list(SPREADS.values())), _PRIOR_SD, 12)
-    process = Process(StepKernel(log_spreads), alpha=noise, optimizer=search)
+    process = Regression(StepKernel(log_spreads), alpha=noise, optimizer=search)
     return np.asarray(process.fit(inputs, target).kernel_.theta, dtype=float)
 
 

@@ -42,7 +42,7 @@ from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
 from .compression import beside_gradients
 from .machine_specs import Machine
-from .rows import Facts
+from .rows import WorkloadFacts
 from .setup_arrays import SetupArrays
 
 Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
@@ -93,7 +93,7 @@ class Held(NamedTuple):
     group: float = 0.0
 
     @classmethod
-    def of(cls, facts: Facts) -> Held:
+    def of(cls, facts: WorkloadFacts) -> Held:
         """Derive the bytes from facts; if the checkpoint is unknown, assume Adam's states."""
         gradients = facts.gradient_bytes
         group = 1 / facts.transformer.layers if facts.transformer else _GROUP
@@ -113,13 +113,13 @@ class MemoryModel:
         per_operation: activation bytes per operation of a sample.
     """
 
-    workloads: Mapping[str, Facts] = field(default_factory=dict)
+    workloads: Mapping[str, WorkloadFacts] = field(default_factory=dict)
     lines: dict[tuple[str, Mode, str], Line] = field(default_factory=dict)
     ran: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
     accumulated: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
     per_operation: float = _PER_OPERATION
 
-    def with_facts(self, workloads: Mapping[str, Facts]) -> MemoryModel:
+    def with_facts(self, workloads: Mapping[str, WorkloadFacts]) -> MemoryModel:
         """Return the model with the facts of new workloads."""
         return replace(self, workloads={**workloads, **self.workloads})
 
@@ -138,7 +138,7 @@ class MemoryModel:
         `batch` is the samples of a device in a micro-step, `ranks` the number of ranks.
         `accumulates` is True if an optimizer step has several micro-steps.
         """
-        facts = self.workloads.get(workload, Facts())
+        facts = self.workloads.get(workload, WorkloadFacts())
         held, sharing = Held.of(facts), mode.sharded and ranks > 1
         profiled = self._profiled(workload, mode.alone, instance_type)
         base, sample = profiled or self._bound(workload, mode, facts, held)
@@ -182,7 +182,7 @@ class MemoryModel:
         others = [line for key, line in self.lines.items() if key[:2] == (workload, mode)]
         return (max(base for base, _ in others), max(a for _, a in others)) if others else None
 
-    def _bound(self, workload: str, mode: Mode, facts: Facts, held: Held) -> Line:
+    def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts, held: Held) -> Line:
         """Return a line from facts and from runs that fitted; NaN if there is neither."""
         # least bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * held.gradients
@@ -197,7 +197,7 @@ class MemoryModel:
         return _CONTEXT + held.states, min(samples, default=float("nan"))
 
 
-def _transformer_bytes(facts: Facts, mode: Mode) -> float:
+def _transformer_bytes(facts: WorkloadFacts, mode: Mode) -> float:
     """Return the activation bytes of a sample."""
     assert facts.transformer is not None
     _, layers, hidden, sequence = facts.transformer
@@ -227,7 +227,7 @@ def fit_memory(
     profiles: pd.DataFrame,
     ran: SetupArrays,
     machines: Mapping[str, Machine],
-    workloads: Mapping[str, Facts],
+    workloads: Mapping[str, WorkloadFacts],
 ) -> MemoryModel:
     """Fit memory lines to profiled peaks, and derive upper bounds for other workloads.
 
@@ -280,7 +280,7 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
 
 
 def _lines(
-    profiles: pd.DataFrame, workloads: Mapping[str, Facts]
+    profiles: pd.DataFrame, workloads: Mapping[str, WorkloadFacts]
 ) -> dict[tuple[str, Mode, str], Line]:
     """Return the lines fitted to profiled peaks, by workload, mode and instance type."""
     if "peak_bytes" not in profiles:
@@ -291,7 +291,7 @@ def _lines(
     for (workload, mode, name), rows in good.groupby(
         pd.Series(list(keys), good.index, dtype=object)
     ):
-        gradients = workloads.get(workload, Facts()).gradient_bytes
+        gradients = workloads.get(workload, WorkloadFacts()).gradient_bytes
         batch, peak = (rows[each].to_numpy(float) for each in ("batch", "peak_bytes"))
         found[workload, mode, name] = one_device(batch, peak, gradients)
     return found

@@ -33,7 +33,7 @@ from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
 from .nearest import Nearness
 from .regressor import Beliefs, StepTimeRegressor
-from .rows import PROBE, Cell, Facts, SetupFacts
+from .rows import PROBE, Cell, SetupFacts, WorkloadFacts
 from .setup_arrays import SetupArrays, read_setups
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
@@ -479,10 +479,10 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
     if flops is None or name in model.workloads:
         return None
     gradient_bytes = float(workload.gradient_bytes or 0)
-    return all_introduced(model, {name: Facts(flops=flops, gradient_bytes=gradient_bytes)})
+    return all_introduced(model, {name: WorkloadFacts(flops=flops, gradient_bytes=gradient_bytes)})
 
 
-def all_introduced(model: StepTimeModel, facts: Mapping[str, Facts]) -> StepTimeModel:
+def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
     """Return a model that also predicts the unmeasured workloads with known operations.
 
     `facts` are the facts of each workload. Such a workload is predicted in every mode.

@@ -95,7 +95,8 @@ def prior(
 ) -> tuple[float, list[float], list[float]]:
     """Return the prior mean of log T1, the values of EFFECTS, and the shape features.
 
-    `middle` is log2 of the workload's middle batch; `flops` are a sample's operations, 0 if unknown.
+    `middle` is log2 of the workload's middle batch; `flops` are a sample's operations, 0 if
+    unknown.
     """
     octave = float(np.log2(batch)) - middle
     bandwidth, rate = (np.log(np.array(sheet[:2]) / np.array(USUAL))).tolist()

@@ -28,7 +28,7 @@ from .kernel import (
     T1,
     THETA,
     WIDTH,
-    Process,
+    Regression,
     StepKernel,
     learned_spreads,
     outlying_factor,
@@ -125,7 +125,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 some = np.sort(random.permutation(len(picked))[: self.most_learned])
                 found = learned_spreads(self.log_spreads_, inputs[some], target[some], noise[some])
                 self.log_spreads_ = found
-            process = Process(StepKernel(self.log_spreads_), alpha=noise, optimizer=None)
+            process = Regression(StepKernel(self.log_spreads_), alpha=noise, optimizer=None)
             self.process_ = process.fit(inputs, target)
             outlying = outlying_factor(process, outlying)
         self._fit_neighbours(X, log_s, weight, random, rows)

@@ -12,7 +12,7 @@ import scipy
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from ..domain.numeric import Z_90, FloatArray
-from .kernel import BROAD, NARROW, Process, outlying_factor, penalised
+from .kernel import BROAD, NARROW, Regression, outlying_factor, penalised
 from .rows import Rows
 
 # Initial standard deviations: broad residual, narrow residual, noise of a run.
@@ -22,7 +22,7 @@ _SMALL = 0.0  # code of all small cells together
 _APART = 100.0  # distance of two small cells, in length scales
 
 
-class Learned(NamedTuple):
+class CellSpread(NamedTuple):
     """The standard deviations (3,) of a cell, as _INITIAL, and the code of its kind of device."""
 
     spread: FloatArray
@@ -35,7 +35,7 @@ class Spreads:
     A cell that is not known gets the root mean square over its kind's cells and an average cell.
     """
 
-    def __init__(self, cells: dict[float, Learned]) -> None:
+    def __init__(self, cells: dict[float, CellSpread]) -> None:
         self.cells = cells
         self._usual = np.mean([each.spread**2 for each in cells.values()] or [_INITIAL**2], axis=0)
 
@@ -66,7 +66,7 @@ def learn_spreads(
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
     large = count[index] >= _ENOUGH
     features = np.column_stack([rows.features[several], _APART * index])
-    found: dict[float, Learned] = {}
+    found: dict[float, CellSpread] = {}
     for cell in [*np.unique(index[large]).tolist(), None]:
         picked = np.flatnonzero(~large if cell is None else index == cell)
         if len(picked) < _ENOUGH:
@@ -75,7 +75,7 @@ def learn_spreads(
         at = several[picked]
         kernel = residual_kernel(*_INITIAL[:2].tolist(), 1.0) + WhiteKernel(_INITIAL[2] ** 2)
         known = _INITIAL[2] ** 2 * np.maximum(noise_factor[at] - 1, 0.0)
-        process = Process(
+        process = Regression(
             kernel,
             alpha=known + rows.noise_sd[at] ** 2 + 1e-6,
             optimizer=penalised(kernel.theta, 1.0, 8, growth),
@@ -83,14 +83,14 @@ def learn_spreads(
         spread = np.exp(process.kernel_.theta / 2)
         first = at[0]
         code, kind = (_SMALL, _SMALL) if cell is None else (rows.cell[first], rows.kind[first])
-        found[float(code)] = Learned(spread, float(kind))
+        found[float(code)] = CellSpread(spread, float(kind))
     return Spreads(found)
 
 
 class Neighbours(NamedTuple):
     """The Gaussian process of a cell's residuals, and the range of its corrections."""
 
-    process: Process
+    process: Regression
     low: float
     high: float
 
@@ -116,18 +116,18 @@ def fit_neighbours(
 
 def without_rows(spread: FloatArray) -> Neighbours:
     """Return the prior of a cell without rows."""
-    return Neighbours(Process(residual_kernel(*spread[:2].tolist())), 0.0, 0.0)
+    return Neighbours(Regression(residual_kernel(*spread[:2].tolist())), 0.0, 0.0)
 
 
 def _fitted(
     features: FloatArray, residual: FloatArray, spread: FloatArray, noise: FloatArray
-) -> Process:
+) -> Regression:
     kernel = residual_kernel(*spread[:2].tolist())
-    process: Process = Process(kernel, alpha=noise, optimizer=None).fit(features, residual)
+    process: Regression = Regression(kernel, alpha=noise, optimizer=None).fit(features, residual)
     return process
 
 
-def _left_out_factor(process: Process, features: FloatArray) -> float:
+def _left_out_factor(process: Regression, features: FloatArray) -> float:
     """Return the factor by which errors exceed a process's standard deviations.
 
     Rows of one cluster are left out together, because their errors have causes in common.
@@ -145,7 +145,7 @@ def _left_out_factor(process: Process, features: FloatArray) -> float:
 
 
 def with_neighbours(
-    spreads: Spreads, found: dict[float, tuple[FloatArray, Rows]], process: Process, rows: Rows
+    spreads: Spreads, found: dict[float, tuple[FloatArray, Rows]], process: Regression, rows: Rows
 ) -> Spreads:
     """Return the spreads after the neighbours of each cell were fitted.
 
@@ -153,7 +153,7 @@ def with_neighbours(
     if left-out `rows` exceed the standard deviations of `process`, which has the levels.
     """
     cells = {
-        cell: Learned(spread, float(own.kind[0]))
+        cell: CellSpread(spread, float(own.kind[0]))
         for cell, (spread, own) in found.items()
         if len(own) >= _ENOUGH
     }
@@ -162,7 +162,7 @@ def with_neighbours(
         inverse = scipy.linalg.cho_solve((process.L_, True), np.eye(len(rows)))
         away = np.abs(process.alpha_ / np.sqrt(np.diag(inverse)))
         factor = float(np.clip(np.quantile(away[small], 0.9) / Z_90, 1.0, 4.0))
-        cells[_SMALL] = Learned(factor * spreads.cells[_SMALL].spread, _SMALL)
+        cells[_SMALL] = CellSpread(factor * spreads.cells[_SMALL].spread, _SMALL)
     return Spreads(cells)
 
 

@@ -33,7 +33,7 @@ Cell = tuple[str, Mode, str]  # workload, mode of one device, kind of device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class WorkloadFacts:
     """The facts of a workload; 0, NaN or None if unknown.
 
     `hidden_part` is the fraction of one device's seconds that remains when the first bucket of
@@ -139,14 +139,14 @@ class SetupFacts:
     """
 
     machines: dict[str, Machine]
-    workloads: dict[str, Facts]
+    workloads: dict[str, WorkloadFacts]
     middle: dict[tuple[str, Mode], float] = field(default_factory=dict)
     batches: dict[tuple[str, Mode], tuple[float, float]] = field(default_factory=dict)
     optimizer_part: dict[Cell, float] = field(default_factory=dict)
     input_part: dict[Cell, float] = field(default_factory=dict)
 
-    def of(self, workload: str) -> Facts:
-        return self.workloads.get(workload, Facts())
+    def of(self, workload: str) -> WorkloadFacts:
+        return self.workloads.get(workload, WorkloadFacts())
 
     def kinds(self, names: tuple[str, ...]) -> list[str]:
         return [device_kind(name, self.machines[name]) for name in names]
@@ -193,7 +193,23 @@ class SetupFacts:
         optimizer = np.append([self._optimizer(key) for key in keys], 0.0)[
             np.where(present, middle - len(distinct), -1)
         ]
-        return self._rows(setups, group, layout, count, points, point, middle, optimizer)
+        link = self._by_link(setups)
+        kinds = np.array([code_of("kind", name) for name in names])
+        groups = [(workload, mode) for workload, mode, _ in setups.groups()]
+        cells = np.array([[code_of("mode", *key, name) for name in names] for key in groups])
+        strategies = [code_of("strategy", mode.strategy) * mode.of_several for _, mode in groups]
+        return Rows(
+            line=self._line(setups, group, np.where(present, [layout, count], 0.0), link),
+            points=points,
+            point=point,
+            middle=middle,
+            optimizer=optimizer,
+            kind=kinds[link],
+            strategy=np.array(strategies)[group],
+            cell=cells.reshape(len(groups), len(names))[group, link],
+            features=self._features(setups, link),
+            noise_sd=np.zeros(len(group)),
+        )
 
     def points_of(self, workload: str, mode: Mode, instance_type: str, batch: FloatArray) -> Points:
         """Return a point for each batch of a workload on one device of an instance type."""
@@ -233,23 +249,15 @@ class SetupFacts:
             codes=np.array([codes[key] for key in keys]),
         )
 
-    def _rows(
-        self,
-        setups: SetupArrays,
-        group: IntArray,
-        layout: FloatArray,
-        count: FloatArray,
-        points: Points,
-        point: IntArray,
-        middle: IntArray,
-        optimizer: FloatArray,
-    ) -> Rows:
-        groups = setups.groups()
-        exchange = np.array([self._exchange(workload, mode) for workload, mode, _ in groups])
-        size, bucket, hidden, last, again = exchange.reshape(-1, 5).T[:, group]
+    def _line(self, setups: SetupArrays, group: IntArray, used: FloatArray, link: IntArray) -> Line:
+        """Return the formula's input without the seconds of one device.
+
+        `used` (2, rows, members) are the devices used on a machine, and the equal machines.
+        """
+        exchange = [self._exchange(workload, mode) for workload, mode, _ in setups.groups()]
+        size, bucket, hidden, last, again = np.array(exchange).reshape(-1, 5).T[:, group]
         ranks, machines = setups.ranks, setups.instances
         most = setups.layout.max(axis=1, initial=0)
-        link = self._by_link(setups)
         gbps = np.array([self.machines[name].bandwidth_gbps for name in setups.names])
         inside = {name: self.machines[name].inside_gbps for name in setups.names}
         core = {
@@ -257,13 +265,13 @@ class SetupFacts:
             for name in setups.names
         }
         sent, selection_s = self._compression(setups, size, most)
-        none = np.zeros((len(ranks), point.shape[1]))
-        line = Line(
+        none = np.zeros_like(used[0])
+        return Line(
             alone_s=none,
             middle_s=none,
             optimizer_s=none,
-            devices=np.where(point >= 0, layout, 0.0),
-            count=np.where(point >= 0, count, 0.0),
+            devices=used[0],
+            count=used[1],
             machines=machines,
             ranks=ranks,
             most=most,
@@ -279,34 +287,19 @@ class SetupFacts:
             selection_s=selection_s,
             repeated=again * (setups.accumulation - 1),
         )
-        names = self.kinds(setups.names)
-        kinds = np.array([code_of("kind", name) for name in names])
-        cells = np.array(
-            [[code_of("mode", *key[:2], name) for name in names] for key in groups]
-        ).reshape(len(groups), len(names))
-        strategies = np.array(
-            [code_of("strategy", mode.strategy) * mode.of_several for _, mode, _ in groups]
-        )
+
+    def _features(self, setups: SetupArrays, link: IntArray) -> FloatArray:
+        """Return a (rows, 5) array: the features of the residual."""
+        ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
         features = [
             np.log2(setups.samples / setups.accumulation / ranks),
             np.log2(machines),
             np.log2(each),
-            1 - each / most,
+            1 - each / setups.layout.max(axis=1, initial=0),
             self._variety(setups, link),
         ]
-        return Rows(
-            line=line,
-            points=points,
-            point=point,
-            middle=middle,
-            optimizer=optimizer,
-            kind=kinds[link],
-            strategy=strategies[group],
-            cell=cells[group, link],
-            features=np.stack(features, axis=1),
-            noise_sd=np.zeros(len(ranks)),
-        )
+        return np.stack(features, axis=1)
 
     def _optimizer(self, cell: Cell) -> float:
         """Return the optimizer part of a cell, or the median of the workload's other kinds."""

@@ -11,7 +11,8 @@ from .model import StepTimeModel
 # The registry stores a copy of the package `models` under another name.
 _ROOT = "models."
 _PACKAGE = __name__.removesuffix("step_time.serialization")
-# What a model consists of beside our classes. Nothing else is loaded: a pickle can call any function.
+# What a model consists of beside our classes. Nothing else is loaded: a pickle can call any
+# function.
 _LOADED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),

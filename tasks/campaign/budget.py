@@ -37,7 +37,8 @@ from ..workspace.workspace import Workspace
 EC2_START_UP_S, EC2_LEAST_START_UP_S = 720.0, 300.0
 LEAST_INSTALL_S = INSTALL_S / 5
 # Seconds for repeating disturbed runs, as a share of the launch's estimated seconds on local hosts
-# and on EC2. A virtual machine's host may take processors away for minutes. Waiting is free on local
+# and on EC2. A virtual machine's host may take processors away for minutes. Waiting is free on
+# local
 # hosts but not on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
 _WARNED = 0.8  # share of the month's dollars above which the user is warned
@@ -186,7 +187,7 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 def mart_or_nothing(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
     """Return the provider's rows of a mart. Before the first refresh there are none."""
-    with workspace.warehouse.read_or_empty() as connection:
+    with workspace.warehouse.read() as connection:
         return select(connection, name, {"provider": workspace.provider.name, **equal})
 
 

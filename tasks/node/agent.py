@@ -138,7 +138,8 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """Return this node's torchrun command, preceded by `node.prepare`. All nodes connect to the first
+        """Return this node's torchrun command, preceded by `node.prepare`. All nodes connect to
+        the first
         node. An elastic run starts with the nodes that are present, and other nodes may join later.
         It cannot survive the loss of its first node.
         """

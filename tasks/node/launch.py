@@ -172,7 +172,8 @@ def load(
     """Build the workload of `item` on this rank.
 
     `place` is a pair: this process's node and rank. `node.prepare` has already unpacked the
-    workload's archive. `shared` is passed to `build`. Raises the errors of `data_path`, `arithmetic`
+    workload's archive. `shared` is passed to `build`. Raises the errors of `data_path`,
+    `arithmetic`
     and `build`.
     """
     node, rank = place

@@ -181,7 +181,8 @@ def _prepared(
 ) -> tuple[Callable[..., float], float]:
     """Apply the item's strategy to the model.
 
-    Returns a function that takes an optimizer step, and this rank's share of the global batch. `place` is the index of this node in `item.nodes`.
+    Returns a function that takes an optimizer step, and this rank's share of the global batch.
+    `place` is the index of this node in `item.nodes`.
     """
     module = built.model
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
@@ -198,7 +199,8 @@ def _prepared(
 def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dict[str, Any]:
     """Train and return the values of a learn record.
 
-    `place` is the index of this node in `item.nodes`. Ranks exchange their losses after each window. Training ends after
+    `place` is the index of this node in `item.nodes`. Ranks exchange their losses after each
+    window. Training ends after
     `item.windows` windows, after `item.most_s` seconds, or when a loss is not finite. In the last
     case, `diverged` is True and `losses` ends before that window.
     """

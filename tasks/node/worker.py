@@ -159,7 +159,8 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
 def agree(launch: Launch, item: Item, problem: str) -> str:
     """Exchange `problem` with the other ranks of the item; return the reasons of all ranks.
 
-    The result is empty if every rank is ready. Equal reasons are stated once. Raises RuntimeError if
+    The result is empty if every rank is ready. Equal reasons are stated once. Raises RuntimeError
+    if
     a rank is lost.
     """
     group, ranks = launch.group(item), launch.layout.sending_ranks(item)

@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass
 from datetime import timedelta
 
-from models.campaign.budget import LATE_S
 from tasks.node.record import plan_from_json
 from tests.chaos.gang import Gang
 from tests.fake_s3 import ROLE

@@ -66,7 +66,8 @@ class Inbox:
 
 _OUTGOING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}")
 _RECORDS = "records/"
-# Limits of what one machine may write to the controller's disk, so 1 GiB: the number of records, and
+# Limits of what one machine may write to the controller's disk, so 1 GiB: the number of records,
+# and
 # also of other files, and the bytes of a file. Of a longer log only the end is uploaded.
 _MOST_FILES = 1000
 _LARGEST_BYTES = 2**19

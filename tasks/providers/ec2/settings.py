@@ -50,7 +50,8 @@ class Ec2(BaseModel):
 
     `prices` has this account's prices by type. `discounts` has discounts by pattern; the first
     pattern that matches a type counts, unless `prices` has the type. `emulated` is for tests with
-    an AWS_ENDPOINT_URL on this computer: machines measure although they lack the devices of their types.
+    an AWS_ENDPOINT_URL on this computer: machines measure although they lack the devices of their
+    types.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

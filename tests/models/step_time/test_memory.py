@@ -10,7 +10,7 @@ from models.domain.workload import MODES, Mode
 from models.step_time.machine_specs import Machine
 from models.step_time.memory import fit_memory
 from models.step_time.one_device import Transformer
-from models.step_time.rows import Facts
+from models.step_time.rows import WorkloadFacts
 from models.step_time.setup_arrays import read_setups
 from tests.models.step_time.cases import NONE, setup
 
@@ -24,7 +24,7 @@ NOTHING = setup().iloc[:0]
 
 
 def fitted(runs=NOTHING, profiles=NONE, **facts):
-    return fit_memory(profiles, read_setups(runs, {}), MACHINES, {"net": Facts(**facts)})
+    return fit_memory(profiles, read_setups(runs, {}), MACHINES, {"net": WorkloadFacts(**facts)})
 
 
 def profiled(fixed, gradients, sample):
