@@ -224,8 +224,16 @@ def learned_spreads(
     return np.asarray(process.fit(inputs, target).kernel_.theta, dtype=float)
 
 
-def penalised(centre: FloatArray, sd: FloatArray | float, most: int, growth: float = 3.0) -> Any:
-    """Return an optimizer for scikit-learn with a normal prior around `centre`."""
+def penalised(
+    centre: FloatArray,
+    sd: FloatArray | float,
+    most: int,
+    limits: tuple[float, float] = (-3.0, 3.0),
+) -> Any:
+    """Return an optimizer for scikit-learn with a normal prior around `centre`.
+
+    It takes at most `most` steps. `limits` bound the distance to `centre`.
+    """
 
     def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
         def loss(theta: FloatArray) -> tuple[float, FloatArray]:
@@ -233,10 +241,10 @@ def penalised(centre: FloatArray, sd: FloatArray | float, most: int, growth: flo
             away = (theta - centre) / sd
             return value + 0.5 * float(away @ away), slope + away / sd
 
-        limits = np.stack([centre - 2, centre + growth], axis=1)
+        within = [(each + limits[0], each + limits[1]) for each in centre.tolist()]
         minimize: Any = scipy.optimize.minimize
         found = minimize(
-            loss, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": most}
+            loss, start, jac=True, method="L-BFGS-B", bounds=within, options={"maxiter": most}
         )
         return found.x, found.fun
 

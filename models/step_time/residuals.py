@@ -18,6 +18,8 @@ from .rows import Rows
 # Initial standard deviations: broad residual, narrow residual, noise of a run.
 _INITIAL = np.array([0.05, 0.04, 0.03])
 _ENOUGH, _MOST = 40, 150  # rows of a cell from which its spreads are learned: least, most
+# Least log variance relative to the initial one: few rows of small cells cannot show a small spread.
+_SHRINK = {False: -3.0, True: -2.0}
 _SMALL = 0.0  # code of all small cells together
 _APART = 100.0  # distance of two small cells, in length scales
 
@@ -78,7 +80,7 @@ def learn_spreads(
         process = Regression(
             kernel,
             alpha=known + rows.noise_sd[at] ** 2 + 1e-6,
-            optimizer=penalised(kernel.theta, 1.0, 8, growth),
+            optimizer=penalised(kernel.theta, 1.0, 8, (_SHRINK[cell is None], growth)),
         ).fit(features[picked], residual[at])
         spread = np.exp(process.kernel_.theta / 2)
         first = at[0]
