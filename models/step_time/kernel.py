@@ -1,13 +1,17 @@
-"""The Gaussian process of linearised log step seconds."""
+"""Gaussian processes of log step seconds, for predictions.
+
+learning.py learns their spreads.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import scipy
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import Kernel
 
 from ..domain.numeric import FloatArray
 from .formula import NAMES, PARAMETERS
@@ -55,9 +59,6 @@ SPREADS = {
     "shape of transformer": 0.15,
     "noise of one device": 0.02,
 }
-_NAMES = tuple(SPREADS)
-# Standard deviation of the prior of a learned log spread.
-_PRIOR_SD = np.array([1.4 if name.startswith("noise") else 0.7 for name in _NAMES])
 _OCTAVES = 2.5  # length scale of the curves in the batch
 _SHAPE = np.array([1.5, 2.0, 2.0, 1.0])  # length scales of a transformer's shape
 # Length scales of the residual: octaves of batch, of machines and of devices per machine;
@@ -66,6 +67,7 @@ BROAD, NARROW = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
 # Standard deviation of log step seconds for each doubling of devices beyond the largest measured
 # number: the library may switch to another algorithm.
 _BEYOND_SD = 0.1
+_FREEDOM = 2.0  # of Student's t for outlying rows
 
 
 # Columns of the kernel's input: linear terms, codes of groups, derivative of log step with respect
@@ -94,102 +96,127 @@ COLUMN: dict[str, Any] = {
 COLUMN |= {group: COLUMN["codes"].start + at for at, group in enumerate(CODES)}
 
 
-def _squared(a: FloatArray, b: FloatArray) -> FloatArray:
-    """Return squared distances between the rows of two arrays."""
-    found = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
-    return np.asarray(np.maximum(found, 0.0), dtype=float)
+def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
+    """Return the squared-exponential covariance of the rows of two arrays."""
+    a, b = a / length, b / length
+    square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
+    return np.asarray(np.exp(-0.5 * np.maximum(square, 0.0)), dtype=float)
 
 
-class StepKernel(Kernel):  # type: ignore[misc]
-    """Covariance of linearised log step seconds.
+def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | None, FloatArray]]:
+    """Yield the terms of the covariance between rows, with the name of the spread they grow with.
 
-    `log_spreads` are learned, in the order of SPREADS.
+    Without `Y`, the covariance of a run's noise is included.
+    """
+    other = X if Y is None else Y
+    left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
+
+    def outer(name: str) -> FloatArray:
+        return np.multiply.outer(left[name], right[name])
+
+    same: dict[str, Any] = {"all": 1.0}
+    for group in CODES:
+        same[group] = (left[group][:, None] == right[group]) & (left[group][:, None] > 0)
+    for group, spread, name in _TERMS:
+        used = np.flatnonzero(spread)
+        yield name, same[group] * ((X[:, used] * spread[used] ** 2) @ other[:, used].T)
+    alone, apart = outer("alone"), left["octave"][:, None] - right["octave"]
+    near, equal = np.exp(-0.5 * (apart / _OCTAVES) ** 2), np.abs(apart) < 1e-6
+    for level in ("workload", "cell"):
+        yield f"curve of {level}", alone * (same[level] * near)
+        yield f"batch of {level}", alone * (same[level] & equal)
+    both = outer("transformer")
+    if both.any():
+        yield "shape of transformer", both * _near(left["shape"], right["shape"], _SHAPE)
+    for name, length in (("broad", BROAD), ("narrow", NARROW)):
+        near = _near(left["features"], right["features"], length)
+        yield None, same["mode"] * outer(name) * near
+    yield None, _BEYOND_SD**2 * same["link"] * outer("beyond")
+    if Y is None:
+        yield "noise of one device", np.diag(left["noise"])
+
+
+class Covariance(Protocol):
+    """A covariance between the rows of two arrays, or of one."""
+
+    def __call__(self, X: FloatArray, Y: FloatArray | None = None) -> FloatArray: ...
+
+
+@dataclass(frozen=True)
+class StepCovariance:
+    """The covariance of linearised log step seconds; `log_spreads` are in the order of SPREADS."""
+
+    log_spreads: FloatArray
+
+    def __call__(self, X: FloatArray, Y: FloatArray | None = None) -> FloatArray:
+        variance: dict[str | None, float] = dict(
+            zip(SPREADS, np.exp(2 * self.log_spreads).tolist(), strict=True)
+        )
+        found = np.zeros((len(X), len(X if Y is None else Y)))
+        for name, values in terms(X, Y):
+            found += variance.get(name, 1.0) * values
+        return found
+
+
+@dataclass(frozen=True)
+class ResidualCovariance:
+    """The covariance of a cell's residuals, a function of `Rows.features`."""
+
+    broad: float
+    narrow: float
+
+    def __call__(self, X: FloatArray, Y: FloatArray | None = None) -> FloatArray:
+        other = X if Y is None else Y
+        wide = self.broad**2 * _near(X, other, BROAD)
+        return wide + self.narrow**2 * _near(X, other, NARROW)
+
+
+@dataclass(frozen=True)
+class GaussianProcess:
+    """A Gaussian process after its measurements. It is stored without its Cholesky factor.
+
+    `weights` are the measurements' covariance, noise included, divided into their values.
     """
 
-    def __init__(self, log_spreads: FloatArray) -> None:
-        self.log_spreads = log_spreads
+    covariance: Covariance
+    inputs: FloatArray
+    noise: FloatArray
+    weights: FloatArray
 
-    @property
-    def theta(self) -> FloatArray:
-        return self.log_spreads
+    @classmethod
+    def fit(
+        cls, covariance: Covariance, inputs: FloatArray, values: FloatArray, noise: FloatArray
+    ) -> GaussianProcess:
+        """Return the process after measurements with the variances `noise`."""
+        bare = cls(covariance, inputs, noise, values)
+        return cls(covariance, inputs, noise, scipy.linalg.cho_solve((bare.factor, True), values))
 
-    @theta.setter
-    def theta(self, value: FloatArray) -> None:
-        self.log_spreads = np.asarray(value, dtype=float)
+    def __getstate__(self) -> dict[str, object]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    @property
-    def bounds(self) -> FloatArray:
-        centre = np.log(list(SPREADS.values()))
-        return np.stack([centre - 3, centre + 3], axis=1)
+    @cached_property
+    def factor(self) -> FloatArray:
+        """Return the Cholesky factor of the measurements' covariance."""
+        known = self.covariance(self.inputs) + np.diag(self.noise)
+        return np.asarray(scipy.linalg.cholesky(known, lower=True), dtype=float)
 
-    def is_stationary(self) -> bool:
-        return False
+    def mean(self, X: FloatArray) -> FloatArray:
+        return np.asarray(self.covariance(X, self.inputs) @ self.weights, dtype=float)
 
-    def __call__(
-        self, X: FloatArray, Y: FloatArray | None = None, eval_gradient: bool = False
-    ) -> Any:
-        other = X if Y is None else Y
-        variance = dict(zip(_NAMES, np.exp(2 * self.log_spreads), strict=True))
-        parts: dict[str, FloatArray] = {}
-        total = np.zeros((len(X), len(other)))
-
-        def add(name: str | None, values: FloatArray) -> None:
-            nonlocal total
-            values = values * variance[name] if name else values
-            total += values
-            if eval_gradient and name:
-                parts[name] = parts.get(name, 0.0) + values
-
-        same: dict[str, Any] = {"all": 1.0}
-        for at, group in enumerate(CODES, start=COLUMN["codes"].start):
-            same[group] = (X[:, at, None] == other[:, at]) & (X[:, at, None] > 0)
-        for group, spread, name in _TERMS:
-            used = np.flatnonzero(spread)
-            add(name, same[group] * ((X[:, used] * spread[used] ** 2) @ other[:, used].T))
-        alone = np.multiply.outer(X[:, COLUMN["alone"]], other[:, COLUMN["alone"]])
-        apart = X[:, COLUMN["octave"], None] - other[:, COLUMN["octave"]]
-        near, equal = np.exp(-0.5 * (apart / _OCTAVES) ** 2), np.abs(apart) < 1e-6
-        for level in ("workload", "cell"):
-            add(f"curve of {level}", alone * (same[level] * near))
-            add(f"batch of {level}", alone * (same[level] & equal))
-        both = np.multiply.outer(X[:, COLUMN["transformer"]], other[:, COLUMN["transformer"]])
-        if both.any():
-            distance = _squared(X[:, COLUMN["shape"]] / _SHAPE, other[:, COLUMN["shape"]] / _SHAPE)
-            add("shape of transformer", both * np.exp(-0.5 * distance))
-        for column, length in ((COLUMN["broad"], BROAD), (COLUMN["narrow"], NARROW)):
-            distance = _squared(
-                X[:, COLUMN["features"]] / length, other[:, COLUMN["features"]] / length
-            )
-            spread = np.multiply.outer(X[:, column], other[:, column])
-            add(None, same["mode"] * spread * np.exp(-0.5 * distance))
-        beyond = np.multiply.outer(X[:, COLUMN["beyond"]], other[:, COLUMN["beyond"]])
-        add(None, _BEYOND_SD**2 * same["link"] * beyond)
-        if Y is None:
-            add("noise of one device", np.diag(X[:, COLUMN["noise"]]))
-        if not eval_gradient:
-            return total
-        none = np.zeros_like(total)
-        return total, np.stack([2 * parts.get(name, none) for name in _NAMES], axis=2)
-
-    def diag(self, X: FloatArray) -> FloatArray:
+    def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
+        """Return the mean and the variance, or the covariance if `joint`."""
+        cross = self.covariance(X, self.inputs)
+        white = scipy.linalg.solve_triangular(self.factor, cross.T, lower=True)
+        if joint:
+            return cross @ self.weights, self.covariance(X) - white.T @ white
         chunks = np.array_split(X, max(len(X) // 100, 1))
-        return np.concatenate([np.diag(self(chunk)) for chunk in chunks])
+        prior = np.concatenate([np.diag(self.covariance(chunk)) for chunk in chunks])
+        return cross @ self.weights, np.maximum(prior - (white**2).sum(axis=0), 0.0)
 
-
-class Regression(GaussianProcessRegressor):  # type: ignore[misc]
-    """A Gaussian process that is stored without its Cholesky factor, which is large."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in ("L_", "_rng")}
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "L_" or "X_train_" not in self.__dict__:
-            raise AttributeError(name)
-        covariance = self.kernel_(self.X_train_)
-        covariance[np.diag_indices_from(covariance)] += self.alpha
-        self.L_ = scipy.linalg.cholesky(covariance, lower=True)
-        return self.L_
+    def left_out(self) -> tuple[FloatArray, FloatArray]:
+        """Return the inverse covariance, and errors of left-out rows in standard deviations."""
+        inverse = scipy.linalg.cho_solve((self.factor, True), np.eye(len(self.factor)))
+        return inverse, self.weights / np.sqrt(np.diag(inverse))
 
 
 def point_inputs(points: Points) -> FloatArray:
@@ -202,50 +229,10 @@ def point_inputs(points: Points) -> FloatArray:
     return inputs
 
 
-_FREEDOM = 2.0  # of Student's t for outlying rows
-
-
-def outlying_factor(process: Regression, factor: FloatArray | float = 1.0) -> FloatArray:
+def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
     """Return the factor on each row's noise variance, above 1 for outliers (Student's t).
 
     `factor` is the factor with which `process` was fitted.
     """
-    inverse = scipy.linalg.cho_solve((process.L_, True), np.eye(len(process.L_)))
-    square = factor * process.alpha_**2 / np.diag(inverse)
+    square = factor * process.left_out()[1] ** 2
     return np.asarray(np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1)), dtype=float)
-
-
-def learned_spreads(
-    log_spreads: FloatArray, inputs: FloatArray, target: FloatArray, noise: FloatArray
-) -> FloatArray:
-    """Return the most probable log spreads; their prior is centred on the initial values."""
-    search = penalised(np.log(list(SPREADS.values())), _PRIOR_SD, 12)
-    process = Regression(StepKernel(log_spreads), alpha=noise, optimizer=search)
-    return np.asarray(process.fit(inputs, target).kernel_.theta, dtype=float)
-
-
-def penalised(
-    centre: FloatArray,
-    sd: FloatArray | float,
-    most: int,
-    limits: tuple[float, float] = (-3.0, 3.0),
-) -> Any:
-    """Return an optimizer for scikit-learn with a normal prior around `centre`.
-
-    It takes at most `most` steps. `limits` bound the distance to `centre`.
-    """
-
-    def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
-        def loss(theta: FloatArray) -> tuple[float, FloatArray]:
-            value, slope = objective(theta)
-            away = (theta - centre) / sd
-            return value + 0.5 * float(away @ away), slope + away / sd
-
-        within = [(each + limits[0], each + limits[1]) for each in centre.tolist()]
-        minimize: Any = scipy.optimize.minimize
-        found = minimize(
-            loss, start, jac=True, method="L-BFGS-B", bounds=within, options={"maxiter": most}
-        )
-        return found.x, found.fun
-
-    return search

@@ -32,7 +32,7 @@ from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
 from .nearest import Nearness
-from .regressor import Beliefs, StepTimeRegressor
+from .posterior import Beliefs, Posterior
 from .rows import PROBE, Cell, SetupFacts, WorkloadFacts
 from .setup_arrays import SetupArrays, read_setups
 
@@ -95,7 +95,7 @@ class StepTimeModel:
 
     provider: str
     facts: SetupFacts
-    regressor: StepTimeRegressor
+    posterior: Posterior
     measured: SetupArrays
     run_sd: float
     trained: frozenset[tuple[str, Mode]]
@@ -221,7 +221,7 @@ class StepTimeModel:
         """
         step_s, part = np.empty((2, len(arrays.workloads)))
         for rows in _chunks(arrays, _WIDE_CHUNK):
-            times = self.regressor.times(self.facts.lay_out(arrays.take(rows)))
+            times = self.posterior.times(self.facts.lay_out(arrays.take(rows)))
             step_s[rows], part[rows] = times.step_s, times.compute_s / times.step_s
         wait = self.loaders.wait(arrays, self.machines)
         return step_s if wait is None else wait.step_s(step_s, np.minimum(part, 1.0))
@@ -280,7 +280,7 @@ class StepTimeModel:
         self._require([(workload, mode)], [instance_type])
         least, most = self.facts.batches.get((workload, mode.alone), (1.0, 1.0))
         batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
-        seconds = self.regressor.one_device_s(
+        seconds = self.posterior.one_device_s(
             self.facts.points_of(workload, mode.alone, instance_type, batches)
         )
         slope, intercept = np.polyfit(batches, seconds, 1, w=1 / seconds).tolist()
@@ -306,7 +306,7 @@ class StepTimeModel:
         )
 
     def _beliefs(self, arrays: SetupArrays, *, covariance: bool = False) -> Beliefs:
-        found = self.regressor.beliefs(self.facts.lay_out(arrays), covariance=covariance)
+        found = self.posterior.beliefs(self.facts.lay_out(arrays), covariance=covariance)
         return found._replace(noise=np.maximum(found.noise, self.run_sd**2))
 
     def _input_part(self, arrays: SetupArrays) -> FloatArray:
@@ -404,6 +404,8 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     if len(probes):
         size = probes["bytes"].to_numpy(float)
         rows = rows.as_probes(np.flatnonzero(source == "probe"), size)
+    from .regressor import StepTimeRegressor  # scikit-learn takes 0.7 s; predictions need none
+
     regressor = StepTimeRegressor(random_state=seed).fit(
         rows, frame["step_s"].to_numpy(float), frame["runs"].to_numpy(float)
     )
@@ -413,7 +415,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     return StepTimeModel(
         provider=provider,
         facts=facts,
-        regressor=regressor,
+        posterior=regressor.posterior_,
         measured=measured,
         run_sd=float(np.hypot(run_sd, speed_sd)),
         trained=frozenset((workload, mode) for workload, mode, _ in known.groups()),

@@ -18,10 +18,6 @@ _LOADED = {
     ("numpy", "dtype"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "scalar"),
-    *(
-        ("sklearn.gaussian_process.kernels", name)
-        for name in ("ConstantKernel", "Product", "RBF", "Sum")
-    ),
 }
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mlflow.models import ModelSignature
 
 ALIAS, CHALLENGER = "champion", "challenger"  # the version in use; the newest version not in use
-REQUIREMENTS = ("numpy", "scipy", "pandas", "scikit-learn")
+REQUIREMENTS = ("numpy", "scipy", "pandas")
 _REQUIRED = ("workload", "cluster", "batch_per_device")
 _TEXT = ("workload", "cluster", "strategy", "precision", "switches", "provider")
 # Columns of any type: a layout is a number or `4+4+2`, and MLflow rejects an integer for a float.

@@ -235,7 +235,7 @@ def test_a_backtest_reports_and_writes_its_predictions_alone(new):
         ),
         (
             "import flows.cli, tasks.recommendation.ask, tasks.recommendation.sizing",
-            "mlflow prefect boto3 torch matplotlib",
+            "sklearn mlflow prefect boto3 torch matplotlib",
         ),
     ],
 )

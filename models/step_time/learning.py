@@ -1,0 +1,139 @@
+"""Learn the spreads of the Gaussian processes by scikit-learn's marginal likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
+
+from ..domain.numeric import FloatArray
+from .kernel import BROAD, NARROW, SPREADS, terms
+from .residuals import ENOUGH, INITIAL, SMALL, CellSpread, Spreads
+from .rows import Rows
+
+# Standard deviation of the prior of a learned log spread: noise differs most between providers.
+_PRIOR_SD = np.array([1.4 if name.startswith("noise") else 0.7 for name in SPREADS])
+# Least log variance relative to the initial one: few rows of small cells cannot show a small spread.
+_SHRINK = {False: -3.0, True: -2.0}
+_APART = 100.0  # distance of two small cells, in length scales
+_MOST = 150  # rows of a cell from which its spreads are learned
+
+
+class StepKernel(Kernel):  # type: ignore[misc]
+    """The covariance of linearised log step seconds, with its derivatives by `log_spreads`."""
+
+    def __init__(self, log_spreads: FloatArray) -> None:
+        self.log_spreads = log_spreads
+
+    @property
+    def theta(self) -> FloatArray:
+        return self.log_spreads
+
+    @theta.setter
+    def theta(self, value: FloatArray) -> None:
+        self.log_spreads = np.asarray(value, dtype=float)
+
+    @property
+    def bounds(self) -> FloatArray:
+        return np.stack([self.log_spreads - 3, self.log_spreads + 3], axis=1)
+
+    def is_stationary(self) -> bool:
+        return False
+
+    def diag(self, X: FloatArray) -> FloatArray:
+        return np.diag(self(X))
+
+    def __call__(self, X: FloatArray, Y: object = None, eval_gradient: bool = False) -> Any:
+        total = np.zeros((len(X), len(X)))
+        found = np.zeros((len(X), len(X), len(SPREADS)))
+        position = {name: at for at, name in enumerate(SPREADS)}
+        for name, values in terms(X):
+            if name is None:
+                total += values
+            else:
+                at = position[name]
+                found[:, :, at] += 2 * np.exp(2 * self.log_spreads[at]) * values
+        total = total + found.sum(axis=2) / 2
+        return (total, found) if eval_gradient else total
+
+
+def learned_spreads(
+    log_spreads: FloatArray, inputs: FloatArray, target: FloatArray, noise: FloatArray
+) -> FloatArray:
+    """Return the most probable log spreads; their prior is centred on the initial values."""
+    search = _penalised(np.log(list(SPREADS.values())), _PRIOR_SD, 12)
+    process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)
+    return np.asarray(process.fit(inputs, target).kernel_.theta, dtype=float)
+
+
+def learn_spreads(
+    rows: Rows, residual: FloatArray, noise_factor: FloatArray, *, growth: float
+) -> Spreads:
+    """Learn the spreads of each large cell, and of all small cells together.
+
+    `residual` (rows,) is log measured minus log computed seconds. `noise_factor` (rows,) multiplies
+    the variance of a run's noise. `growth` limits by how much a log variance may exceed the
+    initial one.
+    """
+    several = np.flatnonzero(rows.line.ranks > 1)
+    index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
+    large = count[index] >= ENOUGH
+    features = np.column_stack([rows.features[several], _APART * index])
+    found: dict[float, CellSpread] = {}
+    for cell in [*np.unique(index[large]).tolist(), None]:
+        picked = np.flatnonzero(~large if cell is None else index == cell)
+        if len(picked) < ENOUGH:
+            continue
+        picked = picked[:: max(len(picked) // _MOST, 1)]
+        at = several[picked]
+        kernel = _cells_kernel() + WhiteKernel(INITIAL[2] ** 2)
+        known = INITIAL[2] ** 2 * np.maximum(noise_factor[at] - 1, 0.0)
+        process = GaussianProcessRegressor(
+            kernel,
+            alpha=known + rows.noise_sd[at] ** 2 + 1e-6,
+            optimizer=_penalised(kernel.theta, 1.0, 8, (_SHRINK[cell is None], growth)),
+        ).fit(features[picked], residual[at])
+        spread = np.exp(process.kernel_.theta / 2)
+        first = at[0]
+        code, kind = (SMALL, SMALL) if cell is None else (rows.cell[first], rows.kind[first])
+        found[float(code)] = CellSpread(spread, float(kind))
+    return Spreads(found)
+
+
+def _cells_kernel() -> Any:
+    """Return the covariance of residuals; the last feature tells the cells apart."""
+    wide, near = (
+        ConstantKernel(sd**2) * RBF([*length, 1.0], length_scale_bounds="fixed")
+        for sd, length in zip(INITIAL[:2].tolist(), (BROAD, NARROW), strict=True)
+    )
+    return wide + near
+
+
+def _penalised(
+    centre: FloatArray,
+    sd: FloatArray | float,
+    most: int,
+    limits: tuple[float, float] = (-3.0, 3.0),
+) -> Any:
+    """Return an optimizer for scikit-learn with a normal prior around `centre`.
+
+    It takes at most `most` steps. `limits` bound the distance to `centre`.
+    """
+
+    def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
+        def loss(theta: FloatArray) -> tuple[float, FloatArray]:
+            value, slope = objective(theta)
+            away = (theta - centre) / sd
+            return value + 0.5 * float(away @ away), slope + away / sd
+
+        within = [(each + limits[0], each + limits[1]) for each in centre.tolist()]
+        minimize: Any = scipy.optimize.minimize
+        found = minimize(
+            loss, start, jac=True, method="L-BFGS-B", bounds=within, options={"maxiter": most}
+        )
+        return found.x, found.fun
+
+    return search

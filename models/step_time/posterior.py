@@ -1,0 +1,121 @@
+"""Predict from a fitted step-time regression: the formula at its posterior mean, and uncertainty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ..domain.numeric import FloatArray
+from .formula import MEAN, Times, slopes, step_times
+from .kernel import CODES, COLUMN, SPREADS, T1, THETA, WIDTH, GaussianProcess, point_inputs
+from .residuals import Neighbours, Spreads, without_rows
+from .rows import Points, Rows
+
+
+class Beliefs(NamedTuple):
+    """The distribution of log step seconds, and the formula's times.
+
+    `mean` (rows,) and `variance`, (rows,) or a covariance (rows, rows), leave out `noise` (rows,),
+    the variance of a run.
+    """
+
+    mean: FloatArray
+    variance: FloatArray
+    noise: FloatArray
+    times: Times
+
+
+class Linear(NamedTuple):
+    """The formula at the posterior mean, and the kernel's input."""
+
+    log_s: FloatArray  # (rows,)
+    shift: FloatArray  # (rows,) effect of all deviations, linearised
+    times: Times
+    inputs: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posterior:
+    """What a regression learned.
+
+    Attributes:
+        reach: the devices of the largest measured cluster, by kind of device.
+        process: the levels; None before the first turn of the fit.
+        log_spreads: the spreads of the levels, in the order of SPREADS.
+        spreads: the spreads of residuals.
+        neighbours: the residuals of each cell.
+    """
+
+    reach: dict[float, float]
+    process: GaussianProcess | None = None
+    log_spreads: FloatArray = field(default_factory=lambda: np.log(list(SPREADS.values())))
+    spreads: Spreads = field(default_factory=lambda: Spreads({}))
+    neighbours: dict[float, Neighbours] = field(default_factory=dict)
+
+    def times(self, X: Rows) -> Times:
+        """Return the formula's times at the posterior mean of its parameters."""
+        return step_times(X.with_seconds(self._seconds(X.points)), self._values(X))
+
+    def one_device_s(self, points: Points) -> FloatArray:
+        """Return the seconds of one device at each point."""
+        return np.asarray(np.exp(self._seconds(points)), dtype=float)
+
+    def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
+        """Return the distribution of log step seconds; `covariance` asks for the joint one."""
+        linear = self.linear(X)
+        inputs = linear.inputs.copy()
+        inputs[:, [COLUMN["broad"], COLUMN["narrow"], COLUMN["noise"]]] = 0.0
+        mean, several = linear.log_s.copy(), X.line.ranks > 1
+        assert self.process is not None
+        variance = self.process.posterior(inputs, joint=covariance)[1]
+        spread = self.spreads.of(X)
+        noise = np.where(several, spread[:, 2], np.exp(self.log_spreads[-1])) ** 2
+        for cell in np.unique(X.cell[several]).tolist():
+            at = np.flatnonzero(several & (X.cell == cell))
+            process, low, high = self.neighbours.get(cell) or without_rows(spread[at[0]])
+            moved, local = process.posterior(X.features[at], joint=covariance)
+            variance[np.ix_(at, at) if covariance else at] += local
+            mean[at] += np.clip(moved, low, high)
+        return Beliefs(mean, variance, noise, linear.times)
+
+    def _seconds(self, points: Points) -> FloatArray:
+        """Return the posterior mean of the points' log seconds."""
+        if self.process is None or not len(points.mean):
+            return points.mean
+        return points.mean + self.process.mean(point_inputs(points))
+
+    def _values(self, rows: Rows) -> FloatArray:
+        """Return a (rows, parameters) array: posterior means of the formula's parameters."""
+        if self.process is None:
+            return np.tile(MEAN, (len(rows), 1))
+        codes = np.stack([rows.kind, rows.strategy, rows.cell], axis=1)
+        groups, which = np.unique(codes, axis=0, return_inverse=True)
+        inputs = np.zeros((len(groups) * len(MEAN), WIDTH))
+        inputs[:, THETA] = np.tile(np.eye(len(MEAN)), (len(groups), 1))
+        for column, group in enumerate(("link", "strategy", "mode")):
+            inputs[:, COLUMN[group]] = np.repeat(groups[:, column], len(MEAN))
+        found = self.process.mean(inputs).reshape(-1, len(MEAN))
+        return np.asarray(MEAN + found[which.reshape(-1)], dtype=float)
+
+    def linear(self, rows: Rows) -> Linear:
+        values, log_t1 = self._values(rows), self._seconds(rows.points)
+        line = rows.with_seconds(log_t1)
+        times = step_times(line, values)
+        log_s = np.log(times.step_s)
+        by_theta, by_t1 = slopes(line, values, log_s)
+        point = np.take_along_axis(rows.point, times.slowest[:, None], axis=1)[:, 0]
+        inputs = np.vstack([point_inputs(rows.points), np.zeros(WIDTH)])[point]
+        inputs[:, T1] *= by_t1[:, None]
+        inputs[:, [COLUMN["alone"], COLUMN["transformer"]]] *= by_t1[:, None]
+        inputs[:, THETA] = by_theta
+        for group, codes in zip(CODES[4:], (rows.kind, rows.strategy, rows.cell), strict=True):
+            inputs[:, COLUMN[group]] = codes
+        inputs[:, COLUMN["features"]] = rows.features
+        inputs[:, COLUMN["noise"]] = (rows.line.ranks <= 1) & (rows.noise_sd == 0)
+        reach = np.array([self.reach.get(kind, 2.0) for kind in rows.kind.tolist()])
+        inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.line.ranks / reach, 1.0))
+        deviation = np.append(log_t1 - rows.points.mean, 0.0)[point]
+        shift = (by_theta * (values - MEAN)).sum(axis=1) + by_t1 * deviation
+        return Linear(log_s, shift, times, inputs)
