@@ -27,9 +27,10 @@ from .posterior import Posterior
 from .residuals import Neighbours, fit_neighbours, with_neighbours
 from .rows import Rows
 
-# Turns of the fit: a factor on the residual, so that a poor start pulls less; and the largest
-# growth of a residual's log variance, since the formula shall explain what it can.
-_LOOSER = (6.0, 6.0, 3.0, 3.0, 1.5, *[1.0] * 8)
+# Turns of the fit: a factor on the residual, which is loose at first and after spreads were
+# learned, so that no step goes too far; and the largest growth of a residual's log variance, since
+# the formula shall explain what it can.
+_LOOSER = (6.0, 6.0, 3.0, 3.0, 1.5, 1.0, 3.0, 1.5, 1.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)
 _GROWTH = {5: 1.0, 8: 1.0, 11: 5.4}  # in the turns that learn spreads
 
 
