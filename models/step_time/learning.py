@@ -16,7 +16,8 @@ from .rows import Rows
 
 # Standard deviation of the prior of a learned log spread: noise differs most between providers.
 _PRIOR_SD = np.array([1.4 if name.startswith("noise") else 0.7 for name in SPREADS])
-# Least log variance relative to the initial one: few rows of small cells cannot show a small spread.
+# Least log variance relative to the initial one, of a large cell and of the small cells together.
+# Few rows cannot show a small spread.
 _SHRINK = {False: -3.0, True: -2.0}
 _APART = 100.0  # distance of two small cells, in length scales
 _MOST = 150  # rows of a cell from which its spreads are learned

@@ -1,4 +1,4 @@
-"""Predict from a fitted step-time regression: the formula at its posterior mean, and uncertainty."""
+"""Predict from a fitted regression: the formula at its posterior mean, and its uncertainty."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class Busy(Exception):
     def __init__(self, other: Mapping[str, Any]) -> None:
         super().__init__(
             f"refresh {other.get('refresh_id')} (process {other.get('pid')}, since"
-            f" {other.get('started_at')}) runs in this home, so nothing was started: wait, or end it"
-            " and run `srift reap`"
+            f" {other.get('started_at')}) runs in this home, so nothing was started: wait, or end"
+            " it and run `srift reap`"
         )
 
 

@@ -48,8 +48,9 @@ class Fetcher:
                 self._fetch(digest, address)
                 self.states[digest] = {"state": READY}
             except Exception as error:  # runs and the controller wait for an answer in any case
+                cause = error or type(error).__name__
                 reason = (
-                    f"the data of {address} could not be downloaded: {error or type(error).__name__}"
+                    f"the data of {address} could not be downloaded: {cause}"
                     " (`srift doctor --provider ec2` checks the rights of the machines' role)"
                 )
                 with suppress(OSError):  # if the disk is full, `states` still has the reason
