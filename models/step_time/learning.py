@@ -105,7 +105,7 @@ def learn_spreads(
 
 
 def _cells_kernel() -> Any:
-    """Return the covariance of residuals; the last feature tells the cells apart."""
+    """Return the covariance of residuals of several cells; the last feature is a cell's number."""
     wide, near = (
         ConstantKernel(sd**2) * RBF([*length, 1.0], length_scale_bounds="fixed")
         for sd, length in zip(INITIAL[:2].tolist(), (BROAD, NARROW), strict=True)

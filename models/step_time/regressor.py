@@ -98,7 +98,10 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _with_neighbours(
         self, found: Posterior, X: Rows, log_s: FloatArray, weight: FloatArray, picked: Rows
     ) -> Posterior:
-        """Return the posterior with the residuals of each cell; `picked` made the levels."""
+        """Return `found` with the residuals of each cell.
+
+        `picked` are the rows from which the parameters of `found` were learned.
+        """
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}
         cells: dict[float, tuple[FloatArray, Rows]] = {}

@@ -61,7 +61,7 @@ class Neighbours(NamedTuple):
 def fit_neighbours(
     rows: Rows, residual: FloatArray, weight: FloatArray, spread: FloatArray
 ) -> tuple[Neighbours, FloatArray]:
-    """Fit the residuals of a cell; return its neighbours, and its spreads as they turned out.
+    """Fit the residuals of a cell; return its neighbours, and its standard deviations (3,).
 
     `weight` (rows,) are effective numbers of runs.
     """

@@ -302,14 +302,16 @@ class SetupFacts:
         return np.stack(features, axis=1)
 
     def _optimizer(self, cell: Cell) -> float:
-        """Return the optimizer part of a cell, or the median of the workload's other kinds."""
+        """Return the optimizer part of a cell, or its median over other kinds of device."""
         if cell in self.optimizer_part:
             return self.optimizer_part[cell]
         known = [part for key, part in self.optimizer_part.items() if key[:2] == cell[:2]]
         return float(np.median(known)) if known else 0.0
 
     def _exchange(self, workload: str, mode: Mode) -> tuple[float, ...]:
-        """Return gradient and bucket bytes, `hidden`, `last_bucket` and `repeated` of a Line.
+        """Return the bytes of gradients and of a bucket, and three more fields of a Line.
+
+        These fields are `hidden`, `last_bucket` and `repeated`.
 
         FSDP gathers weights twice and sums gradients; ZeRO-2 gathers weights once and sums
         gradients; ZeRO-1 gathers weights after an all-reduce. An all-reduce sends each gradient
@@ -394,7 +396,7 @@ class SetupFacts:
         return np.asarray(np.array(order)[first.astype(np.intp)], dtype=np.intp)
 
     def _variety(self, setups: SetupArrays, link: IntArray) -> FloatArray:
-        """Return the mean of log2(speed / speed of the machine with the slowest link)."""
+        """Return the mean over machines of log2(speed / speed of the one with the slowest link)."""
         speed = {name: float(np.log2(self.machines[name].prior_speed)) for name in setups.names}
         slowest = np.array([speed[name] for name in setups.names])[link]
         ahead = (setups.by_type(speed, 0.0) - slowest[:, None]) * setups.present
