@@ -391,7 +391,8 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     alone = one_device_rows(setups, profiles, machines)
     parts = [setups.assign(noise_sd=0.0), alone, probes]
     frame = pd.concat(parts, ignore_index=True)
-    source = np.repeat(["run", "device", "probe"], list(map(len, parts)))
+    counts = [len(setups), len(profiles), len(alone) - len(profiles), len(probes)]
+    source = np.repeat(["run", "profile", "several", "probe"], counts)
     arrays = read_setups(frame, {name: each.devices for name, each in machines.items()})
     known = arrays.take(np.flatnonzero(source != "probe"))
     facts = _facts(data, machines, known, profiles)
@@ -410,6 +411,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         rows, frame["step_s"].to_numpy(float), frame["runs"].to_numpy(float)
     )
     measured = arrays.take(np.flatnonzero(source == "run"))
+    shown = arrays.take(np.flatnonzero(np.isin(source, ["run", "profile"])))
     speed_sd = float(runs["speed_sd"].iloc[0]) if "speed_sd" in runs and len(runs) else 0.0
     run_sd = float(setups["run_sd"].iloc[0]) if len(setups) else 0.0
     return StepTimeModel(
@@ -418,7 +420,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         posterior=regressor.posterior_,
         measured=measured,
         run_sd=float(np.hypot(run_sd, speed_sd)),
-        trained=frozenset((workload, mode) for workload, mode, _ in known.groups()),
+        trained=frozenset((workload, mode) for workload, mode, _ in shown.groups()),
         measured_types=frozenset(measured.type_names | profiled),
         memory=fit_memory(data.profiles, measured, machines, facts.workloads),
         loaders=loaders,
@@ -462,7 +464,7 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
     """Return median seconds of valid all-reduces on several machines, as setups with bytes."""
     if not {"cluster", "bytes", "seconds"} <= set(probes.columns):
         return pd.DataFrame(columns=["cluster"])
-    numbers = probes[["bytes", "seconds"]].apply(pd.to_numeric, errors="coerce")
+    numbers = probes[["bytes", "seconds"]].apply(pd.to_numeric, errors="coerce").astype(float)
     several = probes["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
     good = several & ((numbers > 0) & np.isfinite(numbers)).all(axis=1)
     keyed = numbers.assign(cluster=probes["cluster"].astype(str))[good]

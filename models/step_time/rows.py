@@ -19,7 +19,7 @@ from .compression import (
 )
 from .formula import BUCKET, Line, known_overlap
 from .machine_specs import Machine, device_kind, sheet_of
-from .one_device import Transformer, prior
+from .one_device import EFFECTS, Transformer, prior
 from .setup_arrays import SetupArrays
 from .tensor import NOTHING, Volumes, machine_bytes, weight_bytes
 
@@ -243,10 +243,10 @@ class SetupFacts:
         middle = np.array([self.middle_of(*key[:2]) for key in keys])
         return Points(
             mean=np.array([mean for mean, _, _ in found]),
-            effects=np.array([effects for _, effects, _ in found]),
+            effects=np.array([effects for _, effects, _ in found]).reshape(-1, len(EFFECTS)),
             octave=np.log2(batch) - middle,
-            shape=np.array([shape for _, _, shape in found]),
-            codes=np.array([codes[key] for key in keys]),
+            shape=np.array([shape for _, _, shape in found]).reshape(-1, 4),
+            codes=np.array([codes[key] for key in keys]).reshape(-1, 4),
         )
 
     def _line(self, setups: SetupArrays, group: IntArray, used: FloatArray, link: IntArray) -> Line:

@@ -51,7 +51,7 @@ def load(stored: bytes) -> StepTimeModel:
     """
     try:
         model = _Unpickler(io.BytesIO(stored)).load()
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError) as error:
+    except Exception as error:  # damaged bytes raise nearly any exception
         raise NotAModel("not a step-time model") from error
     if not isinstance(model, StepTimeModel):
         raise NotAModel("not a step-time model")

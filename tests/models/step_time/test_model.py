@@ -18,7 +18,7 @@ from tests.frames import data_of
 from tests.models import guessing
 from tests.models.planning import workload
 from tests.models.step_time.cases import TYPES as GPUS
-from tests.models.step_time.cases import error, inside, setup, sound, width
+from tests.models.step_time.cases import error, fitted, inside, setup, sound, width
 from tests.models.synthetic import TYPES, WORKLOADS
 
 
@@ -212,3 +212,10 @@ def test_facts_of_a_transformer_alone_give_a_first_guess(gpus):
     found = all_introduced(model, workload_facts(data)).predict(data.runs.drop(columns="step_s"))
     truth = data.runs["step_s"]
     assert error(found, truth).mean() < 0.25 and inside(found, truth) > 0.9
+
+
+def test_only_measured_modes_are_offered_and_no_setups_give_no_predictions(gpus):
+    sharded = gpus[gpus["layout"] != "1"].assign(precision="bf16", strategy="fsdp", sync_s=1e-3)
+    model = fitted(sharded)
+    assert {str(mode) for _, mode in model.trained} == {"bf16 fsdp"}
+    assert len(model.predict(sharded.iloc[:0])) == 0
