@@ -57,7 +57,7 @@ SPREADS = {
     "curve of cell": 0.06,
     "batch of cell": 0.02,
     "shape of transformer": 0.15,
-    "noise of one device": 0.02,
+    "noise of one device": 0.03,
 }
 _OCTAVES = 2.5  # length scale of the curves in the batch
 _SHAPE = np.array([1.5, 2.0, 2.0, 1.0])  # length scales of a transformer's shape
