@@ -165,11 +165,9 @@ class SetupFacts:
         """Return the regression's rows of `setups`."""
         kind, batch, layout, count = setups.kind, setups.batch, setups.layout, setups.count
         present = kind >= 0
-        same = ((kind == kind[:, :1]) | ~present).all() and (
-            (batch == batch[:, :1]) | ~present
-        ).all()
-        if same:  # equal members: the machine with the most devices is the slowest
-            kind, batch, layout = kind[:, :1], batch[:, :1], layout.max(axis=1, keepdims=True)
+        alike = [(each == each[:, :1]) | ~present for each in (kind, batch, layout)]
+        if all(each.all() for each in alike):  # one member stands for all
+            kind, batch, layout = kind[:, :1], batch[:, :1], layout[:, :1]
             count = setups.instances[:, None]
             present = kind >= 0
         names = self.kinds(setups.names)

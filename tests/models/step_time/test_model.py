@@ -213,6 +213,15 @@ def test_facts_of_a_transformer_alone_give_a_first_guess(gpus):
     assert error(found, truth).mean() < 0.25 and inside(found, truth) > 0.9
 
 
+def test_a_prediction_does_not_depend_on_what_else_is_asked(gpus):
+    model = fitted(gpus)
+    columns = ["workload", "cluster", "layout", "batch_per_device"]
+    uneven = pd.DataFrame([("large", "4xfast", "4+1+1+1", "8")], columns=columns)
+    mixed = pd.DataFrame([("large", "1xfast+1xslow", "4+4", "8")], columns=columns)
+    both = model.predict(pd.concat([uneven, mixed], ignore_index=True))
+    pd.testing.assert_frame_equal(model.predict(uneven), both.iloc[:1])
+
+
 def test_only_measured_modes_are_offered_and_no_setups_give_no_predictions(gpus):
     sharded = gpus[gpus["layout"] != "1"].assign(precision="bf16", strategy="fsdp", sync_s=1e-3)
     model = fitted(sharded)
