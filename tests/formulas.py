@@ -1,7 +1,5 @@
 """Bytes and elements that strategies send, by their papers: references for tests and benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ fitted champion.
 what is in it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Mapping, Sequence

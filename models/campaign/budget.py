@@ -8,8 +8,6 @@ If the caps cannot pay for a deadline, the deadline is shortened, but not below 
 deadline.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

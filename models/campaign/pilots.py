@@ -10,8 +10,6 @@ all setups. The loss is in logs. `planner/choice_rule.py` defines the loss; here
 is always penalised with `overshoot_price`, even if the goal requires a probability.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Define array types, a quantile of the normal distribution, and comparison up to rounding."""
 
-from __future__ import annotations
-
 import numpy as np
 
 FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]

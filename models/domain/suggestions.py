@@ -1,7 +1,5 @@
 """Define legal names, and suggest corrections for a misspelt name."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -10,8 +10,6 @@ adds little information. Refusals are correlated: if one machine is available, t
 more likely to be available.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

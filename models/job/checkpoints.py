@@ -8,8 +8,6 @@ workloads do not determine both. The measurements do show how far seconds lie ab
 and whether large checkpoints lie further above it (b).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

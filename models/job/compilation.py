@@ -3,8 +3,6 @@
 log seconds = mu + noise     mu has a normal prior about log(prior_s), so its posterior is normal
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 In all functions, `machines` is the mart `machines`, which has a row per launched machine.
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from ..domain.cluster import parse_cluster

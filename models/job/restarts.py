@@ -5,8 +5,6 @@ fewer machines. With outcome 'replaced', the job waits until another machine has
 machine.
 """
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

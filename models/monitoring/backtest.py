@@ -4,8 +4,6 @@ Errors are |predicted - measured| / measured. Predictions never use measurements
 runs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -11,8 +11,6 @@ Errors are |predicted - measured| / measured. Coverage is the share of measureme
 90 % interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial

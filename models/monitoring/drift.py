@@ -6,8 +6,6 @@ Each group of runs on one instance type in one zone is tested. A Bonferroni corr
 the number of groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ hours of work are proportional to the step time. A choice that misses its constr
 failure and has no regret.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from typing import Any

@@ -16,8 +16,6 @@ Steps of data-parallel training end at the same time on all ranks, so the times 
 not show which rank is slow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import median
 from typing import Any

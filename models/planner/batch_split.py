@@ -7,8 +7,6 @@ b_i samples in T_i(b_i) seconds. All machines finish after tau seconds. Every sh
 whole samples.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

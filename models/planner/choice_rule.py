@@ -14,8 +14,6 @@ With n machines, hours fall as n^-e and dollars rise as n^(1 - e). A safety marg
 costs (1 - e) / e % under a deadline, but e / (1 - e) % under a budget.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

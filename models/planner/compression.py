@@ -6,8 +6,6 @@ compression [Shi et al. 2021]. Adasum is never chosen if DDP is allowed, because
 many steps Adasum needs to converge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ come from a ladder such as 1, 2, 4, 8. A ladder is finer at small counts, becaus
 changes a cluster of 3 much more than a cluster of 48.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, combinations_with_replacement, product

@@ -10,8 +10,6 @@ by no more than `apart`, there is no verdict. All compared runs use the same clu
 precision and seeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ time. Measured links give the seconds of a round:
 compared if there are at most EXACT machines. Otherwise a local search exchanges machines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations

@@ -9,8 +9,6 @@ Planning is a funnel of three stages:
 If there are at most DRAWN candidates, every candidate reaches the last stage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 

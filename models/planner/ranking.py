@@ -4,8 +4,6 @@ p_meets = share of joint draws (of step times, start-up and interruptions) that 
 p_best  = share of draws of step times in which the setup would be chosen if the draw were the truth
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -19,8 +19,6 @@ fp16 sends half as much as dense. All these numbers are priors; measured runs of
 them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..domain.numeric import FloatArray

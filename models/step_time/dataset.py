@@ -10,8 +10,6 @@ usual seconds of the fixed work are the median of the instance type in the wareh
 its spread over blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

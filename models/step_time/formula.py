@@ -15,8 +15,6 @@ bucket. On hosts without accelerators, alpha is divided by the number of cores. 
 arrays with an entry per setup.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

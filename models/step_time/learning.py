@@ -1,7 +1,5 @@
 """Learn the spreads of the Gaussian processes by scikit-learn's marginal likelihood."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

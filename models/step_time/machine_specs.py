@@ -1,7 +1,5 @@
 """Read the facts of instance types that the model needs: cores, link, devices, memory, speed."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping

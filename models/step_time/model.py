@@ -3,8 +3,6 @@
 A model covers one provider. Equal data and an equal seed give equal models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property

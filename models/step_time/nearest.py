@@ -10,8 +10,6 @@ The share of an instance type is the mean of its share of all devices and its sh
 The unevenness of values is the mean, for all machines, of |log2(value / mean value)|.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.spatial import KDTree
 

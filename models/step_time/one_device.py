@@ -13,8 +13,6 @@ The constants are a non-negative least-squares fit to published rows of MPT tran
 H100 (mosaicml/llm-foundry).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

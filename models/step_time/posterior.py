@@ -1,7 +1,5 @@
 """Predict from a fitted regression: the formula at its posterior mean, and its uncertainty."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 A cell is a workload in one mode on one kind of device.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Convert the step-time model to bytes and back without loss."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from typing import Any

@@ -14,8 +14,6 @@ Ranks are numbered row by row of the grid. Only exchanges with ranks on other ma
 network. Biases, LayerNorms and the ends of a sequence are neglected [D].
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Choose the next launch from measurements, offers and caps, and carry it out."""
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

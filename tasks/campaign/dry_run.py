@@ -4,8 +4,6 @@ On EC2, the list also shows the worst-case cost and the AWS requests of each lau
 brackets stands for values that only AWS knows. `srift doctor` checks image, network and quotas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime

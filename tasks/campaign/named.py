@@ -3,8 +3,6 @@
 The launches have the same caps, leases, checks and loading as the launches of a campaign.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

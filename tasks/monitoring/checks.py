@@ -4,8 +4,6 @@ A promise is the step time, hours and dollars of a published choice. The checks 
 challenger learns from the new runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Report the dollars of ended and held leases."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

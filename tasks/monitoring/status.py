@@ -1,7 +1,5 @@
 """Report what runs, what it costs and what is stale, from lease files and the published copy."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -5,8 +5,6 @@ The agent never imports torch, and it outlives its launches. When a launch ends,
 processes, when `done.json` appears, at its deadline, or on SIGTERM.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -6,8 +6,6 @@ JSON to the file ANSWER. The question has the `workload` as in a plan, the `fold
 precision.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

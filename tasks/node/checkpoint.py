@@ -1,7 +1,5 @@
 """Times the checkpoint of a measured run, and stores the checkpoints of an elastic run."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

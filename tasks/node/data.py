@@ -10,8 +10,6 @@ writes a plan, and reads the progress in `node-<i>/data.json`:
                           "of_bytes"}}
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

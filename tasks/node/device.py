@@ -1,7 +1,5 @@
 """Selects the device of this rank, and reads its clock and peak memory."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

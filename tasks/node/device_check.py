@@ -5,8 +5,6 @@ GPUs may be unusable for some time after boot: on p4d and p5 until NVIDIA's fabr
 check runs in a new process.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -8,8 +8,6 @@ reports of starts, and at the end the run's record.
     loss of a step = sum over ranks and micro-steps of n / B x (mean loss of n samples)
 """
 
-from __future__ import annotations
-
 import math
 import os
 import struct

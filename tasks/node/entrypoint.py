@@ -1,7 +1,5 @@
 """Loads a workload on one rank, checks its parts, and tries one pass before ranks communicate."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -7,8 +7,6 @@ To wait, a rank blocks on a key of the launch's store, which costs no CPU time. 
 item sets the key when the item ends.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

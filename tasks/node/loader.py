@@ -11,8 +11,6 @@ drawn from these samples only. The caches are made smaller in proportion, so tha
 share of the samples as they would hold of the whole dataset.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

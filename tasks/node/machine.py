@@ -3,8 +3,6 @@
 Only measurements of machines with the same fingerprint are pooled.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -7,8 +7,6 @@ use shared caches or lower the clock rate. The fixed work around each block show
 effects (reference.py).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

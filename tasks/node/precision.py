@@ -6,8 +6,6 @@ bf16   torch's autocast: products in bfloat16; weights, sums and gradients in 32
 fp16   autocast to float16; the loss is scaled so that small gradients do not become 0
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 

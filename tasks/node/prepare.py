@@ -5,8 +5,6 @@ workloads' environment, in their folder and with their environment variables. If
 fails, every run of the plan that needs the machine fails. Imports only the standard library.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

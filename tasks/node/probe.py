@@ -1,7 +1,5 @@
 """Measures network links: all-reduces by message size, and messages between pairs of machines."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from itertools import combinations

@@ -4,8 +4,6 @@ torchrun gives each worker its own session, so killing a process group is not en
 the standard library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

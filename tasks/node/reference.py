@@ -5,8 +5,6 @@ machine of a type, for every workload. Neighbours, shared caches and clock rates
 as they slow down training. Compare its seconds only between machines of one type.
 """
 
-from __future__ import annotations
-
 import torch
 
 from .device import now

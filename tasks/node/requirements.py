@@ -6,8 +6,6 @@ Python and torch, by one process at a time. It is complete once its marker file 
 the standard library.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -11,8 +11,6 @@ without prefetched batches, and are paused between blocks, so that they can sust
 rate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

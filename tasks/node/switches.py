@@ -5,8 +5,6 @@ compile         torch.compile; it compiles at the first step of each shape, whic
 offload         sharded weights, gradients and optimizer states stay in host memory (strategies)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial

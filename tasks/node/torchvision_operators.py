@@ -7,8 +7,6 @@ use the operators. This module declares the operators. They have no implementati
 them raises an error.
 """
 
-from __future__ import annotations
-
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Any

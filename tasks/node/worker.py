@@ -4,8 +4,6 @@ If a workload fails before its first collective, only its own run fails. If a ra
 collective, the launch ends, and the controller starts the next attempt without that item.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

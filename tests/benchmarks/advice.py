@@ -3,8 +3,6 @@
 regret = (true cost of the choice) / (best true cost of the three) - 1, at one global batch
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

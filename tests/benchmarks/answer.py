@@ -4,8 +4,6 @@ Imports the public rows into a new home as often as it takes to have `--rows`, l
 without spending, and times the commands. Then makes up a year of nightly publications.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -8,8 +8,6 @@ stays, at most 5 %, beside a full sweep and random order.
     regret  = exp(loss of the choice - least loss) - 1, by the rule of choice; a miss counts 1
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Claims of BENCHMARKS.md: a benchmark prints its own; `--write` puts them there."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

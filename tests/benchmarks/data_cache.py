@@ -5,8 +5,6 @@ read from another machine takes. Photos are cached in memory, on disk, half in m
 disk by an earlier process. The wait measured by a Srift run is compared with theirs.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import subprocess
 import sys

@@ -6,8 +6,6 @@ others a new host replaces each lost one. The first two jobs teach the seconds o
 jobs are predicted from the warehouse as it was before them, given the moments of their losses.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

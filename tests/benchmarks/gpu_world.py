@@ -5,8 +5,6 @@ and for the bucket before it, then goes round a ring inside each machine and one
 Nine types of machine, ten workloads, one to 64 devices; rows have noise by placement and by run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 

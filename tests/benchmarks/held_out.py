@@ -4,8 +4,6 @@ The groups are those for choosing between models (held_out_groups.py). `--final`
 which may be looked at five times in all. Needs the files of ../shared/data.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Annotated

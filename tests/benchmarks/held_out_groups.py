@@ -5,8 +5,6 @@ for the final score; so are fourteen and seven of the GPU kinds of the one-machi
 final cell may be known in any group; predictions of them are scored by `--final` alone.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 Run it after `make refresh`. Each setup of a workload with several modes is in one of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement

@@ -1,7 +1,5 @@
 """Runs on local hosts that judge Srift: projects in temporary folders, launches, measured runs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -6,8 +6,6 @@ predicted on five others before they are measured. Input limits a step if loadin
 of it, and more than the wait for gradients.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import typer

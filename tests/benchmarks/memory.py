@@ -4,8 +4,6 @@ The built-in workloads, in sizes whose weights, states and activations weigh mor
 are profiled in each mode on one process of this machine, then trained in every sharding strategy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any

@@ -6,8 +6,6 @@ hosts with such links (root): all-reduces in several orders in turns. A round in
 long as its slowest pair or rack uplink, not as the planner's formula says.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,8 +3,6 @@
 Up to 64 machines, two markets, four goals; workloads known by rows, by profile, in all strategies.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ travels to a node, so that it weighs what it weighs there, and returns freed mem
 GPU does: resident bytes would else include blocks that the C library keeps.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

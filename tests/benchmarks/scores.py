@@ -1,7 +1,5 @@
 """Predictions of held-out rows against what was measured: errors, coverage, summaries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import product
 

@@ -4,8 +4,6 @@ Errors are in points of efficiency, 100 T(1) / (G T(G)), at 4 and 8 machines or 
 on the measured rows of ../shared/data. `--hosts` measures local hosts instead (root, ten minutes).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

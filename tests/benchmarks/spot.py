@@ -5,8 +5,6 @@ machine bids (1 + margin) times the price at its launch and is lost when the pri
 its replacement bids anew. Needs the files of ../shared/data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

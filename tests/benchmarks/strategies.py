@@ -10,8 +10,6 @@ Predictions of a setup come from a model that has seen its type's dense steps an
 compressed ones. Adasum, parameter servers and split tables were judged before (BENCHMARKS.md).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A device's seconds fall with its speed, gradients go round a ring, and runs have
 noise. Nothing of it is stored or published.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 

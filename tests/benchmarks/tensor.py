@@ -4,8 +4,6 @@ One host a rank trains square linear layers with ReLU between them (root). Links
 that the bytes decide.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

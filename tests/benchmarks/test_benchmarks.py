@@ -1,7 +1,5 @@
 """The benchmarks' own arithmetic on small examples."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection

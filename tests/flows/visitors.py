@@ -1,7 +1,5 @@
 """Who may ask the servers of `make up`: programs, other users, and pages in a browser."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

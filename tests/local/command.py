@@ -1,7 +1,5 @@
 """The command `srift` in a stranger's folder, as a shell runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

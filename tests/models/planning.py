@@ -1,7 +1,5 @@
 """Five machines, workloads and a simple step-time model for planning tests."""
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A world with a known truth that is not of the model's form."""
 
-from __future__ import annotations
-
 import itertools
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@
 it can, since variables are renamed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

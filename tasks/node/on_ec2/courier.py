@@ -6,8 +6,6 @@ that the controller names. It retries after errors of S3 or of the disk, and alw
 machine off at the end. For that it runs the `shutdown` on PATH; emulated hosts provide their own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

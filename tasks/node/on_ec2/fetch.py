@@ -5,8 +5,6 @@ has no credentials. If a download fails, its reason is written to a file beside 
 (data.py), for the runs that need the data.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ only Python 3.10 and its standard library. Where EC2 is emulated,
 AWS_EC2_METADATA_SERVICE_ENDPOINT, which botocore reads too, is the address of the service.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

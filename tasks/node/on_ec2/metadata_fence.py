@@ -5,8 +5,6 @@ by user id and a packet filter; one suffices if the machine does not support bot
 a process of the user cannot connect.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import socket

@@ -5,8 +5,6 @@ deployments/node-bootstrap.sh installs it with pip if it is missing. botocore ge
 of the machine's role from the metadata service and renews them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import boto3

@@ -5,8 +5,6 @@ folder, records first. The folder belongs to the user whose code is measured, wh
 root. So the outbox follows no links, waits for no pipes, and reads only regular files of that user.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

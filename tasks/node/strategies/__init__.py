@@ -15,8 +15,6 @@ tensor-1d, tensor-2d, tensor-2.5d
         linear and transformer layers are divided; ranks exchange activations (tensor.py)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature

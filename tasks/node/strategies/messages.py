@@ -1,7 +1,5 @@
 """Sends tensors between single ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -8,8 +8,6 @@ lie above the upper threshold, and at least k above the lower threshold. The res
 above the upper threshold, filled up with the first entries between the two.
 """
 
-from __future__ import annotations
-
 from math import isfinite
 
 import torch

@@ -1,7 +1,5 @@
 """Refuses setups that a strategy cannot train: each function raises ValueError with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

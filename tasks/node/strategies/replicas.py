@@ -1,7 +1,5 @@
 """Copies a model to all ranks, replaces an optimizer's parameters, and provides `no_sync`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

@@ -21,8 +21,6 @@ and LayerNorm between them (a run), and the layers of an nn.TransformerEncoder. 
 other layers whole, in DistributedDataParallel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial

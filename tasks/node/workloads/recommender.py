@@ -1,7 +1,5 @@
 """Builds a click predictor: large embedding tables hold nearly all its parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

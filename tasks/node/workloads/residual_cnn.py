@@ -1,7 +1,5 @@
 """Builds a residual network on small images: limited by arithmetic, with small gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

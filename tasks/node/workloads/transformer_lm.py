@@ -1,7 +1,5 @@
 """Builds a decoder-only language model on synthetic text: matrix products, medium gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Builds an autoencoder of wide layers on frames of clips: large gradients, little arithmetic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Splits add up, finish together and fit in memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A strategy that exchanges otherwise is chosen only if it is surely faster than DDP."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

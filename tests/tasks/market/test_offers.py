@@ -1,7 +1,5 @@
 """Offers are stored and read back; a silent provider leaves the last ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 

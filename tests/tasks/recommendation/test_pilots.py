@@ -1,7 +1,5 @@
 """Pilots of new, guessed and open choices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Rows for every goal of every workload, from the champion or with the reason why there is none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cache
 

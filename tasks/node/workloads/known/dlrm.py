@@ -4,8 +4,6 @@ The defaults are the authors' model of Criteo's Kaggle data, with 540 million pa
 them in embedding tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
