@@ -140,6 +140,9 @@ create table raw_workload_facts (
     parameters bigint,
     gradient_bytes bigint,
     flops_per_sample double,
+    layers bigint,
+    hidden bigint,
+    sequence bigint,
     samples bigint,
     noted_at timestamp not null,
     noted_order bigint not null

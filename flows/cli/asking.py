@@ -40,6 +40,27 @@ def hours_of(deadline: str) -> float:
     return float(match[1]) * _HOURS[match[2]]
 
 
+def number_of(text: str) -> float:
+    """Parse a number of tokens such as `300M`, `20B` or `1.5T`.
+
+    Raises BadParameter if the text has another form.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMBT]?)", text.strip().upper())
+    if match is None or float(match[1]) <= 0:
+        raise typer.BadParameter(f"--tokens {text!r} is not of the form 300M, 20B or 1.5T")
+    return float(match[1]) * 1000.0 ** " KMBT".index(match[2] or " ")
+
+
+def _shape(path: Path, sequence: int | None) -> dict[str, float]:
+    """Return the facts of a transformer. Raises BadParameter if the file cannot be used."""
+    from tasks.workspace.settings import read_transformer
+
+    try:
+        return read_transformer(str(path), sequence, Path())
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"--transformer {path}: {error}") from None
+
+
 def _filters(**texts: str | None) -> list[tuple[str, str]]:
     """Return pairs of a column of the offers and the text that it must contain."""
     return [(column, text) for column, text in texts.items() if text]
@@ -52,7 +73,7 @@ class Recommend:
 
     workload: Annotated[
         str, typer.Argument(help="A name under [workloads] in srift.toml, or of an import.")
-    ]
+    ] = ""
     deadline: Annotated[
         str | None, typer.Option(help="Cheapest within 12h, 90m or 2d; 12 is 12 hours.")
     ] = None
@@ -67,6 +88,15 @@ class Recommend:
     samples: Annotated[
         int | None,
         typer.Option(min=1, max=10**15, help="Samples to train. Default: as in srift.toml."),
+    ] = None
+    transformer: Annotated[
+        Path | None, typer.Option(help="Shape of a network: a config.json of Hugging Face.")
+    ] = None
+    sequence: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence. Default: the longest.")
+    ] = None
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens to train, in place of --samples: 300M, 20B, 1.5T.")
     ] = None
     batch: Batch = None
     market: Market = None
@@ -86,7 +116,12 @@ class Recommend:
             raise typer.BadParameter("--budget is a finite number of dollars")
         if self.p_required is not None and not 0 < self.p_required < 1:
             raise typer.BadParameter("--p-required is between 0 and 1, such as 0.9")
+        if bool(self.workload) == bool(self.transformer):
+            raise typer.BadParameter("give either a workload or --transformer")
+        if self.tokens and self.samples:
+            raise typer.BadParameter("give either --tokens or --samples")
         hours = None if self.deadline is None else hours_of(self.deadline)
+        shape = _shape(self.transformer, self.sequence) if self.transformer else None
         settings()
         from models.domain.workload import GOALS, Goal
         from tasks.recommendation.ask import Question, answer
@@ -94,10 +129,12 @@ class Recommend:
 
         name = GOALS[0] if self.budget is None else GOALS[1]
         question = Question(
-            workload=self.workload,
+            workload=f"transformer-{shape['parameters'] / 1e9:.3g}b" if shape else self.workload,
             goal=Goal(goal=name, hours=hours, usd=self.budget, p_required=self.p_required),
             samples=self.samples,
+            tokens=number_of(self.tokens) if self.tokens else None,
             batch=self.batch,
+            transformer=shape,
             filters=_filters(market=self.market, instance_type=self.instance_type),
         )
         rows = answer(self.provider, question, top=self.top, pilots=self.pilots)

@@ -215,8 +215,9 @@ class Workload:
     """A training job: the number of samples to train on and the allowed global batches.
 
     `modes` are the modes in which the workload may be trained. `parameters`, `gradient_bytes` and
-    `flops_per_sample` are None until a profile or an import provides them. `checkpoint_bytes` is
-    None until a checkpoint was written.
+    `flops_per_sample` are None until a profile, an import or a transformer's shape provides them.
+    The shape of a transformer is `layers`, their width `hidden`, and `sequence`, the tokens of a
+    sample; other workloads have None. `checkpoint_bytes` is None until a checkpoint was written.
     """
 
     name: str
@@ -229,6 +230,9 @@ class Workload:
     gradient_bytes: int | None = None
     flops_per_sample: float | None = None
     checkpoint_bytes: int | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    sequence: int | None = None
     modes: tuple[Mode, ...] = MODES[:1]
 
 

@@ -7,6 +7,8 @@ all other runs, and the group's runs are predicted. The groups of the splits are
     cluster_size   all runs on clusters with the same number of instances
     setup          a fifth of all pairs of workload and cluster
 
+If a split has more than eight groups, they are joined to eight at random.
+
 Errors are |predicted - measured| / measured. Coverage is the share of measurements within their
 90 % interval.
 """
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from ..domain.cluster import cluster_name
@@ -34,7 +37,7 @@ COLUMNS = (
     *("coverage_90", "median_width"),
 )
 _SCORED = [*STEP, "split", "group", "row", "run_id", "setup", "measured_s"]
-_FOLDS = 5  # groups of the split "setup"
+_FOLDS, _MOST_GROUPS = 5, 8  # groups of the split "setup"; groups of a split
 
 # Split, group, training data without the group, and the runs of the group.
 HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
@@ -46,9 +49,11 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """Yield, for each group: split, name, training data without the group, runs of the group."""
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)
-    setup, names = pd.factorize(np.array(_setups(runs), dtype=object), sort=True)
-    fold = np.random.default_rng(seed).permutation(len(names))[setup] % _FOLDS
-    for split, keys in zip(SPLITS, (np.array(_labels(runs)), size, fold), strict=True):
+    setup = _folds(np.array(_setups(runs), dtype=object), _FOLDS, seed)
+    labels = np.array(_labels(runs))
+    if len(set(labels.tolist())) > _MOST_GROUPS:
+        labels = _folds(labels, _MOST_GROUPS, seed)
+    for split, keys in zip(SPLITS, (labels, size, setup), strict=True):
         for group in sorted(set(keys.tolist())):
             out = keys == group
             probes = data.probes
@@ -57,7 +62,14 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
             if split == "cluster_size" and group > 1 and len(probes):
                 probes = probes[_machines(probes) != group]
             training = replace(data, runs=runs[~out], probes=probes)
-            yield split, f"fold {group}" if split == "setup" else str(group), training, runs[out]
+            yield split, str(group), training, runs[out]
+
+
+def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
+    """Return the name of each label's fold, one of at most `count`."""
+    codes, names = pd.factorize(labels, sort=True)
+    fold = np.random.default_rng(seed).permutation(len(names))[codes] % count
+    return np.array([f"fold {number}" for number in fold])
 
 
 def _label(workload: str, mode: Mode) -> str:

@@ -106,7 +106,7 @@ def _promotion(promote: bool, *because: str) -> Promotion:
 def caution(scoreboard: pd.DataFrame) -> str:
     """Return the warning to add to the model's answers. It is empty if no warning is needed."""
     if not len(scoreboard):
-        return "nothing could be held out to judge the model"
+        return "the model was not judged on held-out rows"
     error = _mean_error(scoreboard)
     large = f"mean error {error:.1%} on held-out setups" if error > LARGE_ERROR else ""
     return ", ".join(filter(None, [large, _coverage_short(scoreboard)]))

@@ -320,11 +320,8 @@ def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
     )
     known = {name: facts_of(data, name) for name in columns}
     volumes = {name: facts_of(data, f"divided_{name}") for name in Volumes._fields}
-    networks = {}
-    if "network" in data.runs:
-        networks = dict(zip(data.runs["workload"], data.runs["network"], strict=True))
     found = {}
-    for name in sorted({*networks, *(name for values in known.values() for name in values)}):
+    for name in sorted({name for values in known.values() for name in values}):
         parameters = known["parameters"].get(name, 0.0)
         shape = [known[each].get(name, 0.0) for each in ("layers", "hidden", "sequence")]
         found[name] = WorkloadFacts(
@@ -333,7 +330,6 @@ def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
             flops=known["flops_per_sample"].get(name, 0.0),
             transformer=Transformer(parameters, *shape) if parameters and all(shape) else None,
             divided=Volumes(*(values.get(name, 0.0) for values in volumes.values())),
-            network=str(networks.get(name, "")),
         )
     for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():
         ordered = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()

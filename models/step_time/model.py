@@ -30,6 +30,7 @@ from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
 from .nearest import Nearness
+from .one_device import Transformer
 from .posterior import Beliefs, Posterior
 from .rows import PROBE, Cell, SetupFacts, WorkloadFacts
 from .setup_arrays import SetupArrays, read_setups
@@ -480,8 +481,13 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
     name, flops = workload.name, workload.flops_per_sample
     if flops is None or name in model.workloads:
         return None
-    gradient_bytes = float(workload.gradient_bytes or 0)
-    return all_introduced(model, {name: WorkloadFacts(flops=flops, gradient_bytes=gradient_bytes)})
+    shape = (workload.parameters, workload.layers, workload.hidden, workload.sequence)
+    facts = WorkloadFacts(
+        flops=flops,
+        gradient_bytes=float(workload.gradient_bytes or 0),
+        transformer=Transformer(*(float(each or 0) for each in shape)) if all(shape) else None,
+    )
+    return all_introduced(model, {name: facts})
 
 
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:

@@ -37,8 +37,7 @@ class WorkloadFacts:
     """The facts of a workload; 0, NaN or None if unknown.
 
     `hidden_part` is the fraction of one device's seconds that remains when the first bucket of
-    gradients is ready. `divided` has the sizes of layers split by tensor parallelism. Workloads of
-    one `network` differ in the length of a sample.
+    gradients is ready. `divided` has the sizes of layers split by tensor parallelism.
     """
 
     gradient_bytes: float = 0.0
@@ -48,7 +47,10 @@ class WorkloadFacts:
     hidden_part: float = float("nan")
     last_bucket_bytes: float = float("nan")
     divided: Volumes = NOTHING
-    network: str = ""
+
+    def network(self, workload: str) -> object:
+        """Return what identifies the network; a transformer's sequences may differ in length."""
+        return self.transformer[1:3] if self.transformer else workload
 
 
 def code_of(*key: object) -> float:
@@ -232,7 +234,7 @@ class SetupFacts:
         codes = {
             key: (
                 code_of("kind", key[2]),
-                code_of("network", self.of(key[0]).network or key[0]),
+                code_of("network", self.of(key[0]).network(key[0])),
                 code_of("workload", *key[:2]),
                 code_of("cell", *key),
             )

@@ -15,7 +15,7 @@ from typing import Any
 
 from models.domain.suggestions import nearest_names
 from models.domain.workload import PRECISIONS
-from warehouse.append import Connection, note_import, note_workloads
+from warehouse.append import Connection, note_import, note_instance_types, note_workloads
 from warehouse.database import Warehouse, empty_warehouse, rows_of_query
 from warehouse.imports import (
     append_imports,
@@ -45,7 +45,8 @@ from .public import (
     ORIGIN,
     PROVIDER,
     PUBLIC_IMPORT,
-    public_workloads,
+    packaged_names,
+    public_machines,
     with_public_workloads,
 )
 
@@ -233,6 +234,8 @@ def load_public(workspace: Workspace, now: datetime) -> int:
         return 0
     warehouse.create()
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
+    with warehouse.transact() as connection:
+        note_instance_types(connection, public_machines(), noted_at=now)
     loaded = import_measurements(warehouse, files, now, force=True)
     reporter().say(
         f"loaded {loaded.rows} rows, {ORIGIN}; they count for a workload until you have measured it"
@@ -241,14 +244,18 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     return loaded.rows
 
 
-def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Workspace:
+def asked_of_public(
+    workspace: Workspace, workload: str, now: datetime, *, shape: bool = False
+) -> Workspace:
     """Return the workspace after adding the workloads whose packaged step times count.
 
-    If `workload` is one of the packaged workloads and has no measurements, the packaged step times
-    are imported first. Raises WarehouseError if the warehouse cannot be written.
+    If `workload` is one of the packaged workloads and has no measurements, or is known by its
+    `shape`, the packaged step times are imported first. Raises WarehouseError if the warehouse
+    cannot be written.
     """
     spec = workspace.settings.workloads.get(workload)
-    public = workload in public_workloads() and (spec is None or spec.entrypoint is None)
+    public = workload in packaged_names() and (spec is None or spec.entrypoint is None)
+    public |= shape or (spec is not None and spec.transformer is not None)
     if public and workload not in measured_workloads(workspace.warehouse, PROVIDER):
         load_public(workspace, now)
     return with_public_workloads(workspace)

@@ -66,6 +66,9 @@ class Facts(BaseModel):
     parameters: Whole
     gradient_bytes: Whole
     flops_per_sample: float | None = Field(default=None, gt=0)
+    layers: Whole | None = None
+    hidden: Whole | None = None
+    sequence: Whole | None = None
     samples: Whole | None = None
 
 

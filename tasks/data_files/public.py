@@ -4,10 +4,14 @@ They are public measurements. Srift imports them when they are first needed. Aft
 this import, Srift does not load it again.
 """
 
+import csv
 import tomllib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 import warehouse as package
 from warehouse.database import Warehouse
@@ -17,11 +21,11 @@ from ..workspace.settings import WorkloadSettings
 from ..workspace.workspace import Workspace
 
 PROVIDER = "ec2"
-PUBLIC_IMPORT = "public-t4"  # staging views recognise packaged imports by `public-`
-ORIGIN = "public step times that came with Srift (AdaptDL's OSDI'21 artifact, machines of 4 T4)"
+PUBLIC_IMPORT = "public-steps"  # staging views recognise packaged imports by `public-`
+ORIGIN = "public step times that came with Srift (warehouse/seeds/README.md)"
 
 FOLDER = Path(package.__file__).parent / "seeds"
-MEASUREMENTS, FACTS = FOLDER / "training_runs_t4.parquet", FOLDER / "workloads.csv"
+MEASUREMENTS, FACTS = FOLDER / "public_steps.parquet", FOLDER / "workloads.csv"
 
 
 @cache
@@ -29,6 +33,23 @@ def public_workloads() -> dict[str, WorkloadSettings]:
     """Return the settings (samples, batches and goals) of the packaged workloads, by name."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
+
+
+@cache
+def packaged_names() -> frozenset[str]:
+    """Return the names of all workloads with packaged step times."""
+    with FACTS.open(newline="") as file:
+        return frozenset(row["workload"] for row in csv.DictReader(file))
+
+
+def public_machines() -> list[dict[str, Any]]:
+    """Return the machines that no provider offers and on which packaged step times were measured.
+
+    The rows have columns of the mart `instance_types`.
+    """
+    table = pd.read_csv(FOLDER / "machines.csv").astype(object)
+    rows = table.where(table.notna(), None).to_dict("records")
+    return [{**row, "provider": PROVIDER, "digest": ""} for row in rows]
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
@@ -48,4 +69,4 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
     """True if all step times of the workload in the warehouse came with the package."""
-    return workload in public_workloads() and workload in public_rows(warehouse, provider)
+    return workload in public_rows(warehouse, provider)

@@ -28,6 +28,9 @@ _FACTS = {
     "gradient_bytes": int,
     "flops_per_sample": float,
     "checkpoint_bytes": int,
+    "layers": int,
+    "hidden": int,
+    "sequence": int,
 }
 Filters = Sequence[tuple[str, str]]  # pairs of one of COLUMNS and a text
 
@@ -47,6 +50,7 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
         types = [one for one in workspace.provider.packaged_types() if one.name not in noted]
     workloads = [
         {"workload": one.name, "digest": one.digest, "samples": one.samples}
+        | {name: getattr(one, name) for name in _FACTS if name != "checkpoint_bytes"}
         for one in workspace.workloads
     ]
     with workspace.warehouse.transact() as connection:

@@ -1,12 +1,16 @@
 """Answer a user's question about one workload, with the champion model and the newest prices."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 import pandas as pd
 
-from models.domain.workload import Goal, Workload
+from models.domain.transformer import USUAL_TOKENS
+from models.domain.workload import SWITCHES, Goal, Mode, Workload
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart, measured_setups
 
@@ -23,18 +27,24 @@ from .known_workloads import unknown
 from .pilots import pilots_for
 from .recommend import Case
 
+_STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")  # of transformers that are known by shape alone
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """A question: a workload, one goal, and filters of the machines to compare.
 
     `samples` (of the whole job) and `batch` (the global batch) override the values of srift.toml.
+    `tokens` (of the whole job) replace `samples` for a transformer. `transformer` is the facts of
+    one that is unknown by name.
     """
 
     workload: str
     goal: Goal
     samples: int | None = None
+    tokens: float | None = None
     batch: int | None = None
+    transformer: Mapping[str, float] | None = None
     filters: Filters = ()
 
 
@@ -52,18 +62,20 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         WarehouseMissing: if there is no champion.
         ProviderError: if no offer has the machines of the question.
     """
-    name = question.workload
-    workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
+    name, shape = question.workload, question.transformer
+    workspace = asked_of_public(
+        open_workspace(provider), name, datetime.now(UTC), shape=bool(shape)
+    )
     with one_thread():
         champion = load_champion(workspace.home, provider)
-    if champion is None and only_public(workspace.warehouse, provider, name):
+    if champion is None and (shape or only_public(workspace.warehouse, provider, name)):
         champion = _fitted_on_public(workspace)
     workload = _workload(workspace, question)
     if champion is None:
         command = refresh_command(provider, "0")
         raise WarehouseMissing(f"there is no model of {provider} machines yet: run `{command}`")
     # An imported workload states no modes, so all measured modes are allowed.
-    if name not in workspace.settings.workloads:
+    if name not in workspace.settings.workloads and not shape:
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
     # The warehouse is closed before planning, which is slow, so that other processes can write.
     with workspace.warehouse.read(), one_thread():
@@ -100,19 +112,44 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
         SettingsError: if the workload is unknown, or an import lacks samples or batch.
     """
     name, settings = question.workload, workspace.settings
-    known = settings.workload(name) if name in settings.workloads else _imported(workspace, name)
-    batch = question.batch or known.global_batch_least
-    if not (batch and (question.samples or known.samples)):
+    if question.transformer:
+        known = _transformer(name, question.transformer)
+    elif name in settings.workloads:
+        known = settings.workload(name)
+    else:
+        known = _imported(workspace, name)
+    samples, batch = question.samples or known.samples, question.batch or known.global_batch_least
+    if question.tokens:
+        if known.sequence is None:
+            raise SettingsError(f"{name!r} has no length of a sequence: give --samples, not tokens")
+        samples = math.ceil(question.tokens / known.sequence)
+    if not (batch and samples):
         raise SettingsError(
-            f"{name!r} is known from imports only: add --samples N --batch B, or set `samples` and"
-            f" `global_batch` under [workloads.{name}] in srift.toml"
+            f"the job's samples or global batch of {name!r} are unknown: add --samples N --batch B,"
+            f" or set `samples` and `global_batch` under [workloads.{name}] in srift.toml"
         )
     return replace(
         known,
-        samples=question.samples or known.samples,
+        samples=samples,
         global_batch_least=batch,
         global_batch_most=question.batch or known.global_batch_most,
         goals=(replace(question.goal, overshoot_price=settings.choice.overshoot_price),),
+    )
+
+
+def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
+    """Return a transformer with unknown samples, in bf16 with the usual strategies."""
+    batch = math.ceil(USUAL_TOKENS / facts["sequence"])
+    modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
+    return Workload(
+        name=name,
+        digest=IMPORTED,
+        samples=0,
+        global_batch_least=batch,
+        global_batch_most=batch,
+        goals=(),
+        modes=tuple(modes),
+        **facts,
     )
 
 

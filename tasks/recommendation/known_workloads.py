@@ -8,7 +8,7 @@ from warehouse.database import Warehouse, rows_of_query
 from warehouse.reads import workload_providers
 
 from ..data_files.public import PROVIDER as PUBLIC
-from ..data_files.public import public_workloads
+from ..data_files.public import packaged_names
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.workspace import Workspace, known_devices
 
@@ -40,7 +40,7 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
 
 def unknown(workspace: Workspace, workload: str) -> SettingsError:
     """Return the error to raise for a workload about which the provider has no data."""
-    known = workload_providers(workspace.warehouse) | {(one, PUBLIC) for one in public_workloads()}
+    known = workload_providers(workspace.warehouse) | {(one, PUBLIC) for one in packaged_names()}
     elsewhere = [provider for name, provider in sorted(known) if name == workload]
     if elsewhere:
         return SettingsError(f"{workload!r} is known on {elsewhere[0]}: add --provider")

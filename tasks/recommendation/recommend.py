@@ -100,11 +100,13 @@ class Case:
         able = with_compressed(champion, workload)
         model: StepTimeModel | None = able
         guessed = not able.met_workload(workload)
-        if guessed:  # a guess uses fp32 rates, so it is only made for plain DDP in fp32
-            plain = workload.modes == (Mode(),) and not able.modes_of(workload.name)
-            model = introduced(able, workload) if plain else None
+        if guessed:  # FLOPs alone show the rates of plain DDP in fp32, a transformer's shape others
+            plain = workload.layers is not None or workload.modes == (Mode(),)
+            unmet = plain and not able.modes_of(workload.name)
+            model = introduced(able, workload) if unmet else None
+            basis = "FLOPs" if workload.layers is None else "shape"
             notes.append(
-                "a first guess from its FLOPs, because the workload was never measured here"
+                f"a first guess from its {basis}, because the workload was never measured here"
             )
         else:
             workload = able.as_measured(workload)

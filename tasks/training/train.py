@@ -62,14 +62,14 @@ def challenge(
 
 
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
-    """Fit a first model on the rows of the warehouse, and promote it.
+    """Fit a first model on the rows of the warehouse, and promote it without scores.
 
-    Returns None if the warehouse has no rows. Raises Busy if a refresh runs.
+    Scores would take a minute, and the next refresh computes them. Returns None if the warehouse has no rows. Raises Busy if a refresh runs.
     """
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
-        challenger = challenge(frames, None)
+        challenger = challenge(frames, None, each=lambda *_: ())
         if challenger is None:
             return None
         register(workspace, challenger, frames, refresh_id, now)

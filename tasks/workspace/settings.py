@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from models.domain.suggestions import nearest_names
+from models.domain.transformer import transformer_facts
 from models.domain.workload import (
     GOALS,
     MODES,
@@ -135,12 +136,16 @@ class WorkloadSettings(_Section):
     `path`. A workload without an entrypoint has only imported measurements. `precisions`,
     `strategies` and `switches` list what its training tolerates. `data` is a folder or
     `s3://bucket/prefix`. The function gets the folder on the machine as its argument `data`.
+    `transformer` is the network's shape: a Hugging Face `config.json`, or the same keys as a table.
+    A sample is a sequence of `sequence` tokens.
     """
 
     entrypoint: str | None = None
     data: str | None = None
     samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
+    transformer: str | dict[str, Any] | None = None
+    sequence: int | None = Field(default=None, gt=0)
     precisions: tuple[Annotated[str, _one_of(PRECISIONS)], ...] = Field(
         PRECISIONS[:1], min_length=1
     )
@@ -300,7 +305,17 @@ class Settings(_Section):
             global_batch_most=largest,
             modes=stated.modes,
             goals=tuple(goals),
+            **self._facts(name, stated),
         )
+
+    def _facts(self, name: str, stated: WorkloadSettings) -> dict[str, Any]:
+        """Return the facts of a transformer. Raises SettingsError if its shape is wrong."""
+        if stated.transformer is None:
+            return {}
+        try:
+            return read_transformer(stated.transformer, stated.sequence, self.root)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"workloads.{name}.transformer: {error}") from None
 
     def stated(self, name: str) -> WorkloadSettings:
         """Return the workload's section of srift.toml.
@@ -384,6 +399,19 @@ class Settings(_Section):
         if self.workloads[name].entrypoint is None:
             return IMPORTED
         return self.travelling(name)[0].digest
+
+
+def read_transformer(
+    shape: str | dict[str, Any], sequence: int | None, root: Path
+) -> dict[str, float]:
+    """Return the facts of `shape`, a table or the name of a JSON file in `root`.
+
+    Raises as `transformer_facts`, and OSError if the file cannot be read.
+    """
+    config = json.loads((root / shape).read_text()) if isinstance(shape, str) else shape
+    if not isinstance(config, dict):
+        raise ValueError(f"{shape} holds no JSON object")
+    return transformer_facts(config, sequence)
 
 
 def load_settings(file: Path | None = None) -> Settings:

@@ -47,6 +47,9 @@ select
         as gradient_bytes,
     coalesce(facts.flops_per_sample, defined.flops_per_sample, measured.flops_per_sample, imported.flops_per_sample)
         as flops_per_sample,
+    coalesce(facts.layers, defined.layers) as layers,
+    coalesce(facts.hidden, defined.hidden) as hidden,
+    coalesce(facts.sequence, defined.sequence) as sequence,
     coalesce(defined.samples, facts.samples) as samples,
     measured.checkpoint_bytes,
     measured.divided_weights,

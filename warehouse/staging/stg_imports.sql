@@ -27,7 +27,7 @@ select
     counted.market,
     counted.zone,
     counted.measured_at,
-    case when counted.is_public then 'public: AdaptDL''s OSDI''21 artifact' else coalesce(nullif(counted.source, 'srift'), 'import') end
+    case when counted.is_public then 'public: ' || counted.source else coalesce(nullif(counted.source, 'srift'), 'import') end
         as source,
     counted.is_public
 from stg_counted_rows as counted

@@ -17,6 +17,9 @@ select
     arg_max(parameters, priority) as parameters,
     arg_max(gradient_bytes, priority) as gradient_bytes,
     arg_max(flops_per_sample, priority) as flops_per_sample,
+    arg_max(layers, priority) as layers,
+    arg_max(hidden, priority) as hidden,
+    arg_max(sequence, priority) as sequence,
     arg_max(samples, priority) as samples
 from counted
 group by provider, workload;

@@ -1,0 +1,73 @@
+"""Derive the facts of a transformer from its shape or from a Hugging Face `config.json`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Our name of each size, then its names in configurations of Llama, GPT-2, MPT and their relatives.
+_NAMES = {
+    "layers": ("layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden", "hidden_size", "n_embd", "d_model"),
+    "sequence": ("sequence", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "key_heads": ("num_key_value_heads",),
+    "head_size": ("head_dim",),
+    "inner": ("intermediate_size", "n_inner", "ffn_dim"),
+    "vocabulary": ("vocab_size",),
+    "parameters": ("parameters",),
+}
+_REFUSED = ("expert", "encoder_decoder")  # parts of the names of settings
+USUAL_TOKENS = 2**20  # of a global batch
+
+
+def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) -> dict[str, float]:
+    """Return the facts of `Workload` that follow from a transformer's shape.
+
+    A sample is a sequence of `sequence` tokens; the default is the configuration's longest
+    sequence. FLOPs of a sample are (6 N + 12 layers hidden sequence) sequence. The parameters N
+    leave out norms and biases, below 1 %. Gradients have four bytes each.
+
+    Raises ValueError if a size is missing or no positive whole number, or if the network is a
+    mixture of experts or has a separate encoder.
+    """
+    for name, value in config.items():
+        if value and any(part in name for part in _REFUSED):
+            raise ValueError(f"{name}: only dense networks with one stack of layers are supported")
+    sizes: dict[str, Any] = {}
+    for name, names in _NAMES.items():
+        stated = [config[each] for each in names if config.get(each) is not None]
+        sizes[name] = stated[0] if stated else None
+    sizes["sequence"] = sequence or sizes["sequence"]
+    needed = ["layers", "hidden", "sequence"]
+    needed += [] if sizes["parameters"] else ["vocabulary"]
+    for name, value in sizes.items():
+        if value is None and name in needed:
+            raise ValueError(f"there is no {' or '.join(_NAMES[name])}")
+        if value is not None and (
+            not isinstance(value, int | float) or value != int(value) or value < 1
+        ):
+            raise ValueError(f"{name} is {value!r}, and must be a whole number of at least 1")
+    layers, hidden, tokens = (int(sizes[name]) for name in needed[:3])
+    parameters = int(sizes["parameters"] or _parameters(config, layers, hidden, sizes))
+    return {
+        "parameters": parameters,
+        "gradient_bytes": 4 * parameters,
+        "flops_per_sample": (6.0 * parameters + 12.0 * layers * hidden * tokens) * tokens,
+        "layers": layers,
+        "hidden": hidden,
+        "sequence": tokens,
+    }
+
+
+def _parameters(
+    config: Mapping[str, Any], layers: int, hidden: int, sizes: Mapping[str, Any]
+) -> float:
+    """Return the weights of attention, feed-forward layers and embeddings."""
+    heads = sizes["heads"] or 1
+    head = sizes["head_size"] or hidden / heads
+    inner = sizes["inner"] or config.get("expansion_ratio", 4) * hidden
+    # Networks with RMSNorm have a third matrix in the feed-forward layer, a gate.
+    gated = "rms_norm_eps" in config or config.get("hidden_act") == "silu"
+    attention = 2 * hidden * head * (heads + (sizes["key_heads"] or heads))
+    tied = config.get("tie_word_embeddings", True)
+    layer = attention + (2 + gated) * hidden * inner
+    return float(layers * layer + (2 - bool(tied)) * sizes["vocabulary"] * hidden)
