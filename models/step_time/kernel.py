@@ -26,36 +26,40 @@ _LINEAR = len(NAMES) + len(EFFECTS)
 THETA, T1 = slice(0, len(NAMES)), slice(len(NAMES), _LINEAR)
 
 
-def _spreads(level: str, *, formula: bool = True, effects: bool = True) -> FloatArray:
-    """Return a (linear terms,) array: the prior standard deviations of a level."""
-    theta = [getattr(each, level) * formula for each in PARAMETERS.values()]
-    return np.array([*theta, *(getattr(each, level) * effects for each in EFFECTS.values())])
+# Effects that only transformers have; the spreads of these are learned apart.
+_SHAPED = ("transformer", "linear layers", "attention", "activations", "intensity")
+_PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
+
+
+def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
+    """Return a (linear terms,) array: the prior standard deviations of `names` at a level."""
+    every = {**PARAMETERS, **EFFECTS}
+    return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
 
 
 # Linear terms of the covariance: group, prior standard deviations, learned factor on them.
 _TERMS = (
-    ("all", _spreads("all"), None),
-    ("link", _spreads("kind", effects=False), "formula by kind"),
-    ("strategy", _spreads("strategy", effects=False), "formula by strategy"),
-    ("mode", _spreads("cell", effects=False), "formula by cell"),
-    ("kind", _spreads("kind", formula=False), "one device by kind"),
-    ("network", _spreads("network", formula=False), "one device by network"),
-    ("workload", _spreads("workload", formula=False), "one device by workload"),
-    ("cell", _spreads("cell", formula=False), "one device by cell"),
+    ("all", _spreads("all", (*NAMES, *EFFECTS)), None),
+    ("link", _spreads("kind", NAMES), "formula by kind"),
+    ("strategy", _spreads("strategy", NAMES), "formula by strategy"),
+    ("mode", _spreads("cell", NAMES), "formula by cell"),
+    *(
+        (level, _spreads(level, names), f"{title} by {level}")
+        for title, names in (("one device", _PLAIN), ("transformer", _SHAPED))
+        for level in ("kind", "network", "workload", "cell")
+    ),
 )
 # Learned spreads of curves, residuals and noise, with their initial values.
 SPREADS = {
-    "formula by kind": 1.0,
-    "formula by strategy": 1.0,
-    "formula by cell": 1.0,
-    "one device by kind": 1.0,
-    "one device by network": 1.0,
-    "one device by workload": 1.0,
-    "one device by cell": 1.0,
+    **{name: 1.0 for _, _, name in _TERMS if name},
     "curve of workload": 0.3,
     "batch of workload": 0.03,
     "curve of cell": 0.06,
     "batch of cell": 0.02,
+    "transformer curve of workload": 0.06,
+    "transformer batch of workload": 0.02,
+    "transformer curve of cell": 0.03,
+    "transformer batch of cell": 0.02,
     "shape of transformer": 0.15,
     "noise of one device": 0.03,
 }
@@ -119,13 +123,16 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
         same[group] = (left[group][:, None] == right[group]) & (left[group][:, None] > 0)
     for group, spread, name in _TERMS:
         used = np.flatnonzero(spread)
-        yield name, same[group] * ((X[:, used] * spread[used] ** 2) @ other[:, used].T)
-    alone, apart = outer("alone"), left["octave"][:, None] - right["octave"]
+        if X[:, used].any():
+            yield name, same[group] * ((X[:, used] * spread[used] ** 2) @ other[:, used].T)
+    apart = left["octave"][:, None] - right["octave"]
     near, equal = np.exp(-0.5 * (apart / _OCTAVES) ** 2), np.abs(apart) < 1e-6
-    for level in ("workload", "cell"):
-        yield f"curve of {level}", alone * (same[level] * near)
-        yield f"batch of {level}", alone * (same[level] & equal)
     both = outer("transformer")
+    # both rows of a workload or cell are of transformers, or none is
+    for prefix, alone in (("", outer("alone") - both), ("transformer ", both)):
+        for level in ("workload", "cell") if alone.any() else ():
+            yield f"{prefix}curve of {level}", alone * (same[level] * near)
+            yield f"{prefix}batch of {level}", alone * (same[level] & equal)
     if both.any():
         yield "shape of transformer", both * _near(left["shape"], right["shape"], _SHAPE)
     for name, length in (("broad", BROAD), ("narrow", NARROW)):
