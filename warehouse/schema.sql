@@ -318,7 +318,12 @@ create table raw_recommendations (
     compute_s double,
     communication_s double,
     exposed_communication_s double,
-    input_s double
+    input_s double,
+    tokens_per_s double,
+    tokens_per_s_per_gpu double,
+    mfu double,
+    memory_gib double,
+    memory_available_gib double
 );
 
 -- Grain: one row per judgement of a published first choice by runs measured since. promise_id is a

@@ -11,6 +11,7 @@ If there are at most DRAWN candidates, every candidate reaches the last stage.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import losses, meeting_of, normal_meeting
 from .compression import able_modes, compared, unproven
 from .explanations import obstacle
+from .field_terms import field_terms
 from .ranking import Row, infeasible_row, recommend, summary
 
 DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
@@ -112,8 +114,17 @@ def plan(
         vetoed = [supply.vetoes[one] for one in others if one.dense == setup.mode.dense]
         return "; ".join(filter(None, [compared(setup, asked, model), *vetoed]))
 
+    published = recommend(
+        workload,
+        costs,
+        runs=runs,
+        top=top,
+        clusters=clusters,
+        notes=notes,
+        terms=partial(field_terms, workload, model),
+    )
     return Recommendation(
-        rows=recommend(workload, costs, runs=runs, top=top, clusters=clusters, notes=notes),
+        rows=published,
         frontier=_frontier(costs, np.searchsorted(rows, front), goals),
         ranked=[setups[at] for at in np.searchsorted(rows, drawn).tolist()],
         candidates=len(found),

@@ -15,6 +15,7 @@ from ..domain.setup_table import runs_of
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts
 from . import explanations as explain
+from . import field_terms
 from .choice_rule import known_meeting, losses, meeting_of, misses
 
 Row = dict[str, Any]
@@ -29,6 +30,7 @@ COLUMNS = (
     *("hours", "hours_p90", "usd", "usd_p90", "usd_machines", "usd_storage", "usd_other"),
     *("usd_per_million_samples", "p_meets_constraint", "p_best", "interruption_risk"),
     *("expected_interruptions", "measured_runs", "reason"),
+    *field_terms.COLUMNS,
 )
 
 
@@ -40,6 +42,7 @@ def recommend(
     top: int = 5,
     clusters: int | None = None,
     notes: Callable[[Setup], str] = lambda _: "",
+    terms: Callable[[Setup, float], Row] = lambda *_: {},
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
@@ -59,6 +62,7 @@ def recommend(
         clusters: the number of clusters compared, which the explanation mentions. Default: the
             number of clusters in `costs`.
         notes: a function that returns further text for the reason of a setup.
+        terms: a function that returns further columns of a setup and its step seconds.
     """
     count = clusters or len(np.unique(costs.cluster))
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, count)]
@@ -68,6 +72,7 @@ def recommend(
     for row, setup, number in zip(shown, setups, measured, strict=True):
         row["measured_runs"] = number
         row["reason"] = "; ".join(filter(None, [row["reason"], notes(setup)]))
+        row |= terms(setup, row["step_s"])
     return rows
 
 

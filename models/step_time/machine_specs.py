@@ -224,3 +224,9 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
             return Sheet(bandwidth, speed, float(machine.speed_known))
         return Sheet(_USUAL_GBYTES * speed, speed, _HALF * (machine.device_tflops is not None))
     return UNKNOWN
+
+
+def peak_tflops(device: str, memory_gib: float, precision: str) -> float:
+    """Return the peak rate on a device's data sheet; NaN without one."""
+    sheet = sheet_of(_sheet(device.lower(), memory_gib)[0], precision, {})
+    return sheet.rate if sheet.confidence == 1 else math.nan

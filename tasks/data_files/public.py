@@ -42,14 +42,14 @@ def packaged_names() -> frozenset[str]:
         return frozenset(row["workload"] for row in csv.DictReader(file))
 
 
-def public_machines() -> list[dict[str, Any]]:
+def public_machines() -> list[dict[Any, Any]]:
     """Return the machines that no provider offers and on which packaged step times were measured.
 
     The rows have columns of the mart `instance_types`.
     """
     table = pd.read_csv(FOLDER / "machines.csv").astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
-    return [{**row, "provider": PROVIDER, "digest": ""} for row in rows]
+    return [{**dict(row), "provider": PROVIDER, "digest": ""} for row in rows]
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:

@@ -142,6 +142,9 @@ _RECOMMENDED = """
     batch: {batch}
     mode: {mode}
     step s (90 %): {step:}
+    tok/s/GPU: {tokens_per_s_per_gpu:?,.0f}
+    MFU: {mfu:?.0%}
+    GiB: {memory_gib:?.3g}
     hours: {hours:.3g}
     usd: {usd:.3g}
     risk: {interruption_risk:?.0%}

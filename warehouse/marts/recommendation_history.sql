@@ -56,3 +56,8 @@ comment on column recommendation_history.compute_s is 'Part of step_s in which t
 comment on column recommendation_history.communication_s is 'All communication of a step, overlapped with compute or not. Unit: seconds.';
 comment on column recommendation_history.exposed_communication_s is 'Part of step_s for communication that is not overlapped with compute. Unit: seconds.';
 comment on column recommendation_history.input_s is 'Part of step_s in which devices wait for input; step_s is compute_s + exposed_communication_s + input_s. Unit: seconds.';
+comment on column recommendation_history.tokens_per_s is 'Predicted throughput of the whole cluster. Unit: tokens/second. NULL if the length of a sequence is unknown.';
+comment on column recommendation_history.tokens_per_s_per_gpu is 'tokens_per_s divided by the number of devices. Unit: tokens/second.';
+comment on column recommendation_history.mfu is 'Model FLOPs utilisation: FLOPs of a step without recomputation, divided by what the devices could do in step_s at the peak rates of their data sheets. Unit: fraction, 0 to 1. NULL if the FLOPs or a data sheet are unknown.';
+comment on column recommendation_history.memory_gib is 'Predicted peak memory of the device with the least room. Unit: GiB. NULL if unknown.';
+comment on column recommendation_history.memory_available_gib is 'Memory of that device. Unit: GiB.';

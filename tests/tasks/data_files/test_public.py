@@ -1,10 +1,12 @@
 """The step times of the package: loaded once, and never beside one's own of a workload."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pandas as pd
 import pytest
 
+from models.domain.transformer import transformer_facts
 from models.domain.workload import Goal
 from tasks.data_files.imports import (
     ImportFiles,
@@ -54,14 +56,15 @@ def counted(here):
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here):
     assert not knows_import(here.warehouse, PUBLIC_IMPORT)
-    assert load_public(here, NOON) == 4853 and load_public(here, NOON) == 0
+    assert load_public(here, NOON) == 5084 and load_public(here, NOON) == 0
     known = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
     assert known >= public_workloads().keys() and counted(here) == (0, 992)
 
 
 @pytest.mark.slow
 def test_a_fresh_home_answers_from_them(tmp_path, no_credentials, monkeypatch):
-    few = pd.read_parquet(MEASUREMENTS).query("workload == @NAME").iloc[::25]
+    rows = pd.read_parquet(MEASUREMENTS)
+    few = pd.concat([rows.query("workload == @NAME").iloc[::25], rows.query("precision == 'bf16'")])
     few.to_parquet(tmp_path / "few.parquet")
     monkeypatch.setattr("tasks.data_files.imports.MEASUREMENTS", tmp_path / "few.parquet")
     (tmp_path / "srift.toml").touch()
@@ -70,12 +73,18 @@ def test_a_fresh_home_answers_from_them(tmp_path, no_credentials, monkeypatch):
     question = Question(workload=NAME, goal=Goal(goal="cheapest_within_deadline", hours=24.0))
     first = answer("ec2", question, top=1)[0]
     assert first["cluster"] and ORIGIN in first["reason"] and first["model_version"] == "1"
+    shape = transformer_facts({"layers": 32, "hidden": 4096, "sequence": 2048, "parameters": 7e9})
+    question = replace(question, workload="net", transformer=shape, tokens=1e9)
+    question = replace(question, filters=[("instance_type", "p5.48xlarge")])
+    first = answer("ec2", question, top=1)[0]
+    assert 0.2 < first["mfu"] < 0.6 and first["step_high_s"] < 1.5 * first["step_s"]
+    assert first["memory_gib"] < first["memory_available_gib"]
 
 
 def test_forgotten_they_stay_forgotten_until_they_are_imported(here):
     load_public(here, NOON)
     forgotten = forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
-    assert (forgotten.rows, forgotten.facts) == (4853, 4)
+    assert (forgotten.rows, forgotten.facts) == (5084, 50)
     assert load_public(here, NOON) == 0 and measured_workloads(here.warehouse, "ec2") == {}
     assert NAME not in asked_of_public(here, NAME, NOON).settings.workloads
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)

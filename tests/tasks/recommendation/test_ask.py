@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from models.domain.transformer import transformer_facts
 from models.domain.workload import Goal
 from models.planner.planner import nothing
 from tasks.data_files.imports import ImportFiles, import_measurements
@@ -78,3 +79,15 @@ def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
             world.answer("foreign", **words)
     with pytest.raises(SettingsError):
         world.answer("foreigm")
+
+
+def test_a_transformer_is_asked_for_by_its_shape_and_its_tokens(tmp_path, monkeypatch):
+    world = Asked(tmp_path, monkeypatch)
+    monkeypatch.setattr("tasks.data_files.imports.load_public", lambda workspace, now: 0)
+    shape = transformer_facts({"layers": 32, "hidden": 4096, "sequence": 2048, "parameters": 7e9})
+    asked = world.answer("net", transformer=shape, tokens=20e9)
+    assert (asked.samples, asked.global_batch_least) == (9_765_625, 512)
+    assert {mode.precision for mode in asked.modes} == {"bf16"} and len(asked.modes) == 8
+    assert {name: getattr(asked, name) for name in shape} == shape
+    with pytest.raises(SettingsError):  # no length of a sequence
+        world.answer("conv", tokens=20e9)

@@ -138,6 +138,18 @@ def test_root_and_home_from_anywhere(project, monkeypatch):
     assert load_settings().home == below / "here"
 
 
+def test_the_facts_of_a_transformer_follow_from_its_shape(project):
+    shape = "{ layers = 2, hidden = 64, sequence = 32, parameters = 1000 }"
+    rewrite(project, "samples", f"transformer = {shape}\nsequence = 16\nsamples")
+    found = load_settings().workload("tiny")
+    assert (found.layers, found.hidden, found.sequence) == (2, 64, 16)
+    assert found.gradient_bytes == 4000
+    for wrong in ('"absent.json"', '"tiny.py"', "{ layers = 2 }"):
+        rewrite(project, "samples", f"transformer = {wrong}\nsamples")
+        with pytest.raises(SettingsError, match="transformer"):
+            load_settings().workload("tiny")
+
+
 def test_a_workload_without_an_entrypoint_is_imported(project):
     rewrite(project, 'entrypoint = "tiny.py:build"\n', "")
     settings = load_settings()
