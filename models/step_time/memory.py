@@ -23,8 +23,7 @@
 S is bytes of weights and optimizer states, W = G bytes of weights, n ranks, c columns of a grid. W'
 is a group of weights that is gathered while the next group is gathered. G' are its gradients, which
 are copied to be summed. Activations are freed as gradients are made, so only the larger counts. In
-all micro-steps after the first, and in bounds from facts, both count, and gradients stay whole
-until the last micro-step. Predictions are high rather than low: a batch that is refused can run in
+all micro-steps after the first, and in bounds from facts, both count. Predictions are high rather than low: a batch that is refused can run in
 accumulation steps, but a batch that does not fit fails.
 """
 
@@ -147,7 +146,7 @@ class MemoryModel:
         shape = grid_shape(mode.strategy, ranks) if mode.divided else None
         activations = sample * batch * (1.0 if shape is None else (shape[1] + 1) / 2)
         gradients = held.gradients
-        if sharing and mode.gathered and not accumulates:
+        if sharing and mode.gathered:
             gradients = 0.0 if mode.offloaded else held.gradients / ranks
         working = activations + gradients
         if profiled and not accumulates:

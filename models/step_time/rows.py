@@ -331,8 +331,7 @@ class SetupFacts:
             last = _EVERYTHING
         if strategy == UPDATES_SHARED:  # gathers weights after the backward pass
             last += whole / 2
-        again = {"fsdp": 2 / 3, "zero2": 1 / 2}.get(strategy, 0.0)
-        return whole * part, bucket, *known_overlap(facts.hidden_part, last), again
+        return whole * part, bucket, *known_overlap(facts.hidden_part, last), float(mode.gathered)
 
     def _compression(
         self, setups: SetupArrays, size: FloatArray, most: FloatArray

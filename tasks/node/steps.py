@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from . import measuring
 from .device import now, peak_bytes, reset_peak
@@ -51,14 +52,16 @@ def one_step(
     sizes: the sizes of the micro-batches.
     scale: the factor of each sample's loss, which is the number of ranks divided by the global
         batch, since gradients are averaged over ranks.
-    sync: True if the last micro-step communicates gradients. Earlier micro-steps never do.
+    sync: True if gradients are communicated: after the last micro-step, or after each micro-step if
+        the module shards its gradients, since whole gradients would not fit.
     """
     built.optimizer.zero_grad(set_to_none=True)
     losses = []
     for micro, size in enumerate(sizes):
         if not size:
             continue
-        with nullcontext() if sync and micro == len(sizes) - 1 else no_sync(module):
+        exchanges = sync and (micro == len(sizes) - 1 or isinstance(module, FSDPModule))
+        with nullcontext() if exchanges else no_sync(module):
             loss = built.loss_of(module, size)
             built.arithmetic.backward(loss * (scale * size))
         losses.append(loss.detach().float() * size)
