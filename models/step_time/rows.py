@@ -27,6 +27,7 @@ PROBE = "(all-reduce alone)"  # the workload that stands for all-reduces without
 _USUAL_BYTES, _USUAL_OCTAVE = 1e8, 5.0  # gradient bytes and log2 of the batch, if none is known
 _USUAL_TOKENS = 2.0**14  # of a device and micro-step
 _BLOCKS = 8.0  # blocks that a sharded mode gathers, if the layers are unknown
+_BESIDE = 0.9  # fraction of compute beside which blocks are gathered
 _EVERYTHING = 1e18  # bytes of the last bucket if no part of the exchange can be hidden
 
 Cell = tuple[str, Mode, str]  # workload, mode of one device, kind of device
@@ -323,15 +324,15 @@ class SetupFacts:
         part = 1.5 if strategy in ("fsdp", UPDATES_SHARED) else sent_everywhere(strategy)
         if mode.gathered and mode.precision in ("bf16", "fp16"):
             part /= 2
-        last, bucket = facts.last_bucket_bytes, float(BUCKET)
-        if mode.gathered:  # a collective for each block of layers
+        last, bucket, hidden = facts.last_bucket_bytes, float(BUCKET), facts.hidden_part
+        if mode.gathered:  # a collective for each block of layers, beside nearly all compute
             blocks = facts.transformer.layers if facts.transformer else _BLOCKS
-            last, bucket = float("nan"), max(bucket, whole / blocks)
+            last, bucket, hidden = float("nan"), max(bucket, whole / blocks), _BESIDE
         if in_turn(strategy):
             last = _EVERYTHING
         if strategy == UPDATES_SHARED:  # gathers weights after the backward pass
             last += whole / 2
-        return whole * part, bucket, *known_overlap(facts.hidden_part, last), float(mode.gathered)
+        return whole * part, bucket, *known_overlap(hidden, last), float(mode.gathered)
 
     def _compression(
         self, setups: SetupArrays, size: FloatArray, most: FloatArray
