@@ -24,7 +24,7 @@ from scipy.special import ndtr
 from ..domain.numeric import BoolArray, FloatArray
 from ..domain.workload import Goal
 
-# Without a required probability, a choice that is less likely to meet its limit gets a warning.
+# Least probability of a choice to meet its limit, if no probability is required.
 EVEN_ODDS = 0.5
 _ROUNDING = 1e-12
 _LEAST_SD, _FAR_BELOW = 1e-6, 1e3  # in logs: keep the normal density and its argument finite

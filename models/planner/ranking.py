@@ -84,19 +84,19 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
     usable = np.isfinite(objective) & np.isfinite(used)
     meeting = meeting_of(goal, costs.drawn)
     log_objective = np.log(objective, out=np.full(len(objective), np.nan), where=usable)
-    loss = np.where(usable, losses(goal, log_objective, meeting), np.inf)
+    missing: BoolArray = np.zeros(len(usable), dtype=bool)
+    if meeting is not None:
+        missing = misses(goal, meeting.chance)
+    loss = np.where(usable & ~missing, losses(goal, log_objective, meeting), np.inf)
     order = np.lexsort((other, loss.round(9)))
     best = best_splits(order[np.isfinite(loss[order])], costs.cluster)[:CLUSTERS_COMPARED]
     if not len(best):
         return [_infeasible(workload, goal, costs, usable)]
     p_best = dict(zip(best.tolist(), _chance_of_best(goal, costs, best), strict=True))
     tempting: list[int] = []
-    missing: BoolArray = np.zeros(len(loss), dtype=bool)
     if meeting is not None:
-        missing = misses(goal, meeting.chance)
-        meets = np.concatenate([np.flatnonzero(usable & ~missing), best[:top]])
         tempted = usable & missing & (objective < objective[best[0]])
-        tempted &= ~np.isin(costs.cluster, costs.cluster[meets])
+        tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
         closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
         tempting = best_splits(closest[tempted[closest]], costs.cluster)[
             : max(1, top // 4)

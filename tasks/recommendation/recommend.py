@@ -17,8 +17,6 @@ from models.job.job_conditions import JobConditions
 from models.monitoring.promotion import caution
 from models.planner import planner
 from models.planner.candidates import Supply, without_beaten_zones
-from models.planner.choice_rule import EVEN_ODDS
-from models.planner.explanations import amount
 from models.planner.learning import vetoes
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel, introduced, with_compressed
@@ -296,25 +294,13 @@ def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str])
     return "; ".join(dict.fromkeys(filter(None, sources))) or None
 
 
-def _cautions(row: Row, case: Case) -> list[str]:
-    """Return warnings about the row.
-
-    There is a warning if the constraint is likely to be missed, and if the model's error is large
-    or its intervals are too narrow.
-    """
-    found, champion = [], case.champion
-    chance = row["p_meets_constraint"]
-    if row["p_required"] is None and chance is not None and chance < EVEN_ODDS:
-        what = "usd" if row["constraint_hours"] is None else "hours"
-        limit = amount(float(row[f"constraint_{what}"]), what)
-        found.append(
-            f"{row['workload']}: the choice for {limit} meets it with {chance:.0%} probability"
-            " only; state p_required to ask for more"
-        )
-    scores = None if champion is None else champion.scoreboard
-    if champion is not None and scores is not None and (error := caution(scores)):
-        found.append(f"model version {champion.version}: {error}")
-    return found
+def _caution(case: Case) -> str:
+    """Return a warning if the model's error is large or its intervals are too narrow, else ""."""
+    champion = case.champion
+    if champion is None or champion.scoreboard is None:
+        return ""
+    error = caution(champion.scoreboard)
+    return as_caution(f"model version {champion.version}: {error}") if error else ""
 
 
 def _unpredictable(case: Case) -> str:
@@ -341,7 +327,7 @@ def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
     texts += [row["reason"], *dict.fromkeys(one.own_price for one in offers if one.own_price)]
     if row["rank"] > 1:
         return "; ".join(texts)
-    return "; ".join([*texts, *case.notes]) + "".join(map(as_caution, _cautions(row, case)))
+    return "; ".join([*texts, *case.notes]) + _caution(case)
 
 
 def with_usual_goals(workload: Workload) -> Workload:
