@@ -142,13 +142,14 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     return replace(workload, modes=tuple(planned or modes))
 
 
-def nothing(workload: Workload, why: str = "") -> Recommendation:
-    """Return the answer for a workload without candidates: each goal is infeasible.
+def nothing(workload: Workload, why: str = "", status: str = "infeasible") -> Recommendation:
+    """Return the answer for a workload without candidates: a row of each goal with `status`.
 
     `why` is the reason to state. If it is empty, a general reason is stated.
     """
     why = why or "no cluster on offer can be launched here; more instance types would help"
-    return Recommendation(rows=[infeasible_row(workload, goal, why) for goal in workload.goals])
+    rows = [infeasible_row(workload, goal, why, status) for goal in workload.goals]
+    return Recommendation(rows=rows)
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:

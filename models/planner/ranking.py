@@ -50,7 +50,7 @@ def recommend(
     split. The first row has the status "recommended". Every other row has the status "alternative"
     or "misses_constraint". The last rows are near misses: clusters with a better objective that
     miss the constraint. If no setup may be chosen for a goal, the goal has one row with the status
-    "infeasible", and its reason says what would be feasible.
+    "infeasible" or "no_price", and its reason says what would be feasible.
 
     A price is None if it is unknown. `offers` holds the offers of the row's machines.
 
@@ -139,18 +139,18 @@ def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArr
     If the goal has a constraint, the reason names the cluster closest to its limit, and a limit
     that would be feasible.
     """
-    why = "no cluster on offer has a known price; a price would help"
-    if goal.constraint is not None and usable.any():
-        order = np.argsort(costs.expected(goal.constraint), kind="stable")
-        why = explain.infeasible(goal, costs, order[usable[order]])
-    return infeasible_row(workload, goal, why)
+    if goal.constraint is None or not usable.any():
+        why = "no cluster on offer has a known price; a price would help"
+        return infeasible_row(workload, goal, why, "no_price")
+    order = np.argsort(costs.expected(goal.constraint), kind="stable")
+    return infeasible_row(workload, goal, explain.infeasible(goal, costs, order[usable[order]]))
 
 
-def infeasible_row(workload: Workload, goal: Goal, why: str) -> Row:
+def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infeasible") -> Row:
     """Return the row of a goal for which no setup may be chosen. It has no cluster."""
     batches = {workload.global_batch_least, workload.global_batch_most}
     batch = batches.pop() if len(batches) == 1 else None
-    row = _question(workload, goal) | {"rank": 1, "status": "infeasible", "global_batch": batch}
+    row = _question(workload, goal) | {"rank": 1, "status": status, "global_batch": batch}
     return row | {"reason": why, "offers": ()}
 
 

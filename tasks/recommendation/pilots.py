@@ -88,7 +88,7 @@ def _pilots(
     choice_set = contending(model, case.workload, plan, case.experience.conditions)
     candidates = _candidates(case, model, comparable(model, sold, guessed=case.guessed), choice_set)
     first = plan.rows[0]
-    infeasible, chance = first["status"] == "infeasible", first["p_meets_constraint"]
+    infeasible, chance = first["cluster"] is None, first["p_meets_constraint"]
     if not candidates and not infeasible:
         return _no_runs("no machine on sale would show anything new")
     frame = pd.DataFrame([setup.row() for setup in candidates])

@@ -135,14 +135,14 @@ class Case:
     def plan(self, *, top: int = 5) -> Recommendation:
         """Return the planner's answer with complete rows of the published table.
 
-        If nothing can be predicted, each goal is infeasible and its row states the reason.
+        If nothing can be predicted, the status of each goal is "unknown" and its row says why.
         """
         return self.stamped(planned(self.planning(top)))
 
     def planning(self, top: int = 5) -> partial[Recommendation]:
         """Return a function without arguments that runs the planner. The function is picklable."""
         if self.model is None or not self.known:
-            return partial(planner.nothing, self.workload, _unpredictable(self))
+            return partial(planner.nothing, self.workload, _unpredictable(self), "unknown")
         supply = supply_of(self.workspace, self.workload, self.known, self.experience.conditions)
         return partial(
             planner.plan, self.workload, supply, self.model, runs=self.runs, top=top, seed=SEED

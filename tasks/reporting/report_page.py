@@ -224,8 +224,8 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         in their interval: {within:.0%}
         missed their constraint: {failures:g}
         with a measured rival: {compared:g}
-        mean regret: {mean_regret:?.1%}
-        worst regret: {worst_regret:?.1%}
+        mean regret: {mean_regret:?.1%!}
+        worst regret: {worst_regret:?.1%!}
         """,
     ),
     "ledger": (
@@ -241,7 +241,7 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         measured / promised step: {ratio:.2f}
         in its interval: {within_interval}
         verdict: {verdict}
-        regret: {regret:?.1%}
+        regret: {regret:?.1%!}
         """,
     ),
     "refreshes": (

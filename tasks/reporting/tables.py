@@ -49,21 +49,23 @@ def without_cautions(reason: str) -> str:
 class _Cell(string.Formatter):
     """Formats the values of a table cell.
 
-    A missing value becomes "unknown", or "" if its format begins with "?". The values of a list are
-    formatted one by one.
+    A missing value becomes "unknown", or "" if its format begins with "?". A share above 1 becomes
+    "over 100%" if its format ends with "!". The values of a list are formatted one by one.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get(str(key))
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        plain = format_spec.removeprefix("?")
+        plain = format_spec.removeprefix("?").removesuffix("!")
         if isinstance(value, list | tuple):
             return ", ".join(self.format_field(each, format_spec) for each in value)
         if value is None or value != value:
-            return "" if plain != format_spec else "unknown"
+            return "" if format_spec.startswith("?") else "unknown"
         if isinstance(value, str):
             return value
+        if format_spec.endswith("!") and value > 1:
+            return "over 100%"
         text = format(value, plain)
         return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}" if "e-" in text else text
 
@@ -167,7 +169,7 @@ _PILOTS = """
     batch: {batch}
     seconds: {seconds:.0f}
     usd: {usd:.2g}
-    expected regret after: {regret_after:?.1%}
+    expected regret after: {regret_after:?}
 """
 
 
@@ -228,7 +230,7 @@ def _print_pilots(pilots: Row) -> None:
     loss = (
         "the workload was never measured as it is now"
         if regret is None
-        else f"choosing now is expected to cost {math.expm1(regret):.1%} more than the best choice"
+        else f"choosing now is expected to cost {_share(regret)} more than the best choice"
     )
     if pilots["reason"]:
         _print(f"\n{pilots['reason']}")
@@ -242,8 +244,13 @@ def _print_pilots(pilots: Row) -> None:
         shown = [_described(run) for run in runs]
         for run in shown:
             if run["regret_after"] is not None:
-                run["regret_after"] = math.expm1(run["regret_after"])
+                run["regret_after"] = _share(run["regret_after"])
         _print_table(shown, _PILOTS, title)
+
+
+def _share(regret: float) -> str:
+    """Return the loss of a `regret` in logs, such as `3.2%`."""
+    return _Cell().vformat("{share:.1%!}", (), {"share": math.expm1(regret)})
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:

@@ -51,7 +51,7 @@ batches_add_up {"accumulation_steps": 2}
 batches_add_up {"batch_per_device": "8+8+8"}
 batches_add_up {"layout": null}
 providers_are_not_mixed {"provider": "ec2"}
-infeasible_says_why {"status": "infeasible", "reason": " "}
+infeasible_says_why {"cluster": null, "reason": " "}
 ranks_are_distinct {}
 """.strip().splitlines()
 JUDGEMENTS = """

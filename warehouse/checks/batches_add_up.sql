@@ -6,7 +6,7 @@ with parts as (
         string_split(layout, '+')::integer[] as devices,
         string_split(batch_per_device, '+')::integer[] as batches
     from published
-    where status <> 'infeasible' or layout is not null
+    where cluster is not null or layout is not null
 ),
 places as (
     select *, unnest(range(1, instances + 1)) as place

@@ -1,4 +1,4 @@
 -- A row without a feasible setup has a reason. Must return no row.
-select format('{} {}: infeasible without a reason', workload, goal) as problem
+select format('{} {}: {} without a reason', workload, goal, status) as problem
 from published
-where status = 'infeasible' and coalesce(trim(reason), '') = '';
+where cluster is null and coalesce(trim(reason), '') = '';

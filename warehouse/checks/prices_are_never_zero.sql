@@ -14,4 +14,4 @@ where not coalesce(isfinite(usd), true)  -- usd is positive since its parts are:
     or not coalesce(usd_p90 > 0 and isfinite(usd_p90), true)
     or not coalesce(usd_per_million_samples > 0 and isfinite(usd_per_million_samples), true)
     or wrong_price
-    or (status <> 'infeasible' and (usd is not null) is distinct from priced);
+    or (cluster is not null and (usd is not null) is distinct from priced);

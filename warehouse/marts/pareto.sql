@@ -11,7 +11,7 @@ with setups as (
         publication_id, published_at, market, usd_machines, usd_storage, usd_other, interruption_risk,
         expected_interruptions
     from recommendations
-    where status <> 'infeasible' and usd is not null and hours is not null
+    where cluster is not null and usd is not null and hours is not null
     order by rank
 )
 select setups.*

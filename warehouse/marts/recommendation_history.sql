@@ -15,9 +15,9 @@ comment on column recommendation_history.global_batch is 'Samples of one optimiz
 comment on column recommendation_history.goal is 'cheapest_within_deadline, fastest_within_budget, cheapest or fastest.';
 comment on column recommendation_history.constraint_hours is 'Deadline. Unit: hours. NULL if the goal has none.';
 comment on column recommendation_history.constraint_usd is 'Budget. Unit: US dollars. NULL if the goal has none.';
-comment on column recommendation_history.p_required is 'Probability with which the constraint must be met. Unit: fraction, 0 to 1. NULL if none is stated, so that exceeding the constraint is penalised (overshoot_price in srift.toml), or if the goal has no constraint.';
+comment on column recommendation_history.p_required is 'Probability with which the constraint must be met. Unit: fraction, 0 to 1. NULL if none is stated, so that one half is required and exceeding the constraint is penalised (overshoot_price in srift.toml), or if the goal has no constraint.';
 comment on column recommendation_history.rank is 'Rank among the setups for this goal; 1 is the best. No unit.';
-comment on column recommendation_history.status is 'recommended (rank 1), alternative, misses_constraint (p_meets_constraint is below p_required, or below one half if p_required is NULL), or infeasible (no setup meets the goal, and reason says what would). No unit.';
+comment on column recommendation_history.status is 'recommended (rank 1), alternative, misses_constraint (p_meets_constraint is below p_required, or below one half if p_required is NULL), infeasible (no setup meets the goal, and reason says what would), no_price (no price is known), or unknown (no step time can be predicted). No unit.';
 comment on column recommendation_history.cluster is 'Instances in rank order, as 2xNAME+1xOTHER. No unit.';
 comment on column recommendation_history.cluster_offers is 'Ordered list of (instance_type, count, market, zone, usd_per_hour). Unit of usd_per_hour: US dollars per hour of one instance; NULL is unknown.';
 comment on column recommendation_history.layout is 'Devices used on each instance: one number if equal, else one per instance joined by +. Unit: devices.';

@@ -172,7 +172,7 @@ def select(
         choices = ", ".join(f"--goal {one!r}" for one in matches or goals)
         raise SettingsError(f"{workload} has several goals. Choose one: {choices}")
     rows = [row for row in rows if goal_text(row) == matches[0]]
-    if rows[0]["status"] == "infeasible":
+    if rows[0]["cluster"] is None:
         raise ExportRefused(f"no cluster meets {workload}, {matches[0]}: {rows[0]['reason']}")
     ranks = {int(row["rank"]): RankedCluster(row) for row in rows}
     if rank not in ranks:
