@@ -51,7 +51,7 @@ def test_without_an_offer_that_has_a_price_there_are_no_pilots(tmp_path):
 
 
 FACTS = {"workload": "new", "digest": "", "parameters": 50_000_000, "gradient_bytes": 200_000_000}
-TYPES = synthetic.types()[:5]  # three with one device, one with four, one with eight
+TYPES = synthetic.types()[:4]  # two with one device, one with four, one with eight
 
 
 @dataclass
