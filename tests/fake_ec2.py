@@ -72,7 +72,6 @@ class Instance:
 
     def ends_itself_at(self):
         minutes = re.search(r"shutdown -h \+(\d+)", self.user_data)
-        assert minutes is not None
         if self.deaf or self.boot_s == float("inf"):
             return None
         return self.launched_at + timedelta(seconds=self.boot_s, minutes=int(minutes[1]))

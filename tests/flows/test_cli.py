@@ -16,13 +16,8 @@ from flows.cli import app
 from tests.installed import NOON, DescribedMachines, furnished, write_project
 
 ROWS = "workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\nconv,1xs.large,16,0.25\n"
+pytestmark = pytest.mark.usefixtures("described_machines")
 ASK = ("recommend", "conv", "--deadline", "90m")
-
-
-@pytest.fixture(autouse=True)
-def described_machines(own_environment, monkeypatch):
-    machines = "tasks.providers.local.provider.LocalProvider"
-    monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
 
 
 @pytest.fixture

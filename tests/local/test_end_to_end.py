@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from tasks.providers.local.processes import hosts
-from tests.local.command import Project, known
+from tests.local.command import Project
 from tests.local.hosts import ISOLATION, SHARES, wait_for
+from tests.warehouse.builders import known
 
 pytestmark = pytest.mark.local
 

@@ -17,11 +17,6 @@ from tests.installed import NOON, DescribedMachines, champion, install, measured
 GOALS = ["cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"]
 
 
-@pytest.fixture
-def here(tmp_path):
-    return install(tmp_path)
-
-
 def rows_of(here, offers=None, asked=None):
     sold = here.provider.offers(NOON) if offers is None else offers
     return recommend_all(here, asked, sold, measured().runs)
