@@ -20,8 +20,6 @@ from models.domain.cluster import InstanceType, Offer
 from models.step_time.model import fit
 from tasks.market import offers as prices
 from tasks.providers.base import (
-    EndedLease,
-    Lease,
     NotSwept,
     Provider,
     ProviderError,
@@ -61,12 +59,12 @@ class DescribedMachines(Provider):
     """
 
     name: str = "local"
-    unpriced: frozenset[str] = frozenset()
+    unpriced: frozenset = frozenset()
     down: str = ""
-    held: Sequence[Lease] = ()
-    over: Sequence[EndedLease] = ()
-    reaped: list[datetime] = field(default_factory=list)
-    unswept: Mapping[str, str] = field(default_factory=dict)
+    held: Sequence = ()
+    over: Sequence = ()
+    reaped: list = field(default_factory=list)
+    unswept: Mapping = field(default_factory=dict)
 
     def instance_types(self):
         return [

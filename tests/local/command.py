@@ -21,7 +21,7 @@ class Project:
     """A stranger's folder; its state lies in `home`."""
 
     folder: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list = field(default_factory=list)
 
     @classmethod
     def made(cls, folder, files):

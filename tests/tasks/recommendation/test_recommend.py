@@ -112,7 +112,7 @@ class Scored(DescribedMachines):
     """Machines with a placement score; after `patience` questions nobody answers."""
 
     patience: int = 1000
-    asked: list[tuple[str, tuple[str, ...], int]] = field(default_factory=list)
+    asked: list = field(default_factory=list)
 
     def placement_scores(self, region, names, count):
         self.asked.append((region, tuple(names), count))
