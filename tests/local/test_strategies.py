@@ -381,7 +381,9 @@ def serve(rank, port, answer):
 
 
 def main(port, answer):
-    """All ranks, forked, so that torch is loaded once."""
+    """All ranks, forked, so that torch is loaded once, and the compiler that strategies import."""
+    import torch._dynamo  # noqa: F401
+
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=serve, args=(rank, port, answer)) for rank in range(WORLD)]
     for process in processes:
