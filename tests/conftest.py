@@ -153,3 +153,25 @@ def no_credentials(own_environment, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def ec2_project(no_credentials, monkeypatch, tmp_path):
+    """A new project on EC2, which is the working directory; its folder."""
+    from tests.ec2_home import project
+
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def moto(monkeypatch):
+    """AWS in memory, by moto, for this process alone."""
+    from moto import mock_aws
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
+    with mock_aws():
+        yield

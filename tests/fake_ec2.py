@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
@@ -36,7 +35,7 @@ class Fault:
     times: int = 1
     after: bool = False
     skip: int = 0
-    when: Callable[[dict[str, Any]], bool] = lambda words: True
+    when: Callable = lambda words: True
 
     def strikes(self, action, words):
         if self.times < 1 or self.action not in ("", action) or not self.when(words):
@@ -58,8 +57,8 @@ class Instance:
     region: str
     zone: str
     address: str
-    request: dict[str, Any]
-    tags: dict[str, str]
+    request: dict
+    tags: dict
     launched_at: datetime
     boot_s: float = 5.0
     deaf: bool = False  # its own shutdown fails
@@ -72,7 +71,6 @@ class Instance:
 
     def ends_itself_at(self):
         minutes = re.search(r"shutdown -h \+(\d+)", self.user_data)
-        assert minutes is not None
         if self.deaf or self.boot_s == float("inf"):
             return None
         return self.launched_at + timedelta(seconds=self.boot_s, minutes=int(minutes[1]))
@@ -108,19 +106,19 @@ class FakeAws:
 
     now: datetime = NOON
     account: Account = field(default_factory=Account)
-    answers: dict[str, Any] = field(default_factory=lambda: dict(ANSWERS))  # by client's method
-    faults: list[Fault] = field(default_factory=list)
-    capacity: dict[tuple[str, str], int] = field(default_factory=dict)
+    answers: dict = field(default_factory=lambda: dict(ANSWERS))  # by client's method
+    faults: list = field(default_factory=list)
+    capacity: dict = field(default_factory=dict)
     boot_s: float = 5.0
     lag_s: float = 0.0  # before a machine shows in descriptions
     immortal: bool = False  # terminating is accepted, and nothing comes of it
     short: int = 0  # a fleet gives so many fewer than were asked for
-    fleet_errors: list[list[str]] = field(default_factory=list)  # of the next fleets
+    fleet_errors: list = field(default_factory=list)  # of the next fleets
     unheard: bool = False  # those are served all the same
     dead: bool = False
-    instances: dict[str, Instance] = field(default_factory=dict)
-    tokens: dict[str, tuple[str, Any]] = field(default_factory=dict)  # request and answer
-    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # (IAM's action, words)
+    instances: dict = field(default_factory=dict)
+    tokens: dict = field(default_factory=dict)  # request and answer
+    calls: list = field(default_factory=list)  # (IAM's action, words)
     s3: FakeS3 = field(default_factory=FakeS3)
 
     @property

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from botocore.exceptions import ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
@@ -78,19 +77,19 @@ class Account:
     in place of it. `page`: rows in one answer. `subnet_names`: subnet -> zone beside the usual.
     """
 
-    usd: Mapping[str, Mapping[str, float | None]] = field(
+    usd: Mapping = field(
         default_factory=lambda: {one: dict.fromkeys(OFFERED, ON_DEMAND_USD) for one in REGIONS}
     )
-    spot: dict[str, float] = field(
+    spot: dict = field(
         default_factory=lambda: {f"{r}{z}": usd for r in REGIONS for z, usd in SPOT_USD.items()}
     )
-    spot_usd: Mapping[str, Mapping[tuple[str, str], float]] | None = None
+    spot_usd: Mapping | None = None
     page: int = 1000
     tagged: bool = False  # the subnets have our tag
-    subnet_names: dict[str, str] = field(default_factory=dict)
-    templates: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    groups: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    placements: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    subnet_names: dict = field(default_factory=dict)
+    templates: dict = field(default_factory=dict)
+    groups: dict = field(default_factory=dict)
+    placements: dict = field(default_factory=dict)
 
     def zone_of(self, subnet):
         return self.subnet_names.get(subnet, subnet.removeprefix("subnet-"))

@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from email.utils import format_datetime
 
 from botocore.exceptions import ClientError
@@ -20,8 +20,8 @@ class FakeS3:
     All `buckets` hold the same `objects`.
     """
 
-    buckets: set[str] = field(default_factory=lambda: {"mailbox"})
-    objects: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
+    buckets: set = field(default_factory=lambda: {"mailbox"})
+    objects: dict = field(default_factory=dict)
     page: int = 1000
     skew_s: float = 0.0
     cut: int = 0

@@ -1,7 +1,6 @@
 """A provider without machines: a script tells, poll by poll, what its nodes do."""
 
 import shutil
-from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -109,9 +108,6 @@ class FakeCluster(RunningCluster):
         write_json(
             self.mailbox / "node-0" / "records" / f"{run_id}.json", record(run_id, **changes)
         )
-
-
-Step = Callable[[FakeCluster], object]
 
 
 def ready(cluster):

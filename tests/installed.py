@@ -20,8 +20,6 @@ from models.domain.cluster import InstanceType, Offer
 from models.step_time.model import fit
 from tasks.market import offers as prices
 from tasks.providers.base import (
-    EndedLease,
-    Lease,
     NotSwept,
     Provider,
     ProviderError,
@@ -61,12 +59,12 @@ class DescribedMachines(Provider):
     """
 
     name: str = "local"
-    unpriced: frozenset[str] = frozenset()
+    unpriced: frozenset = frozenset()
     down: str = ""
-    held: Sequence[Lease] = ()
-    over: Sequence[EndedLease] = ()
-    reaped: list[datetime] = field(default_factory=list)
-    unswept: Mapping[str, str] = field(default_factory=dict)
+    held: Sequence = ()
+    over: Sequence = ()
+    reaped: list = field(default_factory=list)
+    unswept: Mapping = field(default_factory=dict)
 
     def instance_types(self):
         return [
@@ -214,32 +212,28 @@ def furnished():
     folder = Path(os.environ[RUN]) / "furnished"
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            furnish(folder)
+        if folder.exists():
+            return folder
+        folder.mkdir()
+        here = install(folder)
+        here.home.chmod(0o700)  # as the command makes a new one
+        version = registry.log_challenger(
+            here.home,
+            "local",
+            model(),
+            scoreboard=scores(),
+            card="# a card",
+            provenance=provenance(),
+        )
+        registry.promote(here.home, "local", version, "the first")
+        prices.note_definitions(here, NOON)
+        prices.snapshot_offers(here, "refresh-1", NOON)
+        rows = recommend.recommend_all(
+            here,
+            registry.load_champion(here.home, "local"),
+            prices.current_offers(here),
+            measured().runs,
+        )
+        publish.store_publication(here, rows, champion(version), "refresh-1", NOON)
+        publish.export_copies(here)
     return folder
-
-
-def furnish(folder):
-    """What `furnished` has, in a new folder, to be written to."""
-    folder.mkdir()
-    here = install(folder)
-    here.home.chmod(0o700)  # as the command makes a new one
-    version = registry.log_challenger(
-        here.home,
-        "local",
-        model(),
-        scoreboard=scores(),
-        card="# a card",
-        provenance=provenance(),
-    )
-    registry.promote(here.home, "local", version, "the first")
-    prices.note_definitions(here, NOON)
-    prices.snapshot_offers(here, "refresh-1", NOON)
-    rows = recommend.recommend_all(
-        here,
-        registry.load_champion(here.home, "local"),
-        prices.current_offers(here),
-        measured().runs,
-    )
-    publish.store_publication(here, rows, champion(version), "refresh-1", NOON)
-    publish.export_copies(here)

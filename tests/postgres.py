@@ -80,7 +80,6 @@ def server():
 def create(socket_folder, database):
     """An empty database."""
     programs = _programs()
-    assert programs is not None
     subprocess.run(
         [str(programs / "createdb"), "--host", socket_folder, "--username", USER, database],
         check=True,

@@ -34,7 +34,7 @@ def foreign(package, allowed):
     """Return what each file imports beyond the standard library, `allowed` and the package."""
     found = {}
     for path in sources(package):
-        depth, targets = len(path.relative_to(ROOT / package).parts), set[str]()
+        depth, targets = len(path.relative_to(ROOT / package).parts), set()
         for node in nodes(path):
             if isinstance(node, ast.Import):
                 targets |= {alias.name for alias in node.names}

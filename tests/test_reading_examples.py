@@ -28,7 +28,6 @@ def published():
 
 def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(published):
     shell = shutil.which("duckdb", path=str(Path(sys.executable).parent))
-    assert shell is not None
     asked = (EXAMPLES / "question.sql").read_text().replace("transformer-lm", "conv")
     words = [shell, "-readonly", "-line", str(published / "recommendations.duckdb")]
     done = subprocess.run(words, input=asked, capture_output=True, text=True, timeout=60)

@@ -2,14 +2,12 @@
 
 import json
 from collections import defaultdict
-from typing import Any
 
 from tests.chaos.world import sound
 
 TAKEN = "Server.SpotInstanceTermination"
 THROTTLED = {"throttling", "a launch of many tries"}  # their refusals use up the same few tries
 ROUNDING_USD = 0.005  # AWS states whole seconds
-Row = dict[str, Any]
 
 
 class Checks:

@@ -107,9 +107,9 @@ class Result:
     """`wrong`: broken invariants. `log`: the story."""
 
     number: int
-    kinds: list[str]
-    wrong: list[str]
-    log: list[str]
+    kinds: list
+    wrong: list
+    log: list
 
 
 def run(seed, number):

@@ -1,7 +1,6 @@
 """A seeded scenario: what is measured, under which caps, and everything that goes wrong."""
 
 import random
-from collections.abc import Callable
 from functools import partial
 
 from tests.chaos.node import STAGES, Trouble
@@ -144,7 +143,6 @@ _HOURS = (1800.0, 3600.0, 9000.0)
 _NOTICES = ("notice", "notice", "notice", "rebalance")
 _BROKEN = ("uploads fail", "garbage", "crash")
 
-Effect = Callable[[ChaosAws, random.Random], None]
 KINDS = {
     "capacity refused": (partial(limit, counts=(0, 0, 1, 2, 3, 99, 99, 99)),),
     "second group of a mixed cluster refused": (second_group, partial(limit, counts=(2, 2, 99))),

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tasks.providers.ec2.errors import kind_of
-from tasks.providers.ec2.mailbox_s3 import Mirror
 from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
-from tests.chaos.gang import Gang
-from tests.chaos.node import Node, Trouble
+from tests.chaos.node import Node
 from tests.fake_ec2 import NOON, FakeAws, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD
 
@@ -47,9 +45,9 @@ class Death:
 class Order:
     """One launch: instance types with counts, a market, and the nodes of each run."""
 
-    types: tuple[tuple[int, str], ...]
+    types: tuple
     market: str
-    runs: tuple[tuple[str, tuple[int, ...]], ...]
+    runs: tuple
 
 
 @dataclass(kw_only=True)
@@ -60,21 +58,21 @@ class ChaosAws(FakeAws):
     """
 
     rng: random.Random
-    kinds: list[str]
-    orders: list[Order]
+    kinds: list
+    orders: list
     cap_usd: float = 20.0
     month_usd: float = 60.0
     minutes: float = 90.0
-    troubles: list[Trouble] = field(default_factory=list)
-    deaths: list[Death] = field(default_factory=list)
+    troubles: list = field(default_factory=list)
+    deaths: list = field(default_factory=list)
     unreadable: bool = False
-    nodes: dict[str, Node] = field(default_factory=dict)
-    gangs: dict[tuple[str, int], Gang] = field(default_factory=dict)
-    mirrors: list[Mirror] = field(default_factory=list)
-    usd_per_hour: dict[str, float] = field(default_factory=dict)
-    overdue: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)  # leases of refused requests
-    log: list[str] = field(default_factory=list)
+    nodes: dict = field(default_factory=dict)
+    gangs: dict = field(default_factory=dict)
+    mirrors: list = field(default_factory=list)
+    usd_per_hour: dict = field(default_factory=dict)
+    overdue: set = field(default_factory=set)
+    refused: set = field(default_factory=set)  # leases of refused requests
+    log: list = field(default_factory=list)
     unswept: int = 0  # refusals of the reaper's search of a region
     away_s: float = 60.0
     _syncing: bool = False

@@ -9,20 +9,15 @@ import duckdb
 import pytest
 
 from tests.flows.test_cli import ASK, ROWS, assert_fails, enter, printed, srift, without_a_server
-from tests.installed import DescribedMachines, furnished
+from tests.installed import furnished
 from warehouse.database import Warehouse
 
+pytestmark = pytest.mark.usefixtures("described_machines")
 FILES = {
     "warehouse.duckdb": "warehouse",
     "published/recommendations.duckdb": "published table",
     "mlflow.db": "model registry",
 }
-
-
-@pytest.fixture(autouse=True)
-def described_machines(own_environment, monkeypatch):
-    machines = "tasks.providers.local.provider.LocalProvider"
-    monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
 
 
 @pytest.fixture

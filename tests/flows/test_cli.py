@@ -16,13 +16,8 @@ from flows.cli import app
 from tests.installed import NOON, DescribedMachines, furnished, write_project
 
 ROWS = "workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\nconv,1xs.large,16,0.25\n"
+pytestmark = pytest.mark.usefixtures("described_machines")
 ASK = ("recommend", "conv", "--deadline", "90m")
-
-
-@pytest.fixture(autouse=True)
-def described_machines(own_environment, monkeypatch):
-    machines = "tasks.providers.local.provider.LocalProvider"
-    monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
 
 
 @pytest.fixture
@@ -81,9 +76,7 @@ def test_every_command_and_option_has_help_and_json():
     "words",
     [
         "recommend convv --deadline 2h",
-        "recommend conv",
         "recommend conv --deadline 2h --budget 3",
-        "recommend conv --deadline soon",
         "recommend conv --deadline 0h",
         "recommend --deadline 2h",
         "recommend --deadline 2h --transformer missing.json",
@@ -97,9 +90,6 @@ def test_every_command_and_option_has_help_and_json():
         "size convv",
         "size conv --batch 0",
         "refresh --max-usd -1",
-        "refresh --provider ec2",
-        "refresh --provider ec2 --max-usd 5",
-        "import",
         "forget",
         "forget abcd --list",
         "backtest rows.csv",
@@ -160,11 +150,8 @@ def test_the_table_is_filtered(used):
     assert "\x1b" not in shown and "conv" not in shown
 
 
-def test_offers_are_filtered_and_sorted(used):
-    rows = printed("offers", "--market", "spot")
-    prices = [row["usd_per_hour"] for row in rows]
-    assert {row["market"] for row in rows} == {"spot"} and prices == sorted(prices)
-    assert {row["instance_type"] for row in printed("offers", "small")} == {"s.small"}
+def test_offers_are_filtered(used):
+    assert {row["market"] for row in printed("offers", "small", "--market", "spot")} == {"spot"}
     assert_fails(srift("offers", "nowhere"), 1, "nowhere")
 
 

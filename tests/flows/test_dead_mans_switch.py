@@ -8,7 +8,6 @@ from pathlib import Path
 import boto3
 import pytest
 import yaml
-from moto import mock_aws
 
 from tasks.providers.ec2.settings import Ec2
 
@@ -35,14 +34,11 @@ exec(compile(SOURCE, str(FILE), "exec"), LAMBDA)
 
 
 @pytest.fixture
-def aws(no_credentials, monkeypatch):
+def aws(no_credentials, moto, monkeypatch):
     variables = {"DEPLOYMENT": "ours", "GRACE_MINUTES": "5", "OLDEST_HOURS": "169"}
     variables |= {"REGIONS": f"{HERE},{ELSEWHERE}"}
-    variables |= {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "x"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with mock_aws():
-        yield
 
 
 def launch(overdue_s, region=HERE, deployment="ours"):

@@ -6,7 +6,6 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from tests.flows.visitors import (
     in_a_browser,
     servers,
 )
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 UP = ROOT / "deployments" / "up.py"
@@ -102,10 +102,7 @@ class Session:
 
     def __init__(self, project):
         self.project, self.home = project, project / "state"
-        probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-        self.ports = [int(probe.getsockname()[1]) for probe in probes]
-        for probe in probes:
-            probe.close()
+        self.ports = [free_port(), free_port()]
         self.servers = servers(*self.ports)
         self.env = {
             **os.environ,
@@ -125,7 +122,6 @@ class Session:
         line = [sys.executable, str(UP), "--prefect-file", str(self.project / "prefect.yaml")]
         line += ["--prefect-port", prefect, "--mlflow-port", mlflow]
         process = subprocess.Popen(line, env=self.env, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
         for text in process.stdout:
             if text.startswith("Ctrl-C"):
                 return process

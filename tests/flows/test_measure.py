@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 from contextlib import nullcontext
 
 import pytest
@@ -10,7 +11,7 @@ from prefect import Task
 from models.campaign.budget import Allowance
 from tests.fakes import FakeProvider, armed, ready
 from tests.flows.test_cli import enter, printed, srift
-from tests.installed import DescribedMachines, furnish, write_project
+from tests.installed import DescribedMachines, furnished, write_project
 from tests.warehouse.builders import PROFILE
 from warehouse.database import Warehouse
 
@@ -33,7 +34,7 @@ class Measuring(DescribedMachines):
 
     def __init__(self, home):
         super().__init__()
-        self.fake, self.requested = FakeProvider(home), list[str]()
+        self.fake, self.requested = FakeProvider(home), []
         self.ended, self.forget = self.fake.ended, self.fake.forget  # type: ignore[method-assign]
 
     def acquire(self, cluster, **words):
@@ -43,9 +44,8 @@ class Measuring(DescribedMachines):
 
 
 @pytest.fixture
-def described(own_environment, monkeypatch):
+def described(described_machines, monkeypatch):
     """Machines are described, and flows run as plain functions."""
-    monkeypatch.setattr(LOCAL, lambda *_, **__: DescribedMachines())
     monkeypatch.setattr(Task, "__call__", lambda self, *a, **k: self.fn(*a, **k))
     for name in ("measure_named", "market", "reap"):
         monkeypatch.setattr(flow, name, getattr(flow, name).fn)
@@ -55,7 +55,7 @@ def described(own_environment, monkeypatch):
 @pytest.fixture
 def machines(described, monkeypatch, tmp_path):
     """Machines of a project with a champion of conv and lm."""
-    furnish(tmp_path / "project")
+    shutil.copytree(furnished(), tmp_path / "project")
     made = Measuring(tmp_path / "project" / "state")
     monkeypatch.setattr(LOCAL, lambda *_, **__: made)
     enter(tmp_path / "project", monkeypatch)

@@ -3,11 +3,9 @@
 Write it anew with `python -m tests.flows.test_messages`.
 """
 
-import os
 import re
 import shlex
 import tempfile
-from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -37,33 +35,25 @@ COMMANDS = (
 )
 
 
-def transcript():
-    """Return each command with its exit code and all that it prints."""
+def transcript(folder, patch):
+    """Return each command with its exit code and all that it prints, in a new project."""
+    machines = "tasks.providers.local.provider.LocalProvider"
+    patch.setattr(machines, lambda *_, **__: DescribedMachines())
+    patch.chdir(folder)
+    patch.setenv("SRIFT_HOME", str(folder / "state"))
+    write_project(folder)
     parts = []
     for command in COMMANDS:
         result = CliRunner().invoke(app, shlex.split(command))
         parts.append(f"$ srift {command}\n[{result.exit_code}] {result.output}")
-    text = "\n".join(parts).replace(str(Path.cwd()), "PROJECT")
+    text = "\n".join(parts).replace(str(folder), "PROJECT")
     return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
 
 
 def test_messages_are_those_that_are_stored(own_environment, monkeypatch, tmp_path):
-    machines = "tasks.providers.local.provider.LocalProvider"
-    monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
-    assert transcript() == STORED.read_text()
+    assert transcript(tmp_path, monkeypatch) == STORED.read_text()
 
 
 if __name__ == "__main__":
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        chdir(folder),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        write_project(Path(folder))
-        os.environ["SRIFT_HOME"] = str(Path(folder) / "state")
-        machines = "tasks.providers.local.provider.LocalProvider"
-        patch.setattr(machines, lambda *_, **__: DescribedMachines())
-        STORED.write_text(transcript())
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        STORED.write_text(transcript(Path(folder), patch))

@@ -12,22 +12,13 @@ from tasks.execution.collect import refuse_unless_swept
 from tasks.providers.base import NotSwept, ProviderError
 from tasks.workspace.locking import refresh_lock
 from tasks.workspace.settings import SettingsError
-from tests.ec2_home import Home, project
+from tests.ec2_home import Home
 from tests.installed import write_project
 from warehouse.database import DiskFull, Warehouse
 
 flow = importlib.import_module("flows.refresh")
 refresh = flow.refresh.fn
 STEPS = ("reap", "market", "measure", "retrain", "publish", "store_timings")
-
-
-@pytest.fixture
-def folder(no_credentials, monkeypatch, tmp_path):
-    """A project on EC2 without credentials."""
-    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path)
-    return tmp_path
 
 
 def replace_steps(monkeypatch, act):
@@ -37,9 +28,9 @@ def replace_steps(monkeypatch, act):
 
 
 @pytest.fixture
-def steps(folder, monkeypatch):
+def steps(ec2_project, monkeypatch):
     """The steps that a refresh on EC2 reaches, in order; the reaper fails."""
-    (folder / "state").mkdir()
+    (ec2_project / "state").mkdir()
     reached = []
 
     def act(step):
@@ -52,17 +43,17 @@ def steps(folder, monkeypatch):
     return reached
 
 
-def test_nothing_starts_before_account_cap_and_bucket_are_checked(folder, monkeypatch):
+def test_nothing_starts_before_account_cap_and_bucket_are_checked(ec2_project, monkeypatch):
     replace_steps(monkeypatch, pytest.fail)
     with pytest.raises(ProviderError):
         refresh("ec2", 5.0)
     with pytest.raises(SettingsError, match="--max-usd"):
         refresh("ec2", None)
-    file = folder / "srift.toml"
+    file = ec2_project / "srift.toml"
     file.write_text(file.read_text().replace('bucket = "mailbox"', ""))
     with pytest.raises(SettingsError, match="bucket"):
         refresh("ec2", 5.0)
-    assert not (folder / "state").exists()
+    assert not (ec2_project / "state").exists()
 
 
 def test_a_paid_refresh_ends_where_the_reaper_could_not_look(steps):
@@ -98,18 +89,18 @@ def test_nothing_is_bought_unless_every_region_was_swept_within_the_hour(
         refuse_unless_swept(here, now)
 
 
-def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(folder):
+def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(ec2_project):
     with pytest.raises(ProviderError):
         importlib.import_module("flows.measure").measure.fn("r-1", "ec2", 5.0)
 
 
 def test_a_second_refresh_of_a_home_is_cancelled_with_the_reason_and_does_nothing(
-    folder, monkeypatch
+    ec2_project, monkeypatch
 ):
-    write_project(folder)
+    write_project(ec2_project)
     replace_steps(monkeypatch, pytest.fail)
     monkeypatch.setattr(flow, "refuse_unless_well", lambda *_: None)
-    with refresh_lock(folder / "state", "first"):
+    with refresh_lock(ec2_project / "state", "first"):
         ended = refresh()
     assert isinstance(ended, State) and ended.is_cancelled()
     assert "refresh first (process" in str(ended.message)

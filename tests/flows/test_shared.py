@@ -5,9 +5,7 @@ import subprocess
 import sys
 from contextlib import closing
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tasks.training import registry
 from tasks.workspace.settings import load_settings
@@ -31,41 +29,25 @@ def section(server, data="files"):
     return f'[shared]\nhost = "{server}"\n{user}\ndata = "{data}"\n'
 
 
-@pytest.fixture
-def bucket(monkeypatch):
-    """A bucket of a fake S3."""
-    s3 = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    s3.start()
-    address, port = s3.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{address}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="team")
-    yield "team"
-    s3.stop()
+def test_registered_models_may_lie_in_s3(own_environment, server, s3, tmp_path):
+    def keys():
+        return [one["Key"] for one in s3.list_objects_v2(Bucket="team")["Contents"]]
 
-
-def keys(bucket):
-    found = boto3.client("s3", region_name="us-east-1").list_objects_v2(Bucket=bucket)
-    return [one["Key"] for one in found.get("Contents", ())]
-
-
-def test_registered_models_may_lie_in_s3(own_environment, server, bucket, tmp_path):
-    (tmp_path / "srift.toml").write_text(section(server, f"s3://{bucket}/srift"))
+    s3.create_bucket(Bucket="team")
+    (tmp_path / "srift.toml").write_text(section(server, "s3://team/srift"))
     load_settings(tmp_path / "srift.toml").set_server_variables()
     version = registry.log_challenger(
         tmp_path, "ec2", model(), scoreboard=scores(), card="", provenance=provenance()
     )
     registry.promote(tmp_path, "ec2", version, "better")
-    assert all(key.startswith("srift/mlflow/srift-step-time-ec2/") for key in keys(bucket))
+    assert all(key.startswith("srift/mlflow/srift-step-time-ec2/") for key in keys())
     assert not list(tmp_path.rglob("model.pickle"))
     found = registry.load_champion(tmp_path / "another machine's home", "ec2")
-    assert found is not None and found.version == version
+    assert found.version == version
     asked = registry.example(model())
     assert found.model.predict(asked).equals(model().predict(asked))
-    for key in keys(bucket):
-        boto3.client("s3", region_name="us-east-1").delete_object(Bucket=bucket, Key=key)
+    for key in keys():
+        s3.delete_object(Bucket="team", Key=key)
     with pytest.raises(registry.RegistryError):
         registry.load_champion(tmp_path, "ec2")
 

@@ -25,8 +25,8 @@ class Server:
     """`secret` is in the answer to `read`; `create` makes something named "planted"."""
 
     url: str
-    read: tuple[str, str, Body]
-    create: tuple[str, str, Body]
+    read: tuple
+    create: tuple
     secret: str
 
     def ask(self, request, headers, credential=""):

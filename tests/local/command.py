@@ -11,16 +11,9 @@ from pathlib import Path
 
 from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import left_over, wait_for
-from warehouse.database import Warehouse
 
 SRIFT = (sys.executable, "-c", "from flows.cli import main; main()")
 OURS = ("SRIFT_", "PREFECT_", "MLFLOW_", "COVERAGE", "PYTEST")
-
-
-def known(home):
-    """Return status by run of the warehouse."""
-    records = Warehouse(home / "warehouse.duckdb").select("raw_runs")
-    return dict(zip(records["run_id"], records["status"], strict=True))
 
 
 @dataclass
@@ -28,7 +21,7 @@ class Project:
     """A stranger's folder; its state lies in `home`."""
 
     folder: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list = field(default_factory=list)
 
     @classmethod
     def made(cls, folder, files):

@@ -16,7 +16,7 @@ from models.domain.cluster import Cluster
 from tasks import node
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.leases import LeaseStore
-from tasks.providers.local.network import Isolation, detect
+from tasks.providers.local.network import detect
 from tasks.providers.local.processes import hosts
 from tasks.providers.local.provider import LocalProvider
 from tasks.providers.local.settings import LocalInstanceType
@@ -41,15 +41,11 @@ TYPES = {
     "tenth": instance_type(cores=0.1),
     "wide": instance_type(bandwidth_gbps=1.0),
     "replaced": instance_type(spot_replaced=True),
-    "hunted": instance_type(spot_interruptions_per_hour=36_000.0),  # lives a tenth of a second
 }
 
 
-def provider(home, kind=""):
-    made = LocalProvider(home, TYPES, HERE / "standin" / "node", sys.executable)
-    if kind:
-        made.isolation = Isolation(kind=kind)
-    return made
+def provider(home):
+    return LocalProvider(home, TYPES, HERE / "standin" / "node", sys.executable)
 
 
 def real_provider(home):
@@ -57,9 +53,10 @@ def real_provider(home):
     return LocalProvider(home, TYPES, Path(node.__file__).parent, sys.executable)
 
 
-def cluster(local, *names, market="on-demand"):
-    offers = {(one.instance_type.name, one.market): one for one in local.offers(datetime.now(UTC))}
-    return Cluster(members=tuple(offers[name, market] for name in names))
+def cluster(local, *names):
+    offers = local.offers(datetime.now(UTC))
+    sold = {one.instance_type.name: one for one in offers if one.market == "on-demand"}
+    return Cluster(members=tuple(sold[name] for name in names))
 
 
 @contextmanager

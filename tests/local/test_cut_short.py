@@ -4,17 +4,16 @@ is left running.
 
 import os
 import signal
-import subprocess
 
 import pytest
 
-from tests.local.command import Project, known
+from tests.local.command import Project
 from tests.local.hosts import left_over, wait_for
 from tests.local.test_failures import PROJECT, TINY
+from tests.warehouse.builders import known
 
 pytestmark = [pytest.mark.local, pytest.mark.slow]
 
-Refresh = tuple[subprocess.Popen[str], set[str]]
 SLOW = TINY.replace("import torch", "import os, time, torch").replace(
     "    return model,",
     """    def wait(*_):

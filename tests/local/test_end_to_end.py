@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from tasks.providers.local.processes import hosts
-from tests.local.command import Project, known
+from tests.local.command import Project
 from tests.local.hosts import ISOLATION, SHARES, wait_for
+from tests.warehouse.builders import known
 
 pytestmark = pytest.mark.local
 
@@ -16,7 +17,7 @@ GOALS = {"cheapest_within_deadline", "fastest_within_budget", "cheapest", "faste
 
 PROJECT = """
 [campaign]
-max_usd = 0.002
+max_usd = 0.0018
 max_minutes = 3
 max_hosts = 2
 seed = 7
@@ -35,12 +36,6 @@ memory_gib = 1.0
 bandwidth_gbps = 1.0
 usd_per_hour = 0.11
 spot_usd_per_hour = 0.05
-
-[local.instance_types."e.whole"]
-cores = 1.0
-memory_gib = 1.0
-bandwidth_gbps = 1.0
-usd_per_hour = 0.16
 
 [workloads.mine]
 entrypoint = "jobs/mine.py:build"

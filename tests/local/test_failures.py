@@ -26,8 +26,8 @@ from tasks.workspace.settings import load_settings
 from tasks.workspace.sources import digest_of, file_source
 from tasks.workspace.workspace import Workspace
 from tests.fakes import job_of
-from tests.local.command import known
 from tests.local.hosts import left_over
+from tests.warehouse.builders import known
 from warehouse.database import Warehouse
 
 pytestmark = pytest.mark.local

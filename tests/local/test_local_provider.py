@@ -7,8 +7,8 @@ import pytest
 from tasks.providers.local.network import Isolation
 from tests.local.hosts import (
     ISOLATION,
+    acquired,
     best,
-    cluster,
     left_over,
     links,
     needs_network,
@@ -28,9 +28,7 @@ def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(local
         pytest.skip("not root")
     local.isolation = Isolation(kind=kind)
     before = links()
-    with local.acquire(
-        cluster(local, "narrow", "wide"), lease_id="pair", deadline_s=60, seed=1
-    ) as running:
+    with acquired(local, "narrow", "wide") as running:
         assert [one["links"] for one in ready(running)] == [["lo", "eth0"], ["lo", "eth0"]]
         assert links() == before
         there = best(lambda: rate_gbps(running, 0, 1), enough=0.17)
@@ -44,8 +42,7 @@ def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(local
 
 @needs_quota
 def test_a_share_is_in_force_between_settle_and_unsettle_only(local):
-    with local.acquire(cluster(local, "tenth"), lease_id="share", deadline_s=60, seed=1) as running:
-        ready(running)
+    with acquired(local, "tenth") as running:
         free = best(lambda: share(running), enough=0.2)
         running.settle()
         settled = best(lambda: share(running), enough=0.085)
@@ -58,7 +55,7 @@ def test_a_share_is_in_force_between_settle_and_unsettle_only(local):
 def test_nothing_of_the_controllers_settings_and_credentials_reaches_a_host(local, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not for you")
     monkeypatch.setenv("SRIFT_HOME", "nor this")
-    with local.acquire(cluster(local, "narrow"), lease_id="bare", deadline_s=60, seed=1) as running:
+    with acquired(local, "narrow") as running:
         assert not [
             name for name in ready(running)[0]["environment"] if name.startswith(("AWS_", "SRIFT_"))
         ]

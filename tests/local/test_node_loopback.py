@@ -5,7 +5,6 @@ mailbox.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 from tasks import node
 from tasks.node.processes import descendants
 from tasks.node.record import CPU, Devices, Item, Plan, WorkloadFile, write_json
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
@@ -138,13 +138,6 @@ class Agents:
             time.sleep(0.05)
 
 
-def free_port():
-    """A port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture
 def agents(tmp_path):
     """Agents that run a copy of the package, as on a machine; ended whatever happens."""
@@ -174,7 +167,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
         workload("faulty", "at-once", at=1),
         workload("faulty", "later", at=4),
     ]
-    never = train("after-late", "two", [0], [4])
+    never = train("after-late", "two", [1], [8])
     items = [
         Item(run_id="profile", kind="profile", nodes=[1], workload="wide", batches=[8, 64]),
         Item(run_id="probe", kind="probe", nodes=[0, 1], message_bytes=[1024, 4_194_304]),
@@ -223,9 +216,10 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     small, large = values["probe"]["rows"]
     assert small["seconds"] < large["seconds"]
 
-    agents.plan(2, workloads, [never])
-    assert [end["exit_code"] for end in agents.finished(2)] == [0, 0]
+    agents.plan(2, workloads, [never], ranks=(1,))
+    assert agents.finished(2, ranks=(1,))[0]["exit_code"] == 0
     assert agents.records()["after-late"]["attempt"] == 2
+    assert not (agents.mailbox / "node-0" / "finished-2.json").exists()
     write_json(agents.mailbox / "done.json", {})
     assert [process.wait(timeout=10) for process in agents.processes] == [0, 0]
 
@@ -254,9 +248,8 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
     agents.wait_for(lambda: not any(Path(f"/proc/{one}").exists() for one in below))
 
 
-def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devices_than_it_says(
-    agents,
-):
+def test_unequal_machines_train_as_one_batch_would_and_a_seed_decides_what_is_learned(agents):
+    """No item uses more devices than it says."""
     mixed = train("mixed", "two", [0, 1], [3, 2], devices=[2, 1], accumulation_steps=2, **LONGER)
     within = train("within", "two", [0], [4], devices=[2], **LONGER)
     beside = train("beside", "two", [1], [8], **LONGER)
@@ -264,6 +257,18 @@ def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devi
     probe = {"kind": "probe", "devices": [2, 1], "message_bytes": [1024, 65536]}
     items = [within, beside, mixed, paced, train("probe", "", [0, 1], [], **probe)]
     workloads = [workload("two", lr=0.4), workload("two", "slow", lr=0.01)]
+    workloads += [workload("wide", width=64, frames=1), workload("two", "nan", lr=1e30)]
+    changes = {
+        "one": {},
+        "again": {},
+        "other": {"seed": 2},
+        "sparse": {"strategy": "ddp-mstopk"},
+        "short": {"most_s": 1e-9},
+        "nan": {"workload": "nan"},
+    }
+    same = {"workload": "wide", "nodes": [0, 1], "batches": [6, 2], "kind": "learn"}
+    same |= {"most_steps": 22, "most_s": 6.0, "windows": 5, "seed": 1}
+    items += [train(run, **same | change) for run, change in changes.items()]
     agents.plan(1, workloads, items)
     assert [end["exit_code"] for end in agents.finished(1)] == [0, 0]
     records = agents.records()
@@ -280,10 +285,14 @@ def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devi
     way = 6.5 * 0.98 ** (paced.warmup_steps + values["paced"]["steps"] - 1)
     assert values["paced"]["last_loss"] == pytest.approx(3.75 + way**2, rel=1e-4)
 
-    agents.plan(2, workloads, [replace(beside, run_id="without-node-0")], ranks=(1,))
-    assert agents.finished(2, ranks=(1,))[0]["exit_code"] == 0
-    assert agents.records()["without-node-0"]["attempt"] == 2
-    assert not (agents.mailbox / "node-0" / "finished-2.json").exists()
+    losses = {run: values[run]["losses"] for run in changes}
+    assert len(losses["one"]) == 5 and values["one"]["steps_a_window"] == 4
+    assert losses["one"] == losses["again"] and losses["one"] != losses["other"]
+    assert losses["sparse"] != losses["one"]
+    assert losses["sparse"][0] == pytest.approx(losses["one"][0], rel=0.5)
+    assert losses["short"] == losses["one"][:1]
+    assert losses["nan"] == [] and values["nan"]["diverged"] and not values["one"]["diverged"]
+    assert not any("step_s" in values[run] for run in changes)
 
 
 def under_way(progress):
@@ -297,33 +306,3 @@ def command_line(process):
         return Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def test_the_same_seed_learns_the_same_another_does_not_and_a_loss_that_is_no_number_ends_it(
-    agents,
-):
-    changes = {
-        "one": {},
-        "again": {},
-        "other": {"seed": 2},
-        "sparse": {"strategy": "ddp-mstopk"},
-        "short": {"most_s": 1e-9},
-        "nan": {"workload": "nan"},
-    }
-    same = {"workload": "wide", "nodes": [0, 1], "batches": [6, 2], "kind": "learn"}
-    same |= {"most_steps": 22, "most_s": 6.0, "windows": 5, "seed": 1}
-    items = [train(run, **same | change) for run, change in changes.items()]
-    workloads = [workload("wide", width=64, frames=1), workload("two", "nan", lr=1e30)]
-    agents.plan(1, workloads, items)
-    agents.finished(1)
-    records = agents.records()
-    assert {body["status"] for body in records.values()} == {"measured"}
-    values = {run: body["values"] for run, body in records.items()}
-    losses = {run: found["losses"] for run, found in values.items()}
-    assert len(losses["one"]) == 5 and values["one"]["steps_a_window"] == 4
-    assert losses["one"] == losses["again"] and losses["one"] != losses["other"]
-    assert losses["sparse"] != losses["one"]
-    assert losses["sparse"][0] == pytest.approx(losses["one"][0], rel=0.5)
-    assert losses["short"] == losses["one"][:1]
-    assert losses["nan"] == [] and values["nan"]["diverged"] and not values["one"]["diverged"]
-    assert not any("step_s" in found for found in values.values())

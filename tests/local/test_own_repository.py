@@ -14,9 +14,9 @@ from tasks.execution.collect import collect
 from tasks.node.record import Item
 from tasks.workspace.environments import environment_at, not_installable
 from tests.fakes import job_of
-from tests.local.command import known
 from tests.local.hosts import left_over
 from tests.local.test_failures import CORES, TINY, here
+from tests.warehouse.builders import known
 from tests.wheels import wheel
 from warehouse.reads import mart
 

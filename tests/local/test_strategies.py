@@ -4,7 +4,6 @@ import copy
 import json
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import traceback
@@ -29,6 +28,7 @@ from tasks.node.strategies.refusals import STRATEGIES
 from tasks.node.strategies.replicas import no_sync
 from tasks.node.workloads.transformer_lm import LanguageModel
 from tests.formulas import adasum_bytes, sparse_bytes
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
@@ -274,7 +274,7 @@ def vector(rank):
 
 def sent_bytes(act):
     """Bytes that this rank sends to each other."""
-    sent, plain = Counter[int](), dist.batch_isend_irecv
+    sent, plain = Counter(), dist.batch_isend_irecv
 
     def send(operations):
         for each in operations:
@@ -309,7 +309,7 @@ def sends_the_largest_entries_and_keeps_the_rest(group, machines):
     devices, own = machines[0], dist.get_rank(group)
     share = ceil(VALUES / devices)
     residual = np.zeros((len(machines), devices, share))
-    state, sent = SparseExchange(group, machines, density=DENSITY), Counter[int]()
+    state, sent = SparseExchange(group, machines, density=DENSITY), Counter()
     for turn in range(ROUNDS):
         sums = []
         sent += sent_bytes(lambda: sums.append(state.summed(0, gradient(own, turn))))  # noqa: B023
@@ -381,7 +381,9 @@ def serve(rank, port, answer):
 
 
 def main(port, answer):
-    """All ranks, forked, so that torch is loaded once."""
+    """All ranks, forked, so that torch is loaded once, and the compiler that strategies import."""
+    import torch._dynamo  # noqa: F401
+
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=serve, args=(rank, port, answer)) for rank in range(WORLD)]
     for process in processes:
@@ -394,12 +396,17 @@ def main(port, answer):
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
     """Of each rank, by the place of the check."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     answer = tmp_path_factory.mktemp("ranks") / "of-rank"
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.local.test_strategies", str(port), answer],
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "tests.local.test_strategies",
+            str(free_port()),
+            answer,
+        ],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=True,

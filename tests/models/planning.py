@@ -141,9 +141,9 @@ class JointModel(LineModel):
     Draws are in pairs about the prediction and do not depend on what else is asked about.
     """
 
-    lines: dict[str, tuple[float, float]]
-    gbps: dict[str, float]
-    memory: dict[str, float]  # bytes a sample; NaN unknown
+    lines: dict
+    gbps: dict
+    memory: dict  # bytes a sample; NaN unknown
     slower: float = 0.3
     own: float = 0.1
 

@@ -15,7 +15,7 @@ class Mutant:
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    tests: tuple
 
 
 def _of(name, file, old, new, tests):

@@ -33,6 +33,12 @@ def _created():
         return path.read_bytes()
 
 
+def known(home):
+    """Return status by run of the warehouse in `home`."""
+    records = Warehouse(home / "warehouse.duckdb").select("raw_runs")
+    return dict(zip(records["run_id"], records["status"], strict=True))
+
+
 def setup(**changes):
     return ROWS["setup"] | changes
 

@@ -36,7 +36,7 @@ def holder(warehouse):
         text=True,
     )
     with process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        assert process.stdout.readline() == "held\n"
         yield process
         if process.poll() is None:
             process.communicate("\n")

@@ -83,3 +83,23 @@ def test_a_missing_and_a_damaged_copy_are_errors(folder, tmp_path):
     (folder / "recommendations.duckdb").write_bytes(b"x" * 9000)
     with pytest.raises(WarehouseDamaged):
         read_published(folder)
+
+
+KEPT = {
+    *("workload", "goal", "status", "reason", "rank", "samples", "p_required"),
+    *("price_as_of", "newest_measurement_at"),
+}
+
+
+def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(warehouse, tmp_path):
+    row = recommendation(goal="fastest", status="infeasible", reason="nothing on offer")
+    nothing = {name: value if name in KEPT else None for name, value in row.items()}
+    publish(warehouse, [recommendation(), nothing], stamp(1))
+    export(warehouse, tmp_path / "published")
+    best, none = sorted(published_rows(tmp_path / "published"), key=lambda row: str(row["goal"]))
+    assert {
+        str(best[name].tzinfo) for name in ("published_at", "price_as_of", "newest_measurement_at")
+    } == {"UTC"}
+    whole = ("global_batch", "accumulation_steps", "measured_runs", "samples", "rank")
+    assert [str(best[name]) for name in whole] == ["16", "1", "2", "1000", "1"]
+    assert [none[name] for name in whole] == [None, None, None, 1000, 1]

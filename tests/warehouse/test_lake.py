@@ -200,7 +200,6 @@ def test_eight_writers_at_once_lose_nothing_and_store_nothing_twice(lake, tmp_pa
         for n in range(WRITERS)
     ]
     for writer in writers:
-        assert writer.stdin is not None
         writer.stdin.write("\n")
         writer.stdin.flush()
     for writer in writers:

@@ -22,8 +22,8 @@ class Launch:
     """Instances of one fleet."""
 
     market: str
-    ids: list[str]
-    tags: Mapping[str, str]
+    ids: list
+    tags: Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class Account:
 
     market: Any  # the fake account of the tests of the code, with its prices
     lock: threading.RLock = field(default_factory=threading.RLock)
-    launches: list[Launch] = field(default_factory=list)
-    keys: dict[str, RoleKeys] = field(default_factory=dict)  # by access key
+    launches: list = field(default_factory=list)
+    keys: dict = field(default_factory=dict)  # by access key
 
     def instances(self, *states):
         """moto's instances of every region in these states, or alive."""

@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ _MOST_GBPS = 20.0  # about what a link of this kernel carries at all
 _UNKNOWN_GBPS = 1.0
 _LOOK_S = 0.05
 _CLONE_NEWNET = 0x40000000
-Serve = Callable[[str, str, socket.socket], Any]
 
 
 @dataclass
@@ -161,7 +159,6 @@ class Machines:
         region = self._regions[name] = HostNetwork(Isolation(kind="root"), {"LANG": "C"})
         region.open(self._folder / f"switch-{name}.txt")
         region.run(f"ip addr add {METADATA}/32 dev br0 && ip route add default dev br0")
-        assert region.switch is not None
         self._serve("metadata", name, _listening(region.switch.pid, METADATA, 80))
         return region
 

@@ -15,10 +15,10 @@ def allows(statements, action, resource, userid, prefix=None):
     """
     allowed = False
     for one in statements:
-        named = any(_like(pattern, action) for pattern in _list(one.get("Action")))
+        named = any(_like(pattern, action) for pattern in listed(one.get("Action")))
         meant = any(
             _like(str(pattern).replace("${aws:userid}", userid), resource)
-            for pattern in _list(one.get("Resource"))
+            for pattern in listed(one.get("Resource"))
         )
         if named and meant and one["Effect"] == "Deny":
             return False
@@ -29,7 +29,7 @@ def allows(statements, action, resource, userid, prefix=None):
 def _holds(condition, prefix):
     if not condition:
         return True
-    patterns = _list(condition.get("StringLike", {}).get("s3:prefix", []))
+    patterns = listed(condition.get("StringLike", {}).get("s3:prefix", []))
     alone = condition == {
         "StringLike": {"s3:prefix": condition.get("StringLike", {}).get("s3:prefix")}
     }
@@ -43,5 +43,5 @@ def _like(pattern, text):
     )
 
 
-def _list(value):
+def listed(value):
     return value if isinstance(value, list) else [value]

@@ -39,7 +39,6 @@ from tests.models.planning import (
 )
 
 LIMITS = CampaignLimits(max_usd=1.0, max_seconds=450.0, max_hosts=4, fits=cores_fit)
-Frames = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 NONE = (NOTHING, NOTHING, NOTHING)
 
 
@@ -358,12 +357,11 @@ ROW = {
 
 def test_an_elastic_run_loses_a_machine_of_a_recommended_row():
     launch = elastic_launch(LIMITS, ROW, offers())
-    assert launch is not None
     assert [one.market for one in launch.cluster.members] == ["on-demand", "spot"]
     (run,) = launch.items
     assert (run.kind, run.batches, run.accumulation_steps) == ("elastic", (8, 8), 2)
     assert run.steps == 10 * run.checkpoint_every == 60
-    assert run.lose_after_s is not None and run.checkpoint_every * 0.5 < run.lose_after_s < 30
+    assert run.checkpoint_every * 0.5 < run.lose_after_s < 30
     assert launch.est_s == LIMITS.costs.billed_s(run.est_s) > 60 and launch.est_usd > 0
     assert elastic_launch(replace(LIMITS, fits=lambda _: "too large"), ROW, offers()) is None
 

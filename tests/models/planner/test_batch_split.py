@@ -63,8 +63,8 @@ PACES = {"large": (0.01, 0.002), "small": (0.005, 0.004), "whole": (0.02, 0.001)
 class Lines:
     """The step model as splits use it."""
 
-    lines: dict[str, tuple[float, float]]
-    peak: Callable[[str, int], float]
+    lines: dict
+    peak: Callable
 
     def compute_line(self, workload, name, mode):
         return self.lines[name]
@@ -73,9 +73,9 @@ class Lines:
         return self.peak(name, batch) / (ranks if mode.sharded else 1)
 
 
-def splits(counts, total, peak=lambda name, batch: math.nan, lines=PACES, strategy="ddp"):
+def splits(counts, total, peak=lambda name, batch: math.nan, strategy="ddp"):
     job = replace(workload("w", total), modes=(Mode(strategy=strategy),))
-    model = Lines(lines, peak)
+    model = Lines(PACES, peak)
     return splits_of(job, TYPES, np.array(counts), totals=[total], model=model)
 
 

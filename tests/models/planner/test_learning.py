@@ -53,7 +53,7 @@ def runs(last, *, dense=(1.0, 1.0), **changes):
 )
 def test_a_tenth_of_ddps_progress_is_allowed_or_the_range_of_its_seeds(last, dense, passes):
     found = verdict(runs(last, dense=dense), JOB, SPARSE)
-    assert found is not None and found.passes is passes and found.steps == 100
+    assert found.passes is passes and found.steps == 100
     assert list(vetoes(runs(last, dense=dense), JOB)) == ([] if passes else [SPARSE])
 
 
@@ -61,7 +61,7 @@ def test_only_windows_that_all_runs_have_are_compared():
     short = runs(9.0)
     short["losses"] = [losses[:16] for losses in short["losses"]]
     found = verdict(short, JOB, SPARSE)
-    assert found is not None and (found.loss, found.dense, found.steps) == (1.5, 1.5, 80)
+    assert (found.loss, found.dense, found.steps) == (1.5, 1.5, 80)
     short["losses"] = [losses[:7] for losses in short["losses"]]
     assert verdict(short, JOB, SPARSE) is None and list(vetoes(short, JOB)) == [SPARSE]
 
@@ -70,7 +70,7 @@ def test_a_diverged_training_fails():
     known = runs(1.0)
     known["diverged"] = known["strategy"] == SPARSE.strategy
     found = verdict(known, JOB, SPARSE)
-    assert found is not None and not found.passes and list(vetoes(known, JOB)) == [SPARSE]
+    assert not found.passes and list(vetoes(known, JOB)) == [SPARSE]
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,14 @@ def alike(machines):
     return links(1 - np.eye(machines))
 
 
-def sweeps(of, seed, many=3):
+def sweeps(of, seed):
     draw = np.random.default_rng(seed)
 
     def noisy():
         half = np.triu(of.byte_s * np.exp(NOISE * draw.standard_normal(of.byte_s.shape)), 1)
         return replace(of, byte_s=half + half.T)
 
-    return [noisy() for _ in range(many)]
+    return [noisy() for _ in range(3)]
 
 
 def plain_seconds(of, rounds, order):

@@ -80,7 +80,7 @@ def anything_fits(cluster):
     return ""
 
 
-def brute_force(world, top=5):
+def brute_force(world):
     """Every setup predicted, drawn for and ranked; and all expected hours and dollars."""
     setups = candidates(world.workload, world.supply, world.model)
     if not setups:
@@ -89,7 +89,7 @@ def brute_force(world, top=5):
     draws = world.model.draws(rows, count=planner.DRAWS, seed=0)
     costs = job_costs(world.workload, setups, world.model.predict(rows), draws)
     points = zip(costs.hours.tolist(), costs.expected("usd").tolist(), strict=True)
-    return ranking.recommend(world.workload, costs, top=top), set(points)
+    return ranking.recommend(world.workload, costs), set(points)
 
 
 @pytest.fixture(autouse=True)

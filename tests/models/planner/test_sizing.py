@@ -58,7 +58,6 @@ def test_rule_recovers_overhead(overhead, parallel, size, asked):
 def test_largest_size_is_the_last_efficient_one(overhead, parallel, alpha):
     rule = ScalingRule(overhead, parallel)
     largest = rule.largest(alpha)
-    assert largest is not None
     assert largest == 1 or rule.efficiency(largest) >= alpha - 1e-6
     assert rule.efficiency(largest + 1) < alpha + 1e-6
 

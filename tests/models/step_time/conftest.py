@@ -2,14 +2,11 @@
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
-from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.model import fit
 from tests.models.step_time.cases import gpu_runs
 from tests.models.synthetic import World
-
-Known = tuple[TrainingData, pd.DataFrame, StepTimeModel]
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,9 @@ from models.step_time.dataset import at_nominal_speed, pooled, slowness
 from tests.frames import data_of
 
 
-def drifting(beta, repeats=1, count=240):
+def drifting(beta, repeats=1):
     """Runs and a profile at slow and fast hours, and the runs' seconds at nominal speed."""
+    count = 240
     hours = np.exp(0.25 * np.sin(np.arange(count) / 9.0))
     nominal = 0.1 * np.repeat(1.0 + np.arange(count // repeats) % 40, repeats)
     reference = hours * np.exp(0.005 * np.random.default_rng(3).standard_normal(count))

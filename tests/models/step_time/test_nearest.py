@@ -8,7 +8,6 @@ from models.step_time.nearest import Nearness
 from models.step_time.setup_arrays import read_setups
 
 DEVICES = {"a": 4, "b": 1}
-Row = tuple[str, str, str, int]  # cluster, layout, batch, accumulation steps
 
 
 def read(*rows, workload="net"):

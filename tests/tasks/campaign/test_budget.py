@@ -35,11 +35,6 @@ def here(tmp_path):
     return made
 
 
-def machines(here):
-    assert isinstance(here.provider, DescribedMachines)
-    return here.provider
-
-
 def launch(here, est_s=600.0):
     spot = next(
         o
@@ -159,16 +154,16 @@ def test_the_months_cap_counts_this_month_and_provider(here):
 
 def test_machines_of_other_controllers_count_to_their_deadline(here):
     here = monthly(here, 11.4)
-    machines(here).held = [held()]
+    here.provider.held = [held()]
     assert f"{at_worst(5.0, 7200.0):.2f}" in refusal(here)
-    machines(here).held = [held(hours=0.5)]
+    here.provider.held = [held(hours=0.5)]
     assert refusal(here) == ""
-    machines(here).held = [held(LAUNCHED, hours=0.1)]  # of this campaign
+    here.provider.held = [held(LAUNCHED, hours=0.1)]  # of this campaign
     assert refusal(here, tally(0.5))
-    machines(here).held = [held("other-00", hours=0.1)]
+    here.provider.held = [held("other-00", hours=0.1)]
     assert refusal(here, tally(0.5)) == ""
     here = monthly(here, 0.30)  # at the highest price of its types
-    machines(here).held = [held(cluster="1xs.large", usd_per_hour=0.01, hours=1.0)]
+    here.provider.held = [held(cluster="1xs.large", usd_per_hour=0.01, hours=1.0)]
     assert f"{at_worst(PRICE, 3600.0):.2f}" in refusal(here)
 
 
@@ -177,16 +172,16 @@ def test_ended_leases_count_before_they_are_in_the_ledger(here, tmp_path):
     times = {"started_at": NOON, "ended_at": NOON}
     of = {"cluster": "1xs.large", "market": "spot", "outcome": "reaped"}
     over = EndedLease(lease_id="o-00", usd=9.95, mailbox=tmp_path, **of, **times)
-    machines(here).over = [over]
+    here.provider.over = [over]
     assert "9.95" in refusal(here)
-    machines(here).over = [replace(over, usd=None)]
+    here.provider.over = [replace(over, usd=None)]
     assert "o-00" in refusal(here)
 
 
 def test_unknown_spending_stops_the_month(here):
     spent(here, None, NOON, "a-00")
     assert "refresh a" in refusal(here)
-    machines(here).held = [held(usd_per_hour=None)]
+    here.provider.held = [held(usd_per_hour=None)]
     assert refusal(here) != ""
 
 
@@ -199,7 +194,7 @@ def test_without_on_demand_the_bid_bounds_spot(here):
     assert allowed.worst_usd == pytest.approx(
         at_worst(SPOT_MARGIN * dearest, allowed.deadline_s, machines=2)
     )
-    machines(here).held = [held(cluster="1xs.large", usd_per_hour=dearest)]
+    here.provider.held = [held(cluster="1xs.large", usd_per_hour=dearest)]
     (_, month), _ = caps.caps_of(here, tally(), NOON, offers)
     assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
 
@@ -245,7 +240,7 @@ def test_a_smaller_launch_is_made_if_a_larger_one_is_refused(here, monkeypatch, 
 
 
 def test_nothing_is_launched_beside_an_unreadable_lease(here):
-    machines(here).held = [held(usd_per_hour=None, cluster="", problem="unreadable")]
+    here.provider.held = [held(usd_per_hour=None, cluster="", problem="unreadable")]
     assert refusal(here) == "unreadable"
 
     class Unreadable(DescribedMachines):

@@ -4,16 +4,15 @@ import time
 from dataclasses import replace
 
 import pandas as pd
-import pytest
 
-from models.campaign.campaign import STOPS, PlannedLaunch
+from models.campaign.campaign import STOPS
 from models.domain.cluster import Cluster
 from models.domain.workload import Mode
 from tasks.campaign import campaign, dry_run
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served
-from tests.installed import NOON, DescribedMachines, champion, install, measured, model
+from tests.installed import NOON, DescribedMachines, champion, measured, model
 from tests.warehouse.builders import body, setup
 from warehouse import reads
 from warehouse.append import append_records
@@ -21,11 +20,6 @@ from warehouse.append import append_records
 FRAMES = {name: getattr(measured(), name) for name in reads.TRAINING_FRAMES}
 NOTHING = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
 SPARSE = Mode(strategy="ddp-mstopk")
-
-
-@pytest.fixture
-def here(tmp_path):
-    return install(tmp_path)
 
 
 def reading(monkeypatch, frames=NOTHING):
@@ -70,11 +64,8 @@ def test_a_compressed_strategy_is_shown_to_learn_once(here, monkeypatch):
     assert "learn" not in {item.kind for item in items_of(shop(here))}
 
 
-def test_a_dry_run_writes_nothing_and_works_before_the_first_refresh(here, monkeypatch, capsys):
-    (here.home / "warehouse.duckdb").unlink()
+def test_a_dry_run_without_prices_says_why_it_plans_nothing(here, monkeypatch, capsys):
     monkeypatch.setattr(dry_run, "open_workspace", lambda provider: here)
-    assert dry_run.dry_run("local", None)
-    assert list(here.home.rglob("*")) == [] and capsys.readouterr().err == ""
     machines = here.provider
     machines.unpriced = frozenset(one.name for one in machines.instance_types())
     assert dry_run.dry_run("local", None) == [] and capsys.readouterr().err
@@ -195,7 +186,7 @@ def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(he
 def bought(here, monkeypatch, refuse):
     """Launches in order, where machines are refused as `refuse` says and no run is measured."""
     reading(monkeypatch)
-    spent, launches = tally(0.004), list[PlannedLaunch]()
+    spent, launches = tally(0.004), []
     for launch in campaign.within(here, None, spent):
         launches.append(launch)
         outcome = "refused: no capacity" if refuse(launch) else "finished"

@@ -225,7 +225,7 @@ def test_a_row_counts_while_an_import_that_holds_it_does(tmp_path, steps):
         elif at in ids:
             forget_import(warehouse, ids[at], NOON)
             counting.discard(at)
-    expected = set[int]().union(*(holds[at] for at in counting))
+    expected = set().union(*(holds[at] for at in counting))
     assert sorted(int(one) for one in runs(warehouse).batch_per_device) == sorted(expected)
 
 

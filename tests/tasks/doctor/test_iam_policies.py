@@ -13,7 +13,7 @@ from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import SettingsError, load_settings
 from tests.ec2_home import CHOICES, Home, project
 from tests.fake_ec2 import KILLED, Fault
-from tests.world.policy import allows
+from tests.world.policy import allows, listed
 
 TASKS = Path(__file__).parents[3] / "tasks"
 ACTION = re.compile(r"(ec2|s3|iam|ssm|sts|pricing|servicequotas):[A-Z][A-Za-z]+")
@@ -33,10 +33,6 @@ def called(*files):
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     strings = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
     return {text for text in strings if ACTION.fullmatch(text)}
-
-
-def listed(value):
-    return [value] if isinstance(value, str) else value
 
 
 def allowed(name):

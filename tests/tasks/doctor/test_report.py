@@ -1,13 +1,13 @@
 """The doctor finds what is wrong with an account before any machine is requested."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
 from tasks.doctor import report as doctor
+from tasks.doctor.aws import examine_ec2
 from tasks.doctor.report import examine, refuse_unless_well
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
@@ -23,13 +23,10 @@ DRY = [
     f"ec2:Create{name}" for name in ["Fleet", "LaunchTemplate", "SecurityGroup", "PlacementGroup"]
 ]
 ROLES = {"role AWSServiceRoleForEC2Spot", "role AWSServiceRoleForEC2Fleet"}
-Examined = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
-def aws(no_credentials, monkeypatch, tmp_path):
-    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
+def aws(ec2_project, monkeypatch):
     made = FakeAws()
     monkeypatch.setattr(ec2_api, "boto_clients", lambda: made.clients)
     monkeypatch.setattr(ec2_api, "has_credentials", lambda: True)
@@ -44,14 +41,14 @@ def examined(aws, tmp_path):
     """What is wrong, by check, with these lines below [ec2]."""
 
     def wrong(*lines):
-        found = examine(load_settings(project(tmp_path, *lines)), "ec2")
+        found = examine_ec2(load_settings(project(tmp_path, *lines)))
         return {one.check: one.says for one in found if one.status == "wrong"}
 
     return wrong
 
 
-def test_an_account_that_is_set_up_is_well(aws, tmp_path):
-    settings = load_settings(project(tmp_path))
+def test_an_account_that_is_set_up_is_well(aws):
+    settings = load_settings()
     found = examine(settings, "ec2")
     assert {one.check for one in found if one.status == "ok"} >= ROLES | {
         *("settings", "identity", "clock", "regions", "bucket"),
@@ -147,8 +144,7 @@ def test_a_refresh_that_buys_nothing_needs_no_account(tmp_path, monkeypatch):
     refuse_unless_well(settings, "local", 1.0)
 
 
-def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(aws, tmp_path):
-    project(tmp_path)
+def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(aws):
     words = ["doctor", "--provider", "ec2", "--json"]
     assert CliRunner().invoke(app, words).exit_code == 0
     aws.faults = [Fault(action="s3:GetBucketLocation", code="NoSuchBucket", times=9)]

@@ -37,11 +37,6 @@ def team(tmp_path):
     return homes
 
 
-def machines(here):
-    assert isinstance(here.provider, DescribedMachines)
-    return here.provider
-
-
 def month_of(here, refresh_id, now=NOON):
     """Return the month's cap as a launch of campaign `refresh_id` sees it."""
     tally = Tally(cap_usd=99.0, stop_at=time.monotonic(), refresh_id=refresh_id)
@@ -84,9 +79,9 @@ def test_a_claim_is_settled_by_its_home_once_no_lease_is_left(team):
     lease = SimpleNamespace(lease_id="r-1-00")
     claim(here, "r-1", 6.0, NOON)
     settle(other, NOON)
-    for machines(here).held, machines(here).over in (([lease], []), ([], [lease])):
+    for here.provider.held, here.provider.over in (([lease], []), ([], [lease])):
         settle(here, NOON)
-    machines(here).over = []
+    here.provider.over = []
     with refresh_lock(here.home, "r-1"):
         settle(here, NOON)
         assert left(other) == 4.0
@@ -94,7 +89,7 @@ def test_a_claim_is_settled_by_its_home_once_no_lease_is_left(team):
     assert left(other) == 10.0
     settle(here, NOON)
     claim(here, "r-10", 6.0, NOON)
-    machines(here).held = [lease]
+    here.provider.held = [lease]
     settle(here, NOON)
     assert left(other) == 10.0
 
@@ -144,11 +139,11 @@ def test_the_end_of_a_campaign_settles_no_other_claim_of_its_home(team):
 def test_the_reaper_settles_killed_campaigns_if_it_could_look_everywhere(team):
     here, other, _ = team
     claim(here, "r-1", 6.0, NOON)
-    machines(here).unswept = {"eu-west-1": "it does not answer"}
+    here.provider.unswept = {"eu-west-1": "it does not answer"}
     with pytest.raises(NotSwept):
         end_and_collect(here, NOON)
     assert left(other) == 4.0
-    machines(here).unswept = {}
+    here.provider.unswept = {}
     end_and_collect(here, NOON)
     assert left(other) == 10.0
 

@@ -15,13 +15,8 @@ from tasks.workspace.settings import Settings
 from tasks.workspace.workspace import Workspace
 from tests.fakes import FakeProvider, armed, fast, finished, ready, reported
 from tests.tasks.execution.test_session import KILLED, job
-from tests.warehouse.builders import NOON, PROFILE, fresh, record, setup
+from tests.warehouse.builders import NOON, PROFILE, fresh, known, record, setup
 from warehouse.reads import mart
-
-
-def provider_of(here):
-    assert isinstance(here.provider, FakeProvider)
-    return here.provider
 
 
 def after(home, *script):
@@ -39,33 +34,27 @@ def load(here):
     return collect(here, "r", NOON)
 
 
-def known(here):
-    """Return status by run of the warehouse."""
-    records = here.warehouse.select("raw_runs")
-    return dict(zip(records["run_id"], records["status"], strict=True))
-
-
 def test_a_killed_controller_loses_no_record_and_no_row(tmp_path):
     orphan = tmp_path / "leases" / "orphan" / "mailbox"
     died = finished(1, run_id="a", **KILLED)
     script = (ready, armed(1), died, armed(2), reported("b"))
     here = after(tmp_path, *script, lambda cluster: shutil.copytree(cluster.mailbox, orphan))
-    provider_of(here).over.clear()
-    provider_of(here).end("orphan", orphan, "reaped")
+    here.provider.over.clear()
+    here.provider.end("orphan", orphan, "reaped")
     assert load(here).new == 3
-    assert known(here) == {"a": "failed", "b": "measured", "c": "interrupted"}
+    assert known(here.home) == {"a": "failed", "b": "measured", "c": "interrupted"}
     assert "reaped" in mart(here.warehouse, "failed_runs").set_index("run_id").reason["c"]
-    assert provider_of(here).over == [] and load(here).new == 0
+    assert here.provider.over == [] and load(here).new == 0
 
 
 def test_the_reaper_loads_once_what_a_killed_controller_released(tmp_path):
     here = after(tmp_path)
-    [lease] = provider_of(here).over
+    [lease] = here.provider.over
     shutil.copytree(lease.mailbox.parent, tmp_path / "kept")
     (loaded,) = end_and_collect(here, NOON)
     assert loaded.startswith("3 rows ") and end_and_collect(here, NOON) == []
     shutil.copytree(tmp_path / "kept", lease.mailbox.parent)  # killed before it forgot the lease
-    provider_of(here).over.append(lease)
+    here.provider.over.append(lease)
     assert load(here).new == 0
     spent = mart(here.warehouse, "spend")[["refresh_id", "measured_runs", "usd"]].values.tolist()
     assert spent == [["r", 3, 0.5]]
@@ -81,26 +70,26 @@ def test_results_are_loaded_though_the_reaper_could_not_look_everywhere(tmp_path
         end_and_collect(here, NOON)
     ended, loaded = raised.value.done
     assert ended == "machine i-1" and loaded.startswith("3 rows ")
-    assert set(known(here)) == {"a", "b", "c"} and provider_of(here).over == []
+    assert set(known(here.home)) == {"a", "b", "c"} and here.provider.over == []
 
 
 def test_leases_of_a_running_refresh_are_left_to_it(tmp_path):
     here = after(tmp_path)
-    [lease] = provider_of(here).over
+    [lease] = here.provider.over
     earlier = tmp_path / "leases" / "earlier-00" / "mailbox"
     shutil.copytree(lease.mailbox, earlier)
-    provider_of(here).end("earlier-00", earlier, "released")
+    here.provider.end("earlier-00", earlier, "released")
     (earlier / "node-0" / "records" / "c.json").unlink()
     with (tmp_path / "refresh.json").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump({"refresh_id": "r", "pid": 1, "started_at": "then"}, file)
         file.flush()
         end_and_collect(here, NOON)
-        assert provider_of(here).over == [lease] and set(known(here)) == {"a", "b"}
+        assert here.provider.over == [lease] and set(known(here.home)) == {"a", "b"}
         file.truncate(0)  # the refresh has not written its name yet
         end_and_collect(here, NOON)
-        assert provider_of(here).over == [lease]
-    assert load(here).new == 1 and provider_of(here).over == []
+        assert here.provider.over == [lease]
+    assert load(here).new == 1 and here.provider.over == []
 
 
 @pytest.fixture
@@ -117,7 +106,7 @@ def here(tmp_path):
 
 
 def write(here, name, body):
-    file = provider_of(here).over[0].mailbox / name
+    file = here.provider.over[0].mailbox / name
     write_json(file, body) if isinstance(body, dict) else file.write_text(body)
 
 
@@ -130,13 +119,13 @@ def test_a_record_counts_before_a_row_and_belongs_to_its_machines_lease(here):
     loaded = load(here)
     assert (loaded.new, loaded.notes, loaded.usd) == (3, [], 0.5)
     assert loaded.by_status == {"measured": 2, "interrupted": 1}
-    assert known(here) == {"a": "measured", "b": "measured", "c": "interrupted"}
+    assert known(here.home) == {"a": "measured", "b": "measured", "c": "interrupted"}
     assert set(here.warehouse.select("raw_runs")["lease_id"]) == {"r-00"}
 
 
 def test_refused_requests_are_rows_without_a_lease(here):
-    refused = replace(provider_of(here).over[0], refusals=("no capacity", "denied"))
-    provider_of(here).over = [replace(refused, outcome="refused")]
+    refused = replace(here.provider.over[0], refusals=("no capacity", "denied"))
+    here.provider.over = [replace(refused, outcome="refused")]
     assert load(here).by_status == {"measured": 2, "refused": 2}
     assert len(here.warehouse.select("raw_leases")) == 0
 
@@ -166,7 +155,7 @@ def test_an_unsound_record_is_set_aside_and_stops_no_other(here, named, text):
     column, _, rest = named.partition(": ")
     [note] = loaded.notes
     assert not rest or f"{column}: " in note
-    assert known(here) == {"a": "measured", "b": "measured", "c": "failed"}
+    assert known(here.home) == {"a": "measured", "b": "measured", "c": "failed"}
     assert (here.home / "rejected" / "r-00" / "node-1-c.json").read_text() == text
 
 

@@ -2,13 +2,11 @@
 problem of their runs.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from tasks.execution import data as execution_data
 from tasks.execution.data import DataCarrier, fetch_s
@@ -19,21 +17,17 @@ from tests.installed import DescribedMachines, install
 REGION = "us-east-1"
 ADDRESS = "s3://mine-1/photos/cats/"
 FILES = {"1.jpg": b"x" * 10, "deep/2.jpg": b"y" * 20}
-Carrier = Callable[..., DataCarrier]
 
 
 @pytest.fixture
-def s3(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    with mock_aws():
-        client = boto3.client("s3", region_name=REGION)
-        for bucket in ("mine-1", "mailbox"):
-            client.create_bucket(Bucket=bucket)
-        for name, content in FILES.items():
-            client.put_object(Bucket="mine-1", Key=f"photos/cats/{name}", Body=content)
-        client.put_object(Bucket="mine-1", Key="photos/dog.jpg", Body=b"z")
-        yield client
+def s3(moto):
+    client = boto3.client("s3", region_name=REGION)
+    for bucket in ("mine-1", "mailbox"):
+        client.create_bucket(Bucket=bucket)
+    for name, content in FILES.items():
+        client.put_object(Bucket="mine-1", Key=f"photos/cats/{name}", Body=content)
+    client.put_object(Bucket="mine-1", Key="photos/dog.jpg", Body=b"z")
+    return client
 
 
 @pytest.fixture
@@ -119,7 +113,6 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path):
     assert brought(here).place == plan.place and stored()["1.jpg"]["Size"] == 10
     assert stored()["deep/2.jpg"] == first["deep/2.jpg"]
     data = here._workspace.settings.data("conv")
-    assert data is not None
     assert str(here._uploaded(replace(data, source=tmp_path / "other" / "images"))) != plan.place
 
 

@@ -44,16 +44,16 @@ def test_offers_come_back_as_they_were(here):
     assert {one.instance_type.name for one in unknown} == {"s.whole"}
 
 
-def test_the_newest_snapshot_counts_and_silence_keeps_the_last(here):
-    prices.snapshot_offers(here, "refresh-1", NOON)
-    later, machines = NOON + timedelta(hours=1), here.provider
-    assert isinstance(machines, DescribedMachines)
+def test_the_newest_snapshot_counts_and_silence_keeps_it_before_the_package(tmp_path):
+    machines = WithPackage(unpriced=frozenset({"s.whole"}))
+    here, later = noted(tmp_path, machines, snapshot=True), NOON + timedelta(hours=1)
     machines.unpriced = frozenset()
     prices.snapshot_offers(here, "refresh-2", later)
     machines.down = "the price list did not answer"
     said = prices.snapshot_offers(here, "refresh-3", later + timedelta(hours=1))
     assert machines.down in said
-    assert {offer.price_as_of for offer in prices.current_offers(here)} == {later}
+    for found in (prices.current_offers(here), prices.offers_now(here, NOON)):
+        assert {one.price_as_of for one in found} == {later}
     assert all(offer.usd_per_hour for offer in prices.current_offers(here))
 
 
@@ -173,12 +173,3 @@ def test_offers_are_listed_in_order_with_unknown_prices_last(here):
     assert [(row["instance_type"], row["market"]) for row in found] == [("s.whole", "spot")]
     with pytest.raises(ProviderError, match="hole"):
         prices.listed(here, (("instance_type", "s.hole"),))
-
-
-def test_the_provider_s_prices_are_never_replaced_by_older_prices_of_the_package(tmp_path):
-    machines = WithPackage()
-    here = noted(tmp_path, machines, snapshot=True)
-    machines.down = "expired"
-    assert "expired" in prices.snapshot_offers(here, "refresh-2", NOON + timedelta(hours=1))
-    for found in (prices.current_offers(here), prices.offers_now(here, NOON)):
-        assert {one.price_as_of for one in found} == {NOON}

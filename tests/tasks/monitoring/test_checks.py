@@ -19,7 +19,7 @@ from tasks.monitoring.checks import (
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.recommendation.recommend import recommend_all
 from tasks.training.registry import Champion
-from tests.installed import NOON, champion, install, measured
+from tests.installed import NOON, champion, measured
 from tests.warehouse.builders import record, setup
 from warehouse import reads
 from warehouse.append import append, append_records, note_instance_types, note_workloads
@@ -47,11 +47,6 @@ def frames(slow="nothing"):
     at = runs["measured_at"].where(~fresh, LATER + pd.to_timedelta(runs.index, unit="min"))
     data = replace(measured(), runs=runs.assign(step_s=step, measured_at=at, zone="a"))
     return {name: getattr(data, name) for name in reads.TRAINING_FRAMES}
-
-
-@pytest.fixture
-def here(tmp_path):
-    return install(tmp_path)
 
 
 def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here):

@@ -13,7 +13,6 @@ def state(value):
 
 
 def value_of(found):
-    assert found is not None
     return float(found[1]["model"]["weight"][0])
 
 
@@ -30,7 +29,7 @@ def written(tmp_path):
 
 def test_the_newest_whole_one_is_taken_and_states_of_old_ones_go(written):
     found = written.newest(CPU)
-    assert value_of(found) == 20 and found is not None and found[0]["loss"] == 0.5
+    assert value_of(found) == 20 and found[0]["loss"] == 0.5
     written.write(30, state(30))
     newest, before = sorted(written.folder.glob("*.pt"), reverse=True)
     assert [one["step"] for one in written.manifests()] == [10, 20, 30]

@@ -43,7 +43,7 @@ def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(ro
         [python, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
     own = importlib.util.find_spec("torch")
-    assert own is not None and said == ["hello", torch_version(), own.origin]
+    assert said == ["hello", torch_version(), own.origin]
     (root / "wheels" / "greeting-1.0-py3-none-any.whl").unlink()
     assert asked(root, "greeting") == python
 

@@ -49,11 +49,8 @@ def item(**changes):
     return Item(run_id="r", **{**plain, "most_steps": 4, **changes})
 
 
-LONG = item(least_steps=8, most_steps=20, most_s=30.0)
-
-
-def measured(built, item, place=0):
-    return steps.train(item, built, None, Patience(left_s=1000.0), place=place)
+def measured(built, item):
+    return steps.train(item, built, None, Patience(left_s=1000.0), place=0)
 
 
 def test_micro_steps_add_up_to_the_step_of_the_whole_batch():

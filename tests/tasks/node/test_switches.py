@@ -13,11 +13,8 @@ COMPILER = "torch._inductor.compile_fx.compile_fx"
 
 
 @pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def nothing_compiled():
     yield
-    torch.set_num_threads(before)
     torch.compiler.reset()
 
 

@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,6 @@ import pytest
 import torch
 import yaml
 from botocore.validate import ParamValidator
-from moto import mock_aws
 from torch import nn
 from typer.testing import CliRunner
 
@@ -26,6 +24,7 @@ from tasks.recommendation.exports.fleet import LAUNCH_TEMPLATE
 from tasks.recommendation.exports.selection import ExportRefused, select
 from tasks.workspace.settings import SettingsError
 from tests.installed import furnished
+from tests.ports import free_port
 from tests.warehouse.builders import recommendation
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -179,9 +178,7 @@ def test_karpenter_prices_by_hours_for_fastest():
     assert prices[1] / prices[0] == pytest.approx(2.4, rel=1e-3)
 
 
-def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
+def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(moto):
     request = document(UNIFORM, "fleet")
     overrides = request["LaunchTemplateConfigs"][0]["Overrides"]
     assert [(one["InstanceType"], one["AvailabilityZone"]) for one in overrides] == [
@@ -189,14 +186,13 @@ def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(monkeypatch
         ("g4dn.12xlarge", "us-east-1a"),
     ]
     assert request["SpotOptions"]["MinTargetCapacity"] == 2
-    with mock_aws():
-        ec2 = boto3.client("ec2", region_name="us-east-1")
-        image = ec2.register_image(Name="torch", Architecture="x86_64")["ImageId"]
-        template = {"ImageId": image, "InstanceType": "t2.micro"}
-        ec2.create_launch_template(LaunchTemplateName=LAUNCH_TEMPLATE, LaunchTemplateData=template)
-        created = ec2.create_fleet(**document(UNIFORM, "fleet", rank=3))
-        assert sum(len(one["InstanceIds"]) for one in created["Instances"]) == 2
-        [kept] = ec2.describe_fleets(FleetIds=[created["FleetId"]])["Fleets"]
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    image = ec2.register_image(Name="torch", Architecture="x86_64")["ImageId"]
+    template = {"ImageId": image, "InstanceType": "t2.micro"}
+    ec2.create_launch_template(LaunchTemplateName=LAUNCH_TEMPLATE, LaunchTemplateData=template)
+    created = ec2.create_fleet(**document(UNIFORM, "fleet", rank=3))
+    assert sum(len(one["InstanceIds"]) for one in created["Instances"]) == 2
+    [kept] = ec2.describe_fleets(FleetIds=[created["FleetId"]])["Fleets"]
     tags = {one["Key"]: one["Value"] for one in kept["Tags"]}
     assert tags["srift:publication_id"] == "20261120T030000-ab12" and tags["srift:rank"] == "3"
 
@@ -269,7 +265,9 @@ import torch, torch.distributed as dist
 from torch import nn
 import srift_shares as split
 
-dist.init_process_group("gloo")
+folder = sys.argv.pop()
+end, dist.destroy_process_group = dist.destroy_process_group, lambda: None
+split.main()  # its group serves the training too
 rank = dist.get_rank()
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
@@ -279,16 +277,14 @@ loader = torch.utils.data.DataLoader(data, batch_sampler=split.SharesSampler(len
 batches, seen = list(loader), list(split.SharesSampler(len(data), rank))
 for first in range(0, len(batches), split.ACCUMULATION_STEPS):
     split.train_step(model, optimizer, nn.functional.mse_loss, batches[first : first + split.ACCUMULATION_STEPS])
-torch.save([seen, model.module.state_dict()], f"{sys.argv[1]}/{rank}.pt")
-dist.destroy_process_group()
+torch.save([seen, model.module.state_dict()], f"{folder}/{rank}.pt")
+end()
 """
 
 
 def run_nodes(commands, folder, script):
     """Run each node's command on this machine with `script`, and return what they print."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     started = []
     for command in commands:
         local = command.replace("ADDRESS-OF-NODE-0", "127.0.0.1").replace("29500", port)
@@ -311,10 +307,8 @@ def test_unequal_shares_train_like_one_process(tmp_path):
     commands = body["document"]["commands"]
     (tmp_path / "srift_shares.py").write_text(text)
     (tmp_path / "mine.py").write_text(TRAINING)
-    printed = run_nodes(commands, tmp_path, "srift_shares.py")
+    printed = run_nodes(commands, tmp_path, f"mine.py {tmp_path}")
     assert "60 of 80" in printed and "rank 1: 1 of 4" in printed
-
-    run_nodes(commands, tmp_path, f"mine.py {tmp_path}")
     (first, weights), (second, others) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert [len(one) for one in first] == [3] * 4 and [len(one) for one in second] == [1] * 4
     seen = [sample for batch in [*first, *second] for sample in batch]

@@ -51,7 +51,8 @@ def test_without_an_offer_that_has_a_price_there_are_no_pilots(tmp_path):
 
 
 FACTS = {"workload": "new", "digest": "", "parameters": 50_000_000, "gradient_bytes": 200_000_000}
-TYPES = synthetic.types()[:5]  # three with one device, one with four, one with eight
+FACTS |= {"flops_per_sample": 1.5e10}
+TYPES = synthetic.types()[:4]  # two with one device, one with four, one with eight
 
 
 @dataclass
@@ -100,24 +101,23 @@ def model():
     return Champion(version=1, model=fit(measured(), seed=1))
 
 
-def new_workload(*, hours=12.0, batch=256, p_required=None):
+def new_workload(*, hours=12.0, p_required=None):
     goal = Goal(goal="cheapest_within_deadline", hours=hours, p_required=p_required)
     return Workload(
         name="new",
         digest=IMPORTED,
         samples=5_000_000,
-        global_batch_least=batch,
-        global_batch_most=batch,
+        global_batch_least=256,
+        global_batch_most=256,
         goals=(goal,),
     )
 
 
-def home(folder, *, flops=1.5e10):
+def home(folder):
     """Where the facts of a network were imported, and no measurement of it."""
     here = install(folder, "conv", provider=Gpus())
-    facts = FACTS if flops is None else FACTS | {"flops_per_sample": flops}
     with here.warehouse.transact() as connection:
-        append.note_workloads(connection, [facts], provider="ec2", noted_at=NOON)
+        append.note_workloads(connection, [FACTS], provider="ec2", noted_at=NOON)
     return here
 
 

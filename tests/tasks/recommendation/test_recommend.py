@@ -17,11 +17,6 @@ from tests.installed import NOON, DescribedMachines, champion, install, measured
 GOALS = ["cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"]
 
 
-@pytest.fixture
-def here(tmp_path):
-    return install(tmp_path)
-
-
 def rows_of(here, offers=None, asked=None):
     sold = here.provider.offers(NOON) if offers is None else offers
     return recommend_all(here, asked, sold, measured().runs)
@@ -117,7 +112,7 @@ class Scored(DescribedMachines):
     """Machines with a placement score; after `patience` questions nobody answers."""
 
     patience: int = 1000
-    asked: list[tuple[str, tuple[str, ...], int]] = field(default_factory=list)
+    asked: list = field(default_factory=list)
 
     def placement_scores(self, region, names, count):
         self.asked.append((region, tuple(names), count))

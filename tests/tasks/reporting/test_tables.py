@@ -1,7 +1,6 @@
 """What a person reads off a terminal: whole cells, unknown values said, no escape codes."""
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,6 @@ from tasks.reporting import tables as printing
 from tests.installed import NOON
 from tests.warehouse.builders import offered, recommendation
 
-Rows = list[dict[str, Any]]
 DEADLINE = {"goal": "cheapest_within_deadline", "constraint_hours": 4.0}
 NOTHING = {"cluster": None, "cluster_offers": [], "status": "infeasible", "reason": "too slow"}
 

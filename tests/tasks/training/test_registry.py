@@ -126,17 +126,17 @@ def test_the_champion_answers_a_puller(home, tmp_path):
 
 def test_a_champion_comes_back_bit_for_bit(home, tmp_path):
     champion = registry.load_champion(home, "local")
-    assert champion is not None and champion.version == 1
+    assert champion.version == 1
     asked = registry.example(model())
     assert_frame_equal(champion.model.predict(asked), model().predict(asked))
-    assert champion.scoreboard is not None and champion.scoreboard.equals(scores())
+    assert champion.scoreboard.equals(scores())
     assert registry.load_champion(home, "ec2") is None
     assert registry.load_champion(tmp_path, "local") is None and not list(tmp_path.iterdir())
 
 
 def test_the_quick_look_agrees_with_mlflow(home, copy):
     found = in_force(copy / "mlflow.db", NAME, "champion")
-    assert found is not None and found[0] == 1 and (found[1] / "artifacts/model.pickle").exists()
+    assert found[0] == 1 and (found[1] / "artifacts/model.pickle").exists()
     assert in_force(copy / "mlflow.db", NAME, "other") is None
     (copy / "mlflow.db").write_bytes(b"no database")
     assert in_force(copy / "mlflow.db", NAME, "champion") is None
@@ -151,7 +151,7 @@ def test_a_challenger_is_promoted_or_refused(tmp_path):
     second = log(tmp_path)
     registry.refuse(tmp_path, "local", second, "worse")
     champion = registry.load_champion(tmp_path, "local")
-    assert champion is not None and champion.version == first
+    assert champion.version == first
     tags = client(tmp_path).get_model_version(NAME, str(second)).tags
     assert tags["promotion"] == "refused: worse"
     registry.promote(tmp_path, "local", second, "late", over=first)

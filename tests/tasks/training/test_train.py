@@ -10,7 +10,7 @@ from models.monitoring.promotion import Promotion
 from tasks.training import registry
 from tasks.training.registry import Champion
 from tasks.training.train import Challenger, challenge, register
-from tests.installed import NOON, champion, install, measured, model, scores
+from tests.installed import NOON, champion, measured, model, scores
 from warehouse import reads
 from warehouse.reads import mart
 
@@ -25,9 +25,10 @@ def few():
     return frames(runs=measured().runs.head(16))
 
 
-@pytest.fixture
-def here(tmp_path):
-    return install(tmp_path)
+@cache
+def first():
+    """The first challenger, of a few runs."""
+    return challenge(few(), None)
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def challenger(promote):
 
 def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted():
     assert challenge(frames(runs=measured().runs.head(0)), None) is None
-    made = challenge(few(), None)
-    assert made is not None and made.decision.promote
+    made = first()
+    assert made.decision.promote
     assert set(made.model.trained_on) <= set(few()["runs"]["run_id"])
     assert {"workload", "setup"} <= set(made.scoreboard["split"]) == set(made.held_out["split"])
     assert {"conv", "lm", "all"} <= set(made.scoreboard["group"])
@@ -65,7 +66,7 @@ def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted():
 
 def test_a_challenger_that_learned_from_far_less_does_not_replace_the_champion():
     made = challenge(few(), champion())
-    assert made is not None and not made.decision.promote
+    assert not made.decision.promote
 
 
 @pytest.mark.parametrize("promote", [True, False])
@@ -84,9 +85,7 @@ def test_the_version_its_card_its_scores_and_the_decision_are_written_down(here,
 
 def test_a_champion_of_another_machine_is_compared_with_too(here, logged, monkeypatch):
     monkeypatch.setattr(registry, "load_champion", lambda *_: Champion(version=3, model=model()))
-    made = challenge(few(), None)
-    assert made is not None and made.decision.promote
-    version, decision = register(here, replace(made, over=1), few(), "refresh-9", NOON)
+    version, decision = register(here, replace(first(), over=1), few(), "refresh-9", NOON)
     assert not decision.promote
     assert logged["moves"] == [("refuse", "local", 4, decision.reason)]
     (row,) = mart(here.warehouse, "model_versions", provider="local").to_dict("records")

@@ -18,7 +18,7 @@ from tasks.workspace.locking import (
 def test_a_second_refresh_is_refused_by_name_and_with_what_to_do(tmp_path):
     with refresh_lock(tmp_path, "first"):
         seen = at_work(tmp_path)
-        assert seen is not None and (seen["refresh_id"], seen["pid"]) == ("first", os.getpid())
+        assert (seen["refresh_id"], seen["pid"]) == ("first", os.getpid())
         assert at_work_elsewhere(tmp_path) is None
         refused = pytest.raises(Busy, match="first")
         with refused, refresh_lock(tmp_path, "second"):

@@ -14,7 +14,6 @@ from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
 from tasks.recommendation import publication
 from tasks.workspace.workspace import open_workspace
-from tests.ec2_home import project
 from tests.fake_ec2 import FakeAws
 
 SECRETS = {
@@ -24,21 +23,12 @@ SECRETS = {
 }
 
 
-@pytest.fixture
-def secretive(no_credentials, monkeypatch, tmp_path):
-    """A project, and the ordinary credentials in the environment, as an operator has them."""
-    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(ec2_api, "spot_advisor", dict)
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path)
-    return tmp_path
-
-
 def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
-    secretive, monkeypatch, caplog, capfd
+    ec2_project, monkeypatch, caplog, capfd
 ):
     now = datetime.now(UTC)
     aws = FakeAws(now=now)
+    monkeypatch.setattr(ec2_api, "spot_advisor", dict)
     monkeypatch.setattr(ec2_api, "boto_clients", lambda: aws.clients)
     monkeypatch.setattr(ec2_api, "AwsClock", lambda: aws.clock)
     with caplog.at_level(logging.INFO):
@@ -71,7 +61,7 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
     out, err = capfd.readouterr()
     texts = {"the terminal": out + err, "the log": caplog.text, "what was said": "\n".join(said),
             "user-data": machine.user_data, **stored}  # fmt: skip
-    files = {str(path): path.read_bytes() for path in secretive.rglob("*") if path.is_file()}
+    files = {str(path): path.read_bytes() for path in ec2_project.rglob("*") if path.is_file()}
     assert any("leases-ec2" in name for name in files) or stored
     assert any(name.endswith("warehouse.duckdb") for name in files) and any(
         "published" in name for name in files

@@ -40,7 +40,7 @@ def test_names_and_sizes_of_a_folder_decide_the_digest(project):
 
 def test_an_address_is_parsed(project):
     data = settings(project, "s3://bucket/a/b").data("net")
-    assert data is not None and str(data.source) == "s3://bucket/a/b/"
+    assert str(data.source) == "s3://bucket/a/b/"
     assert str(source_of("s3://bucket", project)) == "s3://bucket/"
 
 

@@ -6,7 +6,6 @@ from collections import namedtuple
 
 import pytest
 from botocore.exceptions import ClientError
-from moto import mock_aws
 
 from tasks.node.data import KEPT_FREE_BYTES
 from tasks.node.on_ec2 import fetch
@@ -17,21 +16,13 @@ CATS = {"1.jpg": b"x" * 10, "deep/2 +ü.jpg": b"y" * 20, "empty": b""}
 
 
 @pytest.fixture
-def client(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
-    with mock_aws():
-        made = s3_client("us-east-1", None, attempts=1, timeout_s=1.0)
-        made.create_bucket(Bucket="mine-1")
-        for name, content in (CATS | {"": b""}).items():
-            made.put_object(Bucket="mine-1", Key=f"cats/{name}", Body=content)
-        made.put_object(Bucket="mine-1", Key="dogs/1.jpg", Body=b"z")
-        yield made
-
-
-@pytest.fixture
-def fetcher(client, tmp_path):
-    return Fetcher(tmp_path, client)
+def fetcher(moto, tmp_path):
+    made = s3_client("us-east-1", None, attempts=1, timeout_s=1.0)
+    made.create_bucket(Bucket="mine-1")
+    for name, content in (CATS | {"": b""}).items():
+        made.put_object(Bucket="mine-1", Key=f"cats/{name}", Body=content)
+    made.put_object(Bucket="mine-1", Key="dogs/1.jpg", Body=b"z")
+    return Fetcher(tmp_path, made)
 
 
 def fetched(fetcher, address="s3://mine-1/cats/"):

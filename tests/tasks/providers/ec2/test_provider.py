@@ -6,7 +6,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from moto import mock_aws
 
 from models.domain.cluster import ANY_ZONE, Cluster
 from tasks.providers.base import ProviderError
@@ -114,13 +113,11 @@ def test_it_launches_nothing_without_a_bucket():
     assert (provider.leases(), provider.ended(), len(provider.reap(NOON))) == ([], [], 1)
 
 
-def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(monkeypatch):
+def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(request):
     assert not ec2_api.has_credentials()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
+    request.getfixturevalue("moto")
     provider = provider_of(Ec2(instance_types=("g4dn.xlarge",)))
-    with mock_aws():
-        (kind,) = provider.instance_types()
+    (kind,) = provider.instance_types()
     assert (kind.name, kind.device, kind.bandwidth_gbps) == ("g4dn.xlarge", "T4", 5.0)
     assert "very-secret-key" not in repr(vars(provider))
 

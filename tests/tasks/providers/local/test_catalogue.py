@@ -19,11 +19,11 @@ ROOT, USER = Isolation(kind="root"), Isolation(kind="user")
 BARE = Isolation(kind="none", why_not="Operation not permitted")
 
 
-def spec(cores, bandwidth_gbps=0.2):
+def spec(cores):
     return LocalInstanceType(
         cores=cores,
         memory_gib=2.0,
-        bandwidth_gbps=bandwidth_gbps,
+        bandwidth_gbps=0.2,
         usd_per_hour=0.03,
         spot_usd_per_hour=0.01,
         spot_interruptions_per_hour=0.4,

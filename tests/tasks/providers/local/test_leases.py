@@ -35,9 +35,7 @@ def sleeper(tmp_path):
     """A process of the lease `one`."""
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "leases" / "one" / "code")}
     with subprocess.Popen(["sleep", "60"], env=environment) as process:
-        found = identify(process.pid)
-        assert found is not None
-        yield found
+        yield identify(process.pid)
         process.kill()
 
 
