@@ -70,7 +70,8 @@ class Offer:
     `usd_per_hour` is the price that this installation pays for the machine; None means unknown, not
     free. If that price differs from the public price, `own_price` says why and
     `public_usd_per_hour` is the public price. `storage_usd_per_hour` pays for the volume, and
-    `other_usd_per_hour` for the public address and requests to S3.
+    `other_usd_per_hour` for the public address and requests to S3. If the price is an estimate,
+    `price_source` says so.
     """
 
     instance_type: InstanceType
@@ -84,6 +85,7 @@ class Offer:
     other_usd_per_hour: float = 0.0
     public_usd_per_hour: float | None = None
     own_price: str = ""
+    price_source: str = ""
     interruption_source: str = ""
 
     @property

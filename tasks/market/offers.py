@@ -21,7 +21,7 @@ _OF_TYPE = ("devices", "device", "device_memory_gib", "cores", "memory_gib", "ba
 _OF_OFFER = ("market", "region", "zone")
 COLUMNS = (
     *("instance_type", *_OF_TYPE, *_OF_OFFER),
-    *("usd_per_hour", "interrupted_a_day", "price_as_of"),
+    *("usd_per_hour", "interrupted_a_day", "price_as_of", "price_source"),
 )
 _FACTS = {
     "parameters": int,
@@ -156,6 +156,7 @@ def _row(offer: Offer) -> dict[str, Any]:
         "usd_per_hour": offer.total_usd_per_hour,
         "interrupted_a_day": risk,
         "price_as_of": offer.price_as_of,
+        "price_source": offer.price_source,
     }
 
 

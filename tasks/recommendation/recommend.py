@@ -320,11 +320,13 @@ def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
     """Return the planner's reason, with further texts added.
 
     The added texts name devices that were predicted from data sheets, and explain prices that
-    differ from the public price. In the first row, the case's notes and cautions are added too.
+    differ from the public price or are estimates. In the first row, the case's notes and cautions
+    are added too.
     """
     devices = dict.fromkeys(offer.instance_type.device for offer in offers)
     texts = [f"{one} by its data sheet alone" for one in devices if one in case.by_data_sheet]
-    texts += [row["reason"], *dict.fromkeys(one.own_price for one in offers if one.own_price)]
+    notes = (note for one in offers for note in (one.own_price, one.price_source))
+    texts += [row["reason"], *dict.fromkeys(filter(None, notes))]
     if row["rank"] > 1:
         return "; ".join(texts)
     return "; ".join([*texts, *case.notes]) + _caution(case)

@@ -422,8 +422,10 @@ def print_offers(rows: Sequence[Row]) -> None:
         zone: {zone}
         usd/h: {usd_per_hour:.4f}
         cut a day: {interrupted_a_day:?.1%}
+        price of: {price_as_of:%Y-%m-%d}
     """
     _print_table(rows, columns)
+    _print_notes(filter(None, (row.get("price_source") for row in rows)))
 
 
 def print_spend(found: Row) -> None:

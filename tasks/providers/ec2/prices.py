@@ -15,8 +15,10 @@ from typing import Any
 from models.domain.cluster import ANY_ZONE, InstanceType, Offer, bucket_hazard
 
 from .settings import Ec2
+from .snapshot import LISTED_REGION, packaged
 
 Answer = Mapping[str, Any]
+ESTIMATED = f"packaged prices outside {LISTED_REGION} are estimates"
 
 
 def known_price(value: object) -> float | None:
@@ -173,6 +175,8 @@ def most_usd_per_hour_beside(gib: float) -> float:
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     """Return `offers` at this account's prices, with the cost of volume, address and requests.
 
+    `price_source` is set for packaged prices that are estimates.
+
     A second call changes nothing.
     """
     found = []
@@ -184,11 +188,17 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
             usd_per_hour=usd,
             public_usd_per_hour=public if why else None,
             own_price=why,
+            price_source=ESTIMATED if _is_estimated(offer) else "",
             storage_usd_per_hour=storage_usd_per_hour(offer.region, terms.volume_gib),
             other_usd_per_hour=other_usd_per_hour(public=terms.public),
         )
         found.append(billed_offer)
     return found
+
+
+def _is_estimated(offer: Offer) -> bool:
+    packaged_price = offer.price_as_of == packaged().prices_as_of
+    return packaged_price and offer.region != LISTED_REGION
 
 
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:

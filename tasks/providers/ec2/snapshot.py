@@ -1,9 +1,9 @@
 """Load the instance types and on-demand list prices that come with the package.
 
-`python -m tests.snapshot` makes snapshot.json.gz from moto and apache-libcloud (Apache License
-2.0):
+`python -m tests.snapshot` makes snapshot.json.gz from moto, apache-libcloud and tables of Karpenter
+(Apache License 2.0). Prices in LISTED_REGION are list prices; prices in other regions are estimates:
 
-    made_on, prices_as_of   day of creation, and time of the prices (UTC)
+    made_on, prices_as_of   day of creation, and time of the list prices (UTC)
     sources                 package, version, licence, notice, and what was taken
     columns                 names of the values below, as in models.domain.cluster.InstanceType
     several_interfaces      types whose full network rate needs several interfaces
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from models.domain.cluster import InstanceType
 
+LISTED_REGION = "us-east-1"
 FILE = Path(__file__).with_name("snapshot.json.gz")
 
 

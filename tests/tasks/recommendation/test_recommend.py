@@ -134,7 +134,7 @@ def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path):
 
 def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(here):
     offers = [
-        replace(one, interruption_source="Spot Advisor", own_price="own discount")
+        replace(one, interruption_source="Spot Advisor", own_price="own", price_source="guess")
         for one in here.provider.offers(NOON)
     ]
     case = case_of(here, offers)
@@ -142,7 +142,7 @@ def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(h
     sources = {True: set(), False: set()}
     for row in replace(case, experience=known).plan(top=40).rows:
         types = {one["instance_type"] for one in row["cluster_offers"] if one["market"] == "spot"}
-        assert "own discount" in row["reason"]
+        assert {"own", "guess"} <= set(row["reason"].split("; "))
         assert (row["interruption_source"] is None) == (not types)
         if len(types) == 1:
             sources["s.large" in types].add(row["interruption_source"])
