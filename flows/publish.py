@@ -21,9 +21,9 @@ export = task(export_copies)
 
 @flow(name="publish", log_prints=True)
 def publish(provider: str, refresh_id: str) -> int:
-    """Publish a new table and return its number of rows.
+    """Choose clusters for every workload and goal, and publish the table. Returns its row count.
 
-    Raises PublicationRefused if a check fails. The old table then stays.
+    Raises PublicationRefused if a check fails. The previous table then stays published.
     """
     workspace = with_public_workloads(open_workspace(provider))
     champion = load_champion(workspace.home, provider)
