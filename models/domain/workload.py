@@ -103,7 +103,7 @@ class Mode(NamedTuple):
 
     @property
     def sends_otherwise(self) -> bool:
-        """True if devices exchange data other than gradients, or combine them unlike DDP."""
+        """True if devices send other data than DDP's gradients or combine gradients differently."""
         return self.must_be_faster or self.combined
 
     @property
