@@ -29,10 +29,7 @@ RETRY_S = 60.0  # seconds between two requests for machines
 
 
 class Pool(NamedTuple):
-    """An instance type in a market and zone.
-
-    `advised` is the number of interruptions per machine-hour that Spot Advisor publishes.
-    """
+    """An instance type in a market and zone, with expected interruptions per machine-hour."""
 
     instance_type: str
     market: str
