@@ -1,7 +1,7 @@
 """Rank setups for each goal of a workload and fill the planner's columns of the table.
 
-p_meets = share of joint draws (of step times, start-up and interruptions) that meet the constraint
-p_best  = share of draws of step times in which the setup would be chosen if the draw were the truth
+p_meets = share of joint draws (of step times, start-up and interruptions) that keep the limit
+p_best  = share of draws of step times in which the setup would be chosen if the draw were true
 """
 
 from collections.abc import Callable
@@ -43,11 +43,11 @@ def recommend(
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
-    Each goal has up to `top` rows, ranked from 1 by loss. Each row is a cluster with its best batch
-    split. The first row has the status "recommended". Every other row has the status "alternative"
-    or "misses_constraint". The last rows are near misses: clusters with a better objective that
-    miss the constraint. If no setup may be chosen for a goal, the goal has one row with the status
-    "infeasible", and its reason says what would be feasible.
+    Each goal has up to `top` rows, ranked from 1. Each row is a cluster with its best batch split.
+    The first row has the status "recommended". Every other row has the status "alternative" or
+    "misses_constraint". The last rows are near misses: clusters with a better objective that exceed
+    the goal's limit. If no setup may be chosen for a goal, the goal has one row with the status
+    "infeasible". Its reason says which limit would be feasible.
 
     A price is None if it is unknown. `offers` holds the offers of the row's machines.
 
@@ -58,7 +58,7 @@ def recommend(
         top: the most rows per goal.
         clusters: the number of clusters compared, which the explanation mentions. Default: the
             number of clusters in `costs`.
-        notes: a function that returns further text for the reason of a setup.
+        notes: a function that returns additional text for the reason of a setup.
     """
     count = clusters or len(np.unique(costs.cluster))
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, count)]
@@ -115,7 +115,10 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
 
 
 def best_splits(order: IntArray, cluster: IntArray) -> IntArray:
-    """Return `order` with only the first position of each cluster."""
+    """Keep only the first position of each cluster in `order`, which is sorted by loss.
+
+    `cluster` has the number of each setup's cluster.
+    """
     _, firsts = np.unique(cluster[order], return_index=True)
     return order[np.sort(firsts)]
 
@@ -131,8 +134,8 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
     """Return the row of a goal that no setup of `costs` meets.
 
-    If the goal has a constraint, the reason names the cluster closest to its limit, and a limit
-    that would be feasible.
+    If the goal has a limit, the reason names the cluster closest to it, and a limit that would be
+    feasible. `usable` is a mask of setups that may be chosen.
     """
     why = "no cluster on offer has a known price; a price would help"
     if goal.constraint is not None and usable.any():
@@ -142,7 +145,7 @@ def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArr
 
 
 def infeasible_row(workload: Workload, goal: Goal, why: str) -> Row:
-    """Return the row of a goal for which no setup may be chosen. It has no cluster."""
+    """Return a row without a cluster, for a goal for which no setup may be chosen."""
     batches = {workload.global_batch_least, workload.global_batch_most}
     batch = batches.pop() if len(batches) == 1 else None
     row = _question(workload, goal) | {"rank": 1, "status": "infeasible", "global_batch": batch}
@@ -150,7 +153,7 @@ def infeasible_row(workload: Workload, goal: Goal, why: str) -> Row:
 
 
 def _question(workload: Workload, goal: Goal) -> Row:
-    """Return a published row with only the columns of the workload and goal filled."""
+    """Return a row of the published table with only the workload and the goal filled in."""
     return {
         **dict.fromkeys(COLUMNS),
         "workload": workload.name,
@@ -188,7 +191,7 @@ def summary(costs: JobCosts, at: int) -> Row:
 
 
 def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
-    """Return the published columns that depend only on the setup at position `at`."""
+    """Return the columns of the published table that depend only on the setup at position `at`."""
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
     shown = summary(costs, at)
     hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))
@@ -211,7 +214,7 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
 
 
 def _bill(setup: Setup, hours: float) -> Row:
-    """Return the dollars that `hours` of the setup's cluster cost, in total and for each cost item.
+    """Return the dollars that `hours` of the setup's cluster cost, in total and for each item.
 
     `usd` is exactly the sum of the items. `usd` and `usd_machines` are None if a price is unknown.
     """
