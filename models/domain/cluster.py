@@ -124,7 +124,7 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """Return the name used in measurement rows: `2xg5.12xlarge+1xg4dn.12xlarge`."""
+        """Return the cluster's name in measurements, such as `2xg5.12xlarge+1xg4dn.12xlarge`."""
         return cluster_name(offer.instance_type.name for offer in self.members)
 
     @property
