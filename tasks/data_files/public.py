@@ -1,7 +1,7 @@
-"""Provide the step times that come with the package (warehouse/seeds).
+"""Provide the public step times that ship with Srift (warehouse/seeds).
 
-They are public measurements. Srift imports them when they are first needed. After a user forgets
-this import, Srift does not load it again.
+Srift imports them when they are first needed. After a user forgets this import, Srift does not
+import it again.
 """
 
 import tomllib
@@ -32,9 +32,9 @@ def public_workloads() -> dict[str, WorkloadSettings]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return the workspace after adding the workloads whose packaged step times count.
+    """Return the workspace after adding the workloads whose public step times are in use.
 
-    Workloads in the user's settings take precedence over packaged workloads of the same name.
+    If the user's settings have a workload of the same name, the user's workload is kept.
     """
     if workspace.provider.name != PROVIDER:
         return workspace
@@ -47,5 +47,5 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
-    """True if all step times of the workload in the warehouse came with the package."""
+    """Return True if all stored step times of the workload come from the packaged data set."""
     return workload in public_workloads() and workload in public_rows(warehouse, provider)
