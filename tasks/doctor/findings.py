@@ -1,4 +1,4 @@
-"""Describe the findings of `srift doctor`, one line per check."""
+"""Define the findings of `srift doctor`, one for each check."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,8 +13,8 @@ from ..providers.base import ProviderError
 class Finding:
     """The result of one check.
 
-    status: `wrong` stops a refresh that spends money. `note` and `ok` do not.
-    says: the result as text. For `wrong`, it names the fix.
+    status: `wrong` stops a refresh that spends money. `note` and `ok` do not. says: the result as
+    text. For `wrong`, it names the fix.
     """
 
     check: str
@@ -27,9 +27,11 @@ class NotChecked(Exception):
 
 
 def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
-    """Call `ask(*given)`. Return its result as an ok finding, or its error as a wrong finding.
+    """Run a check, and return its result as a finding.
 
-    Returns a note if the check could not run, or if the warehouse is missing or busy.
+    ask: the function to call with `given`. Its text becomes a finding `ok`, an error a finding
+    `wrong`. The finding is a `note` if the check could not run, or if the warehouse is missing or
+    busy.
     """
     try:
         return Finding(check, "ok", ask(*given))
