@@ -17,8 +17,8 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
     """Return a row for each pair of workload and provider with measurements or facts.
 
     A row has the facts about the workload, the numbers of its measured, imported and public rows,
-    and the devices of these rows. Workloads of srift.toml without any data come last; their
-    `provider` is "".
+    and the devices of these rows. Workloads of srift.toml without any data come last, with the
+    provider "".
     """
     with warehouse.read() as connection:
         found = rows_of_query(connection, "from known_workloads")
@@ -39,7 +39,7 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
 
 
 def unknown(workspace: Workspace, workload: str) -> SettingsError:
-    """Return the error to raise for a workload about which the provider has no data."""
+    """Return the error to raise if the provider has no data about a workload."""
     known = workload_providers(workspace.warehouse) | {(one, PUBLIC) for one in public_workloads()}
     elsewhere = [provider for name, provider in sorted(known) if name == workload]
     if elsewhere:
