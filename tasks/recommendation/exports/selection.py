@@ -52,7 +52,10 @@ class RankedCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return environment variables that give a training script its batch and precision."""
+        """Return environment variables that give a training script its batch and mode.
+
+        The mode is the precision, the strategy and the switches.
+        """
         names = ("batch_per_device", *MODE)
         return {f"SRIFT_{name.upper()}": str(self.row[name]) for name in names}
 
