@@ -41,8 +41,9 @@ def measure(
 ) -> dict[str, Any]:
     """Rent clusters and measure on them, the most informative first, until a cap is reached.
 
-    max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing. Returns the number of
-    launches, the number of measurement rows by status, the dollars, and the seconds of each phase.
+    max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
+    Returns the number of launches, the number of measurement rows by status, the dollars, and the
+    seconds of each phase.
     """
     workspace = open_workspace(provider)
     if max_usd != 0:

@@ -32,10 +32,10 @@ from warehouse.database import DiskFull
 def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any] | State[Any]:
     """Update prices, measurements, model and table.
 
-    max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing. Returns the refresh
-    id, a summary of the measurements, the decision about the new model, the number of published
-    rows, and the seconds of each phase. Returns the Prefect state Cancelled if another refresh runs
-    in this home.
+    max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
+    Returns the refresh id, a summary of the measurements, the decision about the new model, the
+    number of published rows, and the seconds of each phase. Returns the Prefect state Cancelled if
+    another refresh runs in this home.
     """
     refuse_to_spend(provider, max_usd)
     workspace = open_workspace(provider)
