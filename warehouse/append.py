@@ -84,8 +84,8 @@ def note_import(
 ) -> None:
     """Store the event that an import was made or forgotten.
 
-    event: "imported" or "forgotten". files: names of the measurement file and of the facts file;
-    None for a file that was not given.
+    event: "imported" or "forgotten".
+    files: names of the measurement file and of the facts file; None for a file that was not given.
     """
     file, facts_file = files
     row = {"import_id": import_id, "event": event, "file": file, "facts_file": facts_file}

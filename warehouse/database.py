@@ -132,10 +132,11 @@ class Warehouse:
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
         """Return rows of a table or view, or the result of a query.
 
-        relation: name of a table or view, or the text of an SQL query. params: for a table or view,
-        the value that each named column must equal. For a query, the values of its parameters
-        `$name`. Raises WarehouseBusy if another process or thread uses the file, and duckdb.Error
-        for an unknown relation or column.
+        relation: name of a table or view, or the text of an SQL query.
+        params: for a table or view, the value that each named column must equal. For a query, the
+        values of its parameters `$name`.
+        Raises WarehouseBusy if another process or thread uses the file, and duckdb.Error for an
+        unknown relation or column.
         """
         with self.read() as connection:
             return select(connection, relation, params)

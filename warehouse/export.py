@@ -131,8 +131,9 @@ def read_published(
 ) -> pd.DataFrame:
     """Return rows of a table or view of the published copy in `folder`.
 
-    params: the value that each named column must equal. Raises WarehouseMissing if nothing is
-    published, and WarehouseDamaged if the copy cannot be read.
+    params: the value that each named column must equal.
+    Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
+    read.
     """
     with _opened(folder) as connection:
         return select(connection, relation, params)

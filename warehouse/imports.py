@@ -40,8 +40,8 @@ def stage(connection: Connection, table: pa.Table) -> None:
     """Load the rows of a measurement file into the temporary tables `texts` and `staged`.
 
     `texts` has COLUMNS as text, with '' for a missing value. `staged` has the same rows with typed
-    columns (importing/stage.sql). table: the columns of the file, and a column `place` with the
-    line or row number in the file.
+    columns (importing/stage.sql).
+    table: the columns of the file, and a column `place` with the line or row number in the file.
     """
     connection.register("incoming", table)
     texts = [
@@ -71,8 +71,8 @@ def remember(connection: Connection) -> None:
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
     """Count the imported rows and facts that changed since the call of `remember`.
 
-    Returns the counts by kind of change (importing/changes.sql). workloads: the workloads whose
-    new, changed and unchanged facts are counted.
+    Returns the counts by kind of change (importing/changes.sql).
+    workloads: the workloads whose new, changed and unchanged facts are counted.
     """
     text = (_FOLDER / "changes.sql").read_text()
     return rows_of_query(connection, text, {"workloads": list(workloads)})[0]
@@ -81,9 +81,9 @@ def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, 
 def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
     """Return a tuple (place, column, text, rule) for each staged value that breaks a rule.
 
-    `place` is the line or row number in the file. known: lists of the legal `precisions`,
-    `strategies`, `modes` (texts "strategy switches") and `providers`, and the latest legal time of
-    a measurement, `latest`.
+    `place` is the line or row number in the file.
+    known: lists of the legal `precisions`, `strategies`, `modes` (texts "strategy switches") and
+    `providers`, and the latest legal time of a measurement, `latest`.
     """
     return _ask(connection, "problems", known)
 
@@ -93,9 +93,9 @@ def implausible(
 ) -> list[Problem]:
     """Return a tuple (place, column, text, reason) for each implausible staged row.
 
-    types: the known instance types, with provider, name, precision and peak_tflops. workloads: the
-    workloads of which all staged rows are checked. For other workloads, only rows that are new or
-    were forgotten are checked.
+    types: the known instance types, with provider, name, precision and peak_tflops.
+    workloads: the workloads of which all staged rows are checked. For other workloads, only rows
+    that are new or were forgotten are checked.
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}

@@ -56,8 +56,8 @@ _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
 class Lake:
     """The location of a shared warehouse: a PostgreSQL database and a folder or S3 prefix.
 
-    host: host name, or the folder of a Unix socket. libpq finds the password. data: folder or
-    `s3://` prefix of the Parquet files.
+    host: host name, or the folder of a Unix socket. libpq finds the password.
+    data: folder or `s3://` prefix of the Parquet files.
     """
 
     host: str

@@ -189,8 +189,8 @@ def lease_spend(
     """Return the leases, runs and dollars since a time, grouped by workload, day, campaign or type.
 
     by: the grouping, a key of SPEND_BY. The column `of` has the group's value. The first row is the
-    total. `usd` is None if a price is unknown. since: leases that ended before this time are left
-    out.
+    total. `usd` is None if a price is unknown.
+    since: leases that ended before this time are left out.
     """
     query = f"""
         select {SPEND_BY[by]} as "of", count(distinct lease_id)::integer as leases,
