@@ -1,7 +1,7 @@
 """Estimate the hours and dollars of the whole job on each setup, with random draws of both.
 
-hours = expected_hours(ceil(samples / global batch) step_s) usd   = hours x dollars per hour of the
-cluster (machines, storage, addresses and requests)
+hours = expected_hours(ceil(samples / global batch) step_s)
+usd   = hours x dollars per hour of the cluster (machines, storage, addresses and requests)
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 The advised rate comes from EC2's Spot Advisor. N_window counts the interruptions in an observed
 period of machine-hours. With shape 1, a zone's rate may lie anywhere between 0 and a few times the
 mean; the few zones of a type are too little data to learn another shape. The Gamma-Poisson pair is
-conjugate: observations move a zone's rate from the mean of its type towards the observed rate.
+conjugate; observations move a zone's rate from the mean of its type towards the observed rate.
 
 G is demand that hits a zone for hours and drifts during weeks, because interruptions are not
 memoryless (CM-DARE [P]). An interruption takes either all machines of a type in a zone, or a single
