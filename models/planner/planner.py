@@ -2,9 +2,9 @@
 
 Planning has three stages, each with fewer candidates:
 
-1. The step-time formula, which is fast, estimates the step time of every candidate. 2. The model
-predicts the step times of the best LOOKED candidates. 3. The best DRAWN candidates are ranked, with
-joint draws of step times from the model.
+1. The step-time formula, which is fast, estimates the step time of every candidate.
+2. The model predicts the step times of the best LOOKED candidates.
+3. The best DRAWN candidates are ranked, with joint draws of step times from the model.
 
 If there are at most DRAWN candidates, every candidate reaches the last stage.
 """
