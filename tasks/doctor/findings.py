@@ -13,8 +13,8 @@ from ..providers.base import ProviderError
 class Finding:
     """The result of one check.
 
-    status: `wrong` stops a refresh that spends money. `note` and `ok` do not. says: the result as
-    text. For `wrong`, it names the fix.
+    status: `wrong` stops a refresh that spends money. `note` and `ok` do not.
+    says: the result as text. For `wrong`, it names the fix.
     """
 
     check: str
