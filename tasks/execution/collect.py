@@ -55,8 +55,8 @@ def reap_now(provider: str | None = None) -> list[str]:
     """End overdue machines, load their records, and return one sentence per action.
 
     provider: None means every provider that this home has used, paid providers first. If a provider
-    fails, the next provider is still handled. Raises NotSwept if some regions, leases or providers
-    could not be checked.
+    fails, the next provider is still handled.
+    Raises NotSwept if some regions, leases or providers could not be checked.
     """
     done, unswept = list[str](), dict[str, str]()
     paid_first = sorted(PROVIDERS, key=lambda name: not spends_money(name))

@@ -41,8 +41,9 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 class DataPlan:
     """The location from which machines read a workload's data, and the transfer that is needed.
 
-    place: the folder on this machine, or the S3 address, from which machines read. files: size in
-    bytes by file name; None if unknown. move: "fetch", "upload", or empty if no transfer is needed.
+    place: the folder on this machine, or the S3 address, from which machines read.
+    files: size in bytes by file name; None if unknown.
+    move: "fetch", "upload", or empty if no transfer is needed.
     problem: why the data cannot be used; empty if they can.
     """
 

@@ -41,10 +41,12 @@ POLL_S = 0.1
 class Job:
     """One launch in the form that this process and the machines carry out.
 
-    expected: the devices that each machine must have. items: the runs, in the form that machines
-    receive. run_setups: the setup of each run, by run id. files: the description and the source of
-    each workload. lacking: by workload, the reason why its data are missing. lose_after_s: by id of
-    an elastic run, the seconds after which its last machine is stopped.
+    expected: the devices that each machine must have.
+    items: the runs, in the form that machines receive.
+    run_setups: the setup of each run, by run id.
+    files: the description and the source of each workload.
+    lacking: by workload, the reason why its data are missing.
+    lose_after_s: by id of an elastic run, the seconds after which its last machine is stopped.
     """
 
     lease_id: str
@@ -69,11 +71,14 @@ class Job:
 class Served:
     """The result of a launch.
 
-    mailbox: the folder with the machines' files; None if no machines were acquired. outcome: how
-    the last attempt ended, as text. lacked_devices: True if a machine lacked the devices that it
-    must have. recorded: ids of the runs with a record. usd: dollars of the machines; None if
-    unknown. rows: rows that this process wrote for runs without a record. seconds: duration of each
-    phase. over_cap: True if a dollar cap refused the launch, before any machine was requested.
+    mailbox: the folder with the machines' files; None if no machines were acquired.
+    outcome: how the last attempt ended, as text.
+    lacked_devices: True if a machine lacked the devices that it must have.
+    recorded: ids of the runs with a record.
+    usd: dollars of the machines; None if unknown.
+    rows: rows that this process wrote for runs without a record.
+    seconds: duration of each phase.
+    over_cap: True if a dollar cap refused the launch, before any machine was requested.
     lacked_data: by workload, why its data or requirements could not be fetched or installed.
     """
 
@@ -173,9 +178,10 @@ def job_of(
 ) -> Job:
     """Return the job for `launch`. A run's id is the lease's id followed by a number.
 
-    deadline_s: seconds from acquisition to the deadline. START_UP_S is added to them. data: the
-    folder or S3 address from which machines read the data, by workload name. Raises SettingsError
-    if a file of a workload is missing, or if the cluster cannot serve an elastic run.
+    deadline_s: seconds from acquisition to the deadline. START_UP_S is added to them.
+    data: the folder or S3 address from which machines read the data, by workload name.
+    Raises SettingsError if a file of a workload is missing, or if the cluster cannot serve an
+    elastic run.
     """
     cluster = launch.cluster
     simulated = not spends_money(cluster.members[0].instance_type.provider)

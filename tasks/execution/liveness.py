@@ -2,9 +2,10 @@
 
 `decide` is a pure function of the remaining runs. It returns one of:
 
-go on     continue: the machine stays long enough, or no remaining run needs it replace   request
-another machine: there is enough time to start it and to measure with it fewer     measure only the
-remaining runs that do not need the machine give up   end the launch, and record the loss in a row
+go on     continue: the machine stays long enough, or no remaining run needs it
+replace   request another machine: there is enough time to start it and to measure with it
+fewer     measure only the remaining runs that do not need the machine
+give up   end the launch, and record the loss in a row
 """
 
 import math
@@ -29,11 +30,12 @@ _OVERHEAD_S = 5.0
 class RemainingWork:
     """The runs that a launch still has to measure, and the time that is left for them.
 
-    items: runs without a record; the current run is the first. under_way_s: seconds that the
-    current run still needs. host: the node with the rendezvous store of the current torchrun; None
-    if none runs. seconds: seconds until the time or money of the refresh is spent. start_up_s:
-    seconds from the request for a new machine until it can measure. no_replacement: why no new
-    machine may be requested; empty if it may.
+    items: runs without a record; the current run is the first.
+    under_way_s: seconds that the current run still needs.
+    host: the node with the rendezvous store of the current torchrun; None if none runs.
+    seconds: seconds until the time or money of the refresh is spent.
+    start_up_s: seconds from the request for a new machine until it can measure.
+    no_replacement: why no new machine may be requested; empty if it may.
     """
 
     items: Sequence[Item]
@@ -54,8 +56,8 @@ def decide(
 ) -> tuple[str, str]:
     """Decide how a launch continues after it loses the nodes `lost`.
 
-    leaving_s: seconds until the first of these nodes goes; None if they are already gone. Returns
-    the decision ("go on", "replace", "fewer" or "give up") and the reason.
+    leaving_s: seconds until the first of these nodes goes; None if they are already gone.
+    Returns the decision ("go on", "replace", "fewer" or "give up") and the reason.
     """
     needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
     hosts = left.host in lost
@@ -81,7 +83,8 @@ class Machines:
     """The state of a launch's machines, according to the provider and their reports.
 
     `awaited` has the machines for which the launch waits. A machine leaves it after it has reported
-    itself and has downloaded `data` or failed to do so. data: S3 addresses by digest of the data.
+    itself and has downloaded `data` or failed to do so.
+    data: S3 addresses by digest of the data.
     stop_at: the time on `clock` at which the time or money of the refresh is spent.
     """
 

@@ -24,9 +24,9 @@ class AttemptEnd:
 
     how: "finished"; "failed", if a run failed, so that the next attempt leaves out `culprit`;
         "lost", if machines were lost; or "time", if the time or money of the refresh is spent.
-    culprit: id of the run that caused the end or was running; empty if there is none. interrupted:
-    True if the provider took a machine away. nodes: the lost machines, or the machines that lack
-    their devices. If machines were lost and
+    culprit: id of the run that caused the end or was running; empty if there is none.
+    interrupted: True if the provider took a machine away.
+    nodes: the lost machines, or the machines that lack their devices. If machines were lost and
         `nodes` is empty, the launch ends.
     """
 
@@ -49,8 +49,9 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
     """Find the machine and run that made an attempt fail, and return the attempt's end.
 
     The exit codes of the workers show which machine failed first. The result has the reason and the
-    run that this machine reported. finished: the reports of the machines, as `Mailbox.finished`
-    returns them. under_way: id of the run to blame if the machine names no run in `planned`.
+    run that this machine reported.
+    finished: the reports of the machines, as `Mailbox.finished` returns them.
+    under_way: id of the run to blame if the machine names no run in `planned`.
     planned: ids of the attempt's runs.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]

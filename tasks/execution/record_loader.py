@@ -183,8 +183,10 @@ class WireRecord(_Wire):
 class Collected:
     """The result of loading the files of launches.
 
-    new: number of rows that the warehouse did not have. by_status: number of all rows by status.
-    usd: dollars of the launches. notes: messages for the user.
+    new: number of rows that the warehouse did not have.
+    by_status: number of all rows by status.
+    usd: dollars of the launches.
+    notes: messages for the user.
     """
 
     new: int = 0

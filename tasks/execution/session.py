@@ -35,9 +35,9 @@ LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to ide
 class Session:
     """Runs one job on one acquired cluster until all runs are recorded or time is up.
 
-    served: the result of the launch, which the session fills in. stop_at: when to stop, on the
-    clock of `laps`. If the acquired machines cost more than the requested machines, the session
-    stops earlier, so that it spends the same dollars.
+    served: the result of the launch, which the session fills in.
+    stop_at: when to stop, on the clock of `laps`. If the acquired machines cost more than the
+    requested machines, the session stops earlier, so that it spends the same dollars.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class Session:
     ) -> RemainingWork:
         """Return the runs that remain: `items` of this attempt, then those of later attempts.
 
-        under_way_s: seconds that the first run still needs. host: the node with the rendezvous
-        store of torchrun; None between attempts.
+        under_way_s: seconds that the first run still needs.
+        host: the node with the rendezvous store of torchrun; None between attempts.
         """
         if self.replaced >= MOST_REPLACEMENTS:
             self.no_replacement = f"{MOST_REPLACEMENTS} machines were replaced already"
