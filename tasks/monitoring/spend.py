@@ -15,8 +15,8 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
 
     by: one of BY, such as "workload". days: days in UTC; None means all leases. The runs of a lease
     share its dollars equally. `usd` is None if a price is unknown. `held` has the leases that have
-    not ended. `unreadable` has a sentence for each lease that cannot be read. Raises
-    WarehouseMissing if nothing was ever measured.
+    not ended. `unreadable` has a sentence for each lease that cannot be read.
+    Raises WarehouseMissing if nothing was ever measured.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     since = datetime.min if days is None else now - timedelta(days=days)
