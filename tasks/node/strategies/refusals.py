@@ -1,4 +1,4 @@
-"""Refuses setups that a strategy cannot train: each function raises ValueError with the reason."""
+"""Refuse setups that a strategy cannot train. Each function raises ValueError with the reason."""
 
 from collections.abc import Sequence
 
@@ -30,9 +30,7 @@ def shares_out(name: str) -> bool:
 
 
 def refuse(name: str, switches: str, device: torch.device, machines: Sequence[int]) -> None:
-    """Refuse an unknown strategy, or a strategy that does not support the given conditions.
-
-    The conditions are the switches, the device and the machines.
+    """Raise ValueError if the strategy is unknown or does not support the other arguments.
 
     `machines` lists the number of devices of each machine.
     """
@@ -52,7 +50,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
 
 
 def _fits(name: str, machines: Sequence[int]) -> bool:
-    """Return True if the strategy can run on `machines`, the number of devices of each machine."""
+    """Return True if the strategy can run on machines with these numbers of devices."""
     ranks = sum(machines)
     if name in TENSOR:
         return shape_of(name, ranks) is not None
@@ -66,7 +64,7 @@ def _fits(name: str, machines: Sequence[int]) -> bool:
 
 
 def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
-    """Refuse gradient scaling or unequal batches if the strategy does not support them.
+    """Raise ValueError if the strategy does not support loss scaling or unequal batches.
 
     `batches` lists the batch per device of each machine.
     """
@@ -77,7 +75,7 @@ def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
 
 
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
-    """Refuse a model that tensor parallelism or `tables` cannot divide among the devices.
+    """Raise ValueError if tensor parallelism or `tables` cannot divide the model among devices.
 
     `machines` lists the number of devices of each machine.
     """
@@ -106,7 +104,7 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
 
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose update of a weight may depend on other weights."""
+    """Raise ValueError if the optimizer's update of a weight may depend on other weights."""
     kind = type(optimizer)
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
