@@ -1,11 +1,14 @@
 """List all known AWS error codes, and what each kind of code means for a launch.
 
-capacity     no machines at the moment; another market may have some throttled    AWS asks for fewer
-requests; boto3 has retried already unsure       no clear response came; AWS may have carried out
-the request gone         the resource does not exist, or does not exist yet there        the
-resource to create exists already busy         the resource to delete is still in use denied
-IAM does not allow the action credentials  AWS does not accept the credentials final        every
-other code
+capacity     no machines at the moment; another market may have some
+throttled    AWS asks for fewer requests; boto3 has retried already
+unsure       no clear response came; AWS may have carried out the request
+gone         the resource does not exist, or does not exist yet
+there        the resource to create exists already
+busy         the resource to delete is still in use
+denied       IAM does not allow the action
+credentials  AWS does not accept the credentials
+final        every other code
 """
 
 from ..base import ProviderError

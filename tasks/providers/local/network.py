@@ -110,9 +110,9 @@ class HostNetwork:
     ) -> Host:
         """Start a host that waits for `go` and then runs `command`.
 
-        mark: a `HostMark` as text, which becomes part of the command line. prefix: number of
-        network bits of the address. Raises ProviderError if the host cannot be started or connected
-        to the bridge.
+        mark: a `HostMark` as text, which becomes part of the command line.
+        prefix: number of network bits of the address.
+        Raises ProviderError if the host cannot be started or connected to the bridge.
         """
         if self.switch is None:
             agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", mark, *command)
