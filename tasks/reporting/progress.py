@@ -34,8 +34,8 @@ class Reporter:
     def watch(self, what: str, done: int, usd: float | None) -> None:
         """Show the progress of the measurements on a terminal.
 
-        what: the current step. done: number of finished runs. usd: dollars so far; None if a price
-        is unknown.
+        what: the current step. done: number of finished runs.
+        usd: dollars so far; None if a price is unknown.
         """
         if sys.stderr.isatty():
             spent = "price unknown" if usd is None else f"${usd:.4f}"
@@ -92,8 +92,10 @@ _CHOICES = ("choice", "goal")
 def announce(event: str, about: str, said: str, **more: Any) -> None:
     """Send an event to Prefect.
 
-    event: name of the event. about: the resource, such as `recommendation.ec2.vit.cheapest`. said:
-    the sentence that notifications print. more: other values of the event's payload.
+    event: name of the event.
+    about: the resource, such as `recommendation.ec2.vit.cheapest`.
+    said: the sentence that notifications print.
+    more: other values of the event's payload.
     """
     from prefect.events import emit_event
 

@@ -41,9 +41,9 @@ _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, Row]) -> str:
     """Return the page as HTML.
 
-    frames: the result of `warehouse.reads.reported`. sources: a row for every provider with
-    published recommendations. `illustrative` is True if its prices are not real. `refresh` is the
-    command that refreshes its recommendations.
+    frames: the result of `warehouse.reads.reported`.
+    sources: a row for every provider with published recommendations. `illustrative` is True if its
+    prices are not real. `refresh` is the command that refreshes its recommendations.
     """
     rows = {name: _rows(frame) for name, frame in frames.items()}
     recommended = rows["recommendations"]

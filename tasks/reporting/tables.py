@@ -173,8 +173,8 @@ def print_recommendations(
 ) -> None:
     """Print each workload's goals with their first choices, alternatives and reasons.
 
-    rows: rows of the published table, or of `recommend`. illustrative: providers whose prices are
-    not real. Other prices are printed with their age.
+    rows: rows of the published table, or of `recommend`.
+    illustrative: providers whose prices are not real. Other prices are printed with their age.
     """
     for provider in {row["provider"] for row in rows} & set(illustrative):
         _print(f"provider {provider}: prices are illustrative", style="italic")
