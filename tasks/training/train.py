@@ -42,8 +42,9 @@ def challenge(
 ) -> Challenger | None:
     """Fit a new model, score it on held-out groups, and compare it with the model in use.
 
-    frames: the result of `warehouse.reads.training_frames`. each: a function like `map`, which may
-    run the fits of the held-out groups in parallel. Returns None if there is no run to fit.
+    frames: the result of `warehouse.reads.training_frames`.
+    each: a function like `map`, which may run the fits of the held-out groups in parallel.
+    Returns None if there is no run to fit.
     """
     data = at_nominal_speed(TrainingData(**frames))
     if not len(data.runs):
