@@ -9,8 +9,8 @@ from .settings import Settings
 def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Warehouse:
     """Return the warehouse without connecting to it.
 
-    The warehouse is shared if the section [shared] of srift.toml names a host. wait_s: most seconds
-    to wait for other users of the warehouse; None means the default.
+    The warehouse is shared if the section [shared] of srift.toml names a host.
+    wait_s: most seconds to wait for other users of the warehouse; None means the default.
     """
     path, shared = settings.home / "warehouse.duckdb", settings.shared
     if not shared.host:

@@ -36,10 +36,10 @@ class SourceRefused(Exception):
 class Source:
     """The files of a workload's code.
 
-    files: the path on this machine of each file, by its name on the training machine. entry: the
-    file with the function. module: its dotted name; empty for a single file. requirements: the
-    requirements file; empty if there is none. left_out: symbolic links that are not sent to
-    machines.
+    files: the path on this machine of each file, by its name on the training machine.
+    entry: the file with the function. module: its dotted name; empty for a single file.
+    requirements: the requirements file; empty if there is none.
+    left_out: symbolic links that are not sent to machines.
     """
 
     files: Mapping[str, Path]

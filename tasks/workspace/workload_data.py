@@ -38,8 +38,8 @@ class Address:
 class WorkloadData:
     """The location of a workload's data, a folder or an S3 address, with a digest.
 
-    text: the setting in srift.toml. digest: covers the text and, for a folder, the names and sizes
-    of its files.
+    text: the setting in srift.toml.
+    digest: covers the text and, for a folder, the names and sizes of its files.
     """
 
     text: str
