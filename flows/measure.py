@@ -82,7 +82,9 @@ def measure_named(
         refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
-            raise ProviderError(f"the requirements of {wish.workload} cannot be installed")
+            raise ProviderError(
+                f"the requirements of {wish.workload} cannot be installed; see the reason above"
+            )
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))
         launches = launches_for(case, wish)

@@ -39,7 +39,7 @@ def publish(provider: str, refresh_id: str) -> int:
     announce_changes(provider, changes)
     choices = sum(change["change"] == "choice" for change in changes)
     reporter().say(
-        f"published {len(rows)} rows, {choices} choices changed,"
-        f" {len(changes) - choices} other changes: {workspace.published}"
+        f"published {len(rows)} rows: {choices} first choices changed,"
+        f" {len(changes) - choices} other changes. Files: {workspace.published}"
     )
     return len(rows)

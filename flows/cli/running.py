@@ -73,7 +73,7 @@ def measure(
         outcome = measure_named(wish, provider, max_usd)
     show(as_json, outcome, lambda found: print_measured(found, provider))
     if not any(row["measured"] for row in outcome["runs"]):
-        raise ProviderError("nothing was measured")
+        raise ProviderError("nothing was measured: the output has the reason for each run")
 
 
 def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: Any) -> None:
