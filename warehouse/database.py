@@ -165,7 +165,9 @@ class Warehouse:
             fsync(partial)
             os.replace(partial, self.backup)
         except OSError as error:
-            raise DiskFull(f"the backup {self.backup} failed: {error.strerror}") from error
+            raise DiskFull(
+                f"the backup {self.backup} cannot be written: {error.strerror}"
+            ) from error
         finally:
             partial.unlink(missing_ok=True)
         return self.backup
@@ -177,7 +179,7 @@ class Warehouse:
         """
         if not self.backup.exists():
             raise WarehouseMissing(
-                f"there is no {self.backup}: move {self.path} away and run `srift refresh`"
+                f"there is no backup {self.backup}: move {self.path} away and run `srift refresh`"
             )
         damaged = self.path.with_name(f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}-{self.path.name}")
         with self._alone():
