@@ -51,7 +51,9 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
         if failure.exists():
             raise DataMissing(failure.read_text())
     if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
-        raise DataMissing(f"its data folder {folder} is gone or cannot be read: refresh again")
+        raise DataMissing(
+            f"the workload's data folder {folder} is gone or cannot be read: refresh again"
+        )
     return str(folder)
 
 

@@ -121,7 +121,7 @@ def build(
             f"no function {workload.function!r} in the file of workload {workload.name!r}"
         )
     if workload.data.startswith(S3):
-        raise DataMissing(f"its data, {workload.data}, are not on this machine")
+        raise DataMissing(f"the workload's data {workload.data} are not on this machine")
     data = {"data": workload.data} if workload.data else {}
     with _CPU if shared else device:
         parts = function(**workload.arguments, **data)

@@ -66,11 +66,13 @@ class Loader:
         self._processes: list[BaseProcess] = []
         if type(given).__iter__ is not DataLoader.__iter__:
             raise LoaderError(
-                f"its loader, {type(given).__name__}, has its own __iter__."
+                f"the workload's loader {type(given).__name__} overrides __iter__."
                 " Return a torch.utils.data.DataLoader"
             )
         if given.batch_size is None:
-            raise LoaderError("its loader has no batch_size. Give its DataLoader a batch_size")
+            raise LoaderError(
+                "the workload's loader has no batch_size. Give its DataLoader a batch_size"
+            )
 
     def __call__(self, batch: int) -> tuple[Any, Any]:
         """Return the inputs and the target of `batch` samples.
@@ -85,10 +87,12 @@ class Loader:
             self._start()
             made = next(self._iterator, None)  # type: ignore[arg-type]
         if made is None:
-            raise LoaderError(f"its loader ends before any worker has {batch} samples")
+            raise LoaderError(f"the workload's loader ended before a worker had {batch} samples")
         inputs, target = made
         if batch not in sizes(inputs) & sizes(target):
-            raise LoaderError(f"inputs or target of its loader do not have {batch} samples")
+            raise LoaderError(
+                f"inputs or target of the workload's loader do not have {batch} samples"
+            )
         return inputs, target
 
     def as_in_later_epochs(self) -> None:
@@ -152,7 +156,7 @@ class Loader:
             samples = len(dataset)  # type: ignore[arg-type]
             if samples < batch:
                 few = f"has {samples} samples, fewer than a batch of {batch}"
-                raise LoaderError(f"the dataset of its loader {few}")
+                raise LoaderError(f"the dataset of the workload's loader {few}")
             options["sampler"] = _Draws(self._places or range(samples), self._generator())
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
 

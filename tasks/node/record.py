@@ -248,7 +248,8 @@ class RankLayout:
                     devices[node] = max(devices[node], used)
                 elif node in item.needs:
                     raise ValueError(
-                        f"{item.run_id} needs node {node}, which takes no part in the attempt"
+                        f"run {item.run_id} needs node {node}, which does not take part"
+                        " in the attempt"
                     )
         return cls(devices=devices)
 

@@ -269,7 +269,9 @@ def train(
     first_losses, last_losses, peaks = zip(*by_rank, strict=True)
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
     if not all(map(math.isfinite, losses.values())):
-        raise NotMeasured(f"the loss goes from {losses['first_loss']} to {losses['last_loss']}")
+        raise NotMeasured(
+            f"training diverged: the loss goes from {losses['first_loss']} to {losses['last_loss']}"
+        )
     workers = {} if loader is None else {"loader_workers": loader.workers}
     return {
         "step_s": step_s,

@@ -66,10 +66,12 @@ class Fetcher:
         sizes = {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
         keys = files_of(sizes, prefix)
         if not keys:
-            raise ValueError("there are no objects")
+            raise ValueError("the S3 address has no objects")
         lacking = sum(sizes.values()) + KEPT_FREE_BYTES - shutil.disk_usage(self.mailbox).free
         if lacking > 0:
-            raise ValueError(f"raise [ec2] volume_gib by at least {-(-lacking // 2**30)}")
+            raise ValueError(
+                f"the disk is too small: raise [ec2] volume_gib by at least {-(-lacking // 2**30)}"
+            )
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")
         config = TransferConfig(max_request_concurrency=16)

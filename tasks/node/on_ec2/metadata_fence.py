@@ -37,7 +37,7 @@ def account(name: str) -> pwd.struct_passwd:
     """Return the user called `name`. Raises KeyError if there is none, and OSError for root."""
     found = pwd.getpwnam(name)
     if found.pw_uid == 0:
-        raise OSError(f"{name} is root, whom no rule can block from the metadata service")
+        raise OSError(f"{name} is root, and no rule can block root from the metadata service")
     return found
 
 
