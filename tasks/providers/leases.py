@@ -239,7 +239,9 @@ class LeaseFolder(Generic[L]):
         """Delete an ended lease. Raises ProviderError if it has not ended or is unreadable."""
         lease = self.read(lease_id)
         if lease is not None and lease.ended_at is None:
-            raise ProviderError(f"lease {lease_id} is still held. Run `srift reap` to end it first")
+            raise ProviderError(
+                f"lease {lease_id} is still held. Run `srift reap` to end its machines first"
+            )
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> str:

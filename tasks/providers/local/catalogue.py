@@ -130,7 +130,7 @@ class LocalMachine:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
                 f"{wanted or taken:g} cores wanted, {most_cores():g} available; hosts of {held} are"
-                " running. `srift reap` ends hosts without a controller."
+                " running. `srift reap` ends hosts whose controller died."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(

@@ -176,7 +176,7 @@ class LocalCluster(RunningCluster):
             for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
                 self._machine.shares.settle(self._name(index), cores, usable)
         except OSError as error:
-            raise ProviderError(f"the CPU shares cannot be set: {error}") from error
+            raise ProviderError(f"the CPU quotas cannot be set: {error}") from error
 
     def _state(self, index: int) -> NodeState:
         """Return the state of host `index`."""

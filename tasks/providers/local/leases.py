@@ -48,7 +48,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
             removed = shares.remove(f"{self.prefix}{lease_id}-")
         except OSError as error:
             raise ProviderError(
-                f"lease {lease_id}: {error.filename} is still busy; run `srift reap` again"
+                f"lease {lease_id}: cgroup {error.filename} is still in use; run `srift reap` again"
             ) from error
         return len(killed), removed
 

@@ -145,7 +145,7 @@ class HostNetwork:
         done = _shell(enter)
         if done.returncode != 0:
             raise ProviderError(
-                f"the hosts could not be joined: {done.stderr.strip() or done.returncode}"
+                f"the hosts could not be connected: {done.stderr.strip() or done.returncode}"
             )
 
     def close(self) -> None:
