@@ -104,9 +104,7 @@ def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
     if market != "spot" or "spot" in known:
         return list(offers)
-    reporter().say(
-        "no spot price is known: this dry run uses on-demand prices, which bound spot prices"
-    )
+    reporter().say("no spot price is known: this dry run uses on-demand prices as upper bounds")
     listed = [offer for offer in offers if offer.market == "on-demand"]
     return [*listed, *(replace(one, market="spot", zone=f"{one.region}a") for one in listed)]
 

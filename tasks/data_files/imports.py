@@ -222,7 +222,9 @@ def _judge(
     ]
     problems = sentences(path, implausible(connection, peaks, workloads))
     if problems:
-        raise ImportRefused(path, ["--force loads these rows, if they are right", *problems])
+        raise ImportRefused(
+            path, ["these rows look wrong. If they are right, load them with --force", *problems]
+        )
 
 
 def load_public(workspace: Workspace, now: datetime) -> int:

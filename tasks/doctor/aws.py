@@ -150,7 +150,9 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
         if error.code not in ("NoSuchEntity", *DENIED):
             raise
         fix = f"aws iam create-service-linked-role --aws-service-name {SERVICE_ROLES[role]}"
-        raise Wrong(f"not found: run `{fix}`. If the role exists, allow iam:GetRole") from None
+        raise Wrong(
+            f"role {role} not found: run `{fix}`. If the role exists, allow iam:GetRole"
+        ) from None
     return "exists"
 
 

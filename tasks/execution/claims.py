@@ -64,7 +64,7 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
             file.unlink(missing_ok=True)
     except Exception as error:  # measurements must not be lost because a claim stays open
         reporter().say(
-            f"note: this home's claim on the monthly budget stays until `srift reap` runs: {error}"
+            f"note: this home's reserved dollars stay reserved until `srift reap` runs: {error}"
         )
 
 

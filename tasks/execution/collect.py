@@ -125,6 +125,6 @@ def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:
         raise ProviderError(
-            f"nothing was bought: the reaper has not checked {', '.join(regions)} within the last"
+            f"nothing was bought: {', '.join(regions)} had no search for old machines in the last"
             f" hour. Run `srift reap --provider {workspace.provider.name}`, then try again"
         )

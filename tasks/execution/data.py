@@ -125,7 +125,7 @@ class DataCarrier:
         if isinstance(data.source, Path):
             files = files_below(data.source)
             if digest_of_data(data.text, files) != data.digest:
-                raise BadData("its files changed after the refresh began: refresh again")
+                raise BadData("the data files changed after the refresh began: refresh again")
             if local:
                 return DataPlan(name=name, place=str(data.source), files=files)
             return DataPlan(name=name, place=str(self._uploaded(data)), files=files, move="upload")
@@ -151,11 +151,13 @@ class DataCarrier:
         """
         listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         if len(listed) > MOST_FILES:
-            raise BadData(f"it holds more than {MOST_FILES} objects: pack them into archives")
+            raise BadData(
+                f"{address} holds more than {MOST_FILES} objects: pack them into archives"
+            )
         sizes = {stored["Key"]: stored["Size"] for stored in listed}
         keys = files_of(sizes, address.prefix)
         if not keys:
-            raise BadData(f"it holds no object: `aws s3 ls {address}` shows what is there")
+            raise BadData(f"{address} holds no object: `aws s3 ls {address}` shows what is there")
         return {name: sizes[key] for name, key in keys.items()}
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
@@ -164,7 +166,7 @@ class DataCarrier:
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"it holds {said_bytes(size)}, and {home} has no room for it:"
+                f"the data have {said_bytes(size)}, and {home} has no room for them:"
                 f" run `aws s3 sync {address} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
 

@@ -40,7 +40,7 @@ class _Pairs(BaseModel):
         latency_s, byte_s = np.array(self.latency_s), np.array(self.byte_s)  # raises if ragged
         shape = (len(self.sharing), len(nodes), len(nodes))
         if self.nodes != list(nodes) or not latency_s.shape == byte_s.shape == shape:
-            raise ValueError("other nodes were measured")
+            raise ValueError("the links of other nodes were measured")
         between = ~np.eye(len(nodes), dtype=bool)
         if min(latency_s[:, between].min(), byte_s[:, between].min()) <= 0:
             raise ValueError("some measured times are not positive")

@@ -144,7 +144,9 @@ def _client(home: Path) -> Iterator[MlflowClient]:
             yield mlflow.MlflowClient(uri, uri)
         except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
             why = disk_trouble(error) or str(error).partition("\n")[0]
-            raise RegistryError(f"the model registry failed, the champion stays: {why}") from error
+            raise RegistryError(
+                f"the model registry failed, and the model in use stays: {why}"
+            ) from error
 
 
 def log_challenger(
@@ -236,7 +238,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         scores = pd.read_json(folder / "artifacts" / "scoreboard.json", dtype=False)
     except (OSError, ValueError, KeyError) as error:
         raise RegistryError(
-            f"version {number} of {name} cannot be read: {error}. Artifacts have absolute paths:"
+            f"model {name} version {number} is unreadable: {error}. Artifacts have absolute paths:"
             " move SRIFT_HOME back, or delete its mlflow.db and run `srift refresh`"
         ) from error
     return Champion(version=number, model=model, scoreboard=scores)

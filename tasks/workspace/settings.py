@@ -160,7 +160,7 @@ class WorkloadSettings(_Section):
     def _allowed(cls, env: dict[str, str]) -> dict[str, str]:
         for name in env:
             if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"{name!r} is not the name of a variable")
+                raise ValueError(f"{name!r} is not a valid name of an environment variable")
             if any(fnmatchcase(name, pattern) for pattern in _RESERVED.split()):
                 raise ValueError(f"{name} is reserved: Srift, torchrun or the machine sets it")
         return env
