@@ -58,13 +58,13 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadValues:
-    """The values of runs of one workload.
+    """The values of runs of one workload: how much better a run makes the choices of setups.
 
     Attributes:
         questions: the goals of the workload with the setups that may be chosen.
         belief: the joint normal distribution of the log step times of n setups.
         places: the position of each run's setup in `belief` and `regret`.
-        regret: (n,) by how much a run of each setup is expected to lower the regret of the choices.
+        regret: (n,) the expected loss from wrong choices that a run of each setup would avoid.
     """
 
     questions: Sequence[OpenChoice]
@@ -73,9 +73,9 @@ class WorkloadValues:
     regret: Floats
 
     def saves(self, run: PlannedRun) -> float:
-        """Return by how much `run` lowers the expected regret, in addition to the planned runs.
+        """Return the expected loss from wrong choices that `run` would avoid.
 
-        The result is 0 if `run` is not in `places`.
+        Planned runs are taken into account. The result is 0 if `run` is not in `places`.
         """
         return float(self.regret[self.places[run]]) if run in self.places else 0.0
 
@@ -168,7 +168,7 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, devices, new)
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return by how much `run` is expected to lower the regret of choices.
+        """Return the expected loss from wrong choices that `run` would avoid.
 
         Returns None if the model cannot predict the run.
         """

@@ -73,9 +73,10 @@ class Belief:
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> Floats:
-        """Return an (n, places) array: the change of each of the n means by a run at each place.
+        """Return an (n, places) array: by how much a run at each place changes each of n means.
 
-        The measured value is assumed to be one standard deviation above its mean.
+        The means are those of log step times. The measured value is assumed to be one standard
+        deviation above its mean.
         """
         return np.asarray(self.covariance[:, places] / self.outcome_sd[places])
 

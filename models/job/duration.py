@@ -150,10 +150,11 @@ def drawn_hours(
     """Return a (clusters, draws) array: drawn hours of jobs.
 
     `work_hours` (clusters, draws) are drawn hours of training steps. `expected_work_hours`
-    (clusters,) is their expectation. Start-up, checkpoints and interruptions are drawn here. The
-    number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1. The
-    first has the variance `doubt`. The second has the variance `bunching`, which is smaller for
-    long jobs.
+    (clusters,) is their expectation. Start-up, checkpoints and interruptions are drawn here.
+
+    The number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1,
+    for the uncertainty of the estimated rate and for bunches of interruptions. Their variances are
+    `doubt` and `bunching` of `conditions`; `bunching` is reduced for long jobs.
 
     All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """

@@ -129,7 +129,7 @@ class Mirror:
         return found
 
     def _fetch(self, stored: Answer, path: Path) -> bool:
-        """Download an upload to `path`. Return False if the next round must try again."""
+        """Download an upload to `path`. Return False if the download must be tried again later."""
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
             _appear(_free_path(path, stored["Key"], content), content, written)
