@@ -1,7 +1,7 @@
 """Install Prefect automations that notify: `automations.py --notify slack-webhook/oncall`.
 
-They notify if a nightly refresh does not complete for 26 hours, a promotion is refused, the model
-drifts on new runs, or 80 % of a month's dollars are spent or held.
+A notification is sent if no nightly refresh completes for 26 hours, if a new model is not promoted,
+if the model's predictions drift on new runs, or if 80 % of a month's dollars are spent or reserved.
 
 `--notify` names a notification block of the Prefect server as `type/name` (`prefect block ls`).
 """
@@ -53,7 +53,7 @@ def without_heartbeat() -> AutomationCore:
 def overdue(block: Any, deployment: str) -> AutomationCore:
     """Return an automation that notifies if `deployment` does not complete within OVERDUE.
 
-    block: id of the notification block.
+    block: id of the Prefect notification block that sends the message.
     """
     body = f"{deployment} did not complete within {OVERDUE}; `srift status` says more."
     return AutomationCore(
@@ -77,7 +77,10 @@ def _notify(block: Any, subject: str, body: str) -> SendNotification:
 
 
 def announced(block: Any, event: str, subject: str) -> AutomationCore:
-    """Return an automation that notifies with `subject` if the flows send `event`."""
+    """Return an automation that sends a notification when a flow emits `event`.
+
+    block: id of the Prefect notification block. subject: the subject of the notification.
+    """
     return AutomationCore(
         name=f"srift: {event.removeprefix('srift.')}",
         trigger=EventTrigger(
@@ -102,8 +105,8 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
     """Install the automations that notify, and return their names.
 
-    A refresh without an active schedule gets no alarm. Raises ObjectNotFound if the block `notify`
-    does not exist.
+    notify: the notification block as `type/name`. If the refresh has no active schedule, the alarm
+    for overdue refreshes is not installed. Raises ObjectNotFound if the block does not exist.
     """
     kind, _, name = notify.partition("/")
     block = client.read_block_document_by_name(name=name, block_type_slug=kind).id

@@ -13,7 +13,7 @@ GRACE_S = 30.0  # time for a run to release its machines and load its records
 
 
 class UpError(Exception):
-    """`make up` cannot start or continue. The message names the fix or shows the log."""
+    """`make up` cannot start or continue. The message tells the fix or shows the end of a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class Child:
 
     @classmethod
     def start(cls, name: str, line: Sequence[str], *, env: Mapping[str, str], log: Path) -> Self:
-        """Start the command `line`.
+        """Start the command `line`, and append its output to the file `log`.
 
-        The process ends when this script ends. It does not receive the terminal's Ctrl-C.
+        The process ends when this script ends. Ctrl-C in the terminal does not reach the process.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
@@ -50,10 +50,10 @@ class Child:
             raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
 
     def end(self) -> int:
-        """Terminate the process and its flow runs, and kill those that remain after GRACE_S.
+        """Terminate the process and its flow runs; kill all that remain after GRACE_S seconds.
 
-        Returns the number of descendant processes that had to be killed. Flow runs are terminated
-        too, because they have separate process groups and a worker waits for them.
+        Returns the number of descendant processes that had to be killed. A worker waits for its
+        flow runs, and they have separate process groups. Therefore they are terminated too.
         """
         try:
             first = psutil.Process(self.process.pid)

@@ -1,6 +1,6 @@
-"""Refuse requests from other origins before MLflow's basic authentication.
+"""Refuse requests from other web pages before MLflow's basic authentication.
 
-MLflow's authentication alone trusts every page of localhost.
+MLflow's authentication alone accepts requests from every page that is served on localhost.
 """
 
 from typing import Any
@@ -10,9 +10,9 @@ from mlflow.server.auth import authenticate_request_basic_auth
 
 
 def authenticate() -> Any:
-    """Return 403 for a request from another origin, else the result of MLflow's authentication.
+    """Return 403 for a request from another web page, else the result of MLflow's authentication.
 
-    A browser would send such a request with the operator's password. The response is empty,
+    The browser would add the operator's password to such a request. The response has no body,
     because MLflow lets every page of localhost read responses.
     """
     origin = request.headers.get("Origin")

@@ -1,6 +1,7 @@
-"""Run Prefect, MLflow and a worker on loopback, to serve the schedule of prefect.yaml: `make up`.
+"""Run the Prefect server, the MLflow server and a Prefect worker on this machine: `make up`.
 
-All state is in SRIFT_HOME. Both servers require the credential that is stored there.
+The worker runs the schedule of prefect.yaml. All state is in SRIFT_HOME. Both servers listen on
+loopback and require the password that is stored in SRIFT_HOME.
 """
 
 import argparse
@@ -48,8 +49,8 @@ say = partial(print, flush=True)
 class Service:
     """The processes of `make up`.
 
-    credential: user and password of both servers. It is passed in the environment, because other
-    users can read command lines.
+    credential: user and password of both servers. They are passed in environment variables, because
+    other users of this machine can read command lines.
     """
 
     def __init__(self, settings: Settings, **ports: int) -> None:
@@ -79,7 +80,7 @@ class Service:
     def spawn(self, name: str, *line: str, **env: str) -> Child:
         """Start a program of this Python environment.
 
-        line: the program and its arguments. env: further environment variables.
+        line: the program and its arguments. env: additional environment variables.
         """
         program, *words = line
         log = self.home / "logs" / f"{name}.log"
@@ -159,7 +160,8 @@ class Service:
 def settle(client: SyncPrefectClient) -> None:
     """Cancel runs that were due while no worker ran, and mark interrupted runs as crashed.
 
-    Otherwise the worker would start every missed refresh now, each with its full dollar cap.
+    Without this, the worker would start every missed refresh at once, each with its full dollar
+    cap.
     """
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
     missed = _in_state("SCHEDULED", expected_start_time={"before_": datetime.now(UTC)})
@@ -177,7 +179,7 @@ def _in_state(*types: str, **more: Any) -> FlowRunFilter:
 
 @contextmanager
 def serving(service: Service, prefect_file: Path) -> Iterator[None]:
-    """Start the servers and the worker. End them after the block in reverse order.
+    """Start the servers and the worker, run the block, and end them in reverse order.
 
     Raises UpError if a process does not start.
     """
@@ -201,7 +203,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[None]:
 
 
 def main(words: list[str]) -> int:
-    """Serve until a signal. Returns 0 after a signal, 1 after a failure, 2 after a usage error."""
+    """Serve until a signal arrives. Returns 0 after a signal, 1 on failure, 2 for wrong options."""
     parser = argparse.ArgumentParser(prog="make up", description=__doc__)
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N")
     parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N")

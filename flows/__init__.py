@@ -1,4 +1,4 @@
-"""Run the steps of Srift as Prefect flows. The flows call `tasks` and hold no logic."""
+"""Define the Prefect flows and the command line. They call `tasks` and contain no logic."""
 
 import os
 

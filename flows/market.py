@@ -1,4 +1,4 @@
-"""Store current instance types and prices. The scheduled flow also publishes a new table."""
+"""Store the current instance types and prices. The scheduled flow also publishes a new table."""
 
 from datetime import UTC, datetime
 
@@ -15,9 +15,9 @@ take_offers = task(retries=2, retry_delay_seconds=10)(snapshot_offers)
 
 @flow(name="market", log_prints=True)
 def market(provider: str = "local", refresh_id: str | None = None, republish: bool = True) -> str:
-    """Store the current offers and return a summary.
+    """Store the current instance types and prices, and return a summary as a sentence.
 
-    republish: also publish a table with the new prices.
+    republish: also publish a table of recommendations with the new prices.
     """
     now = datetime.now(UTC)
     workspace = open_workspace(provider)

@@ -1,4 +1,4 @@
-"""Measure under a dollar cap: buy one launch after another and load its records."""
+"""Measure under a dollar cap: rent a cluster, load its measurements, choose the next cluster."""
 
 import time
 from collections.abc import Iterable
@@ -39,11 +39,11 @@ load = task(collect_launch)
 def measure(
     refresh_id: str, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Buy the most valuable launches within the campaign's caps.
+    """Rent clusters and measure on them, the most informative first, until a cap is reached.
 
     max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
-    Returns the number of launches, the number of rows of each status, the dollars, and the seconds
-    of each phase.
+    Returns the number of launches, the number of measurement rows by status, the dollars, and the
+    seconds of each phase.
     """
     workspace = open_workspace(provider)
     if max_usd != 0:
@@ -59,12 +59,12 @@ def measure(
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Measure a workload on named clusters, or measure its pilots, under the caps of a refresh.
+    """Measure a workload on the clusters that `wish` names. Publishes nothing.
 
-    wish: the workload, and the clusters or the number of pilots. Publishes nothing.
-    Returns the refresh id, `runs` with predicted and measured values, and `spent` with their cost.
-    Raises SettingsError if a name is unknown, Busy if a refresh runs, and ProviderError if the
-    requirements of the workload cannot be installed.
+    If `wish` names no clusters, the workload is measured on its most informative clusters. The
+    dollar and time caps of a refresh apply. Returns the refresh id, `runs` with predicted and
+    measured values, and `spent` with their cost. Raises SettingsError if a name is unknown, Busy if
+    a refresh runs, and ProviderError if the requirements of the workload cannot be installed.
     """
     refuse_to_spend(provider, max_usd)
     if max_usd == 0:
@@ -82,7 +82,9 @@ def measure_named(
         refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
-            raise ProviderError(f"the requirements of {wish.workload} cannot be installed")
+            raise ProviderError(
+                f"the requirements of {wish.workload} cannot be installed; see the reason above"
+            )
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))
         launches = launches_for(case, wish)
@@ -95,10 +97,10 @@ def measure_named(
 def _serve(
     workspace: Workspace, launches: Iterable[PlannedLaunch], tally: Tally
 ) -> list[tuple[PlannedLaunch, Served]]:
-    """Run the launches one after another, and return each launch with its result.
+    """Run the launches one after another, and return (launch, result) pairs.
 
-    The records of a launch are loaded before the next launch is chosen, because the choice depends
-    on them.
+    `launches` is lazy: its next launch depends on the measurements of earlier launches. The
+    measurements of each launch are therefore loaded before the next launch is requested.
     """
     made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
     if tally.cap_usd and (warning := outdating(workspace)):

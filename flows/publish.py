@@ -21,9 +21,9 @@ export = task(export_copies)
 
 @flow(name="publish", log_prints=True)
 def publish(provider: str, refresh_id: str) -> int:
-    """Publish a new table and return its number of rows.
+    """Choose clusters for every workload and goal, and publish the table. Returns its row count.
 
-    Raises PublicationRefused if a check fails. The old table then stays.
+    Raises PublicationRefused if a check fails. The previous table then stays published.
     """
     workspace = with_public_workloads(open_workspace(provider))
     champion = load_champion(workspace.home, provider)
@@ -39,7 +39,7 @@ def publish(provider: str, refresh_id: str) -> int:
     announce_changes(provider, changes)
     choices = sum(change["change"] == "choice" for change in changes)
     reporter().say(
-        f"published {len(rows)} rows, {choices} choices changed,"
-        f" {len(changes) - choices} other changes: {workspace.published}"
+        f"published {len(rows)} rows: {choices} first choices changed,"
+        f" {len(changes) - choices} other changes. Files: {workspace.published}"
     )
     return len(rows)

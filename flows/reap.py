@@ -1,4 +1,4 @@
-"""End machines that outlived their deadline or controller, and load their records."""
+"""End machines that outlived their deadline or their controller, and load their measurements."""
 
 from datetime import UTC, datetime
 
@@ -13,9 +13,10 @@ end_overdue = task(end_and_collect)
 
 @flow(name="reap", log_prints=True)
 def reap(provider: str = "local") -> list[str]:
-    """End overdue or orphaned machines, and load their records. Returns one sentence per action.
+    """End overdue or orphaned machines, and load their measurements.
 
-    Raises NotSwept if a region or lease could not be checked, so that the flow run fails visibly.
+    Returns one sentence for each action. Raises NotSwept if a region or a lease could not be
+    checked. The exception makes the flow run fail visibly.
     """
     try:
         sentences = end_overdue(open_workspace(provider), datetime.now(UTC))

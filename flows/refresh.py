@@ -1,4 +1,4 @@
-"""Run market, measure, retrain and publish under one refresh id. This flow has a schedule."""
+"""Run the flows market, measure, retrain and publish in turn. This is the scheduled flow."""
 
 import time
 from datetime import UTC, datetime
@@ -30,12 +30,12 @@ from warehouse.database import DiskFull
 
 @flow(name="refresh", log_prints=True)
 def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any] | State[Any]:
-    """Refresh prices, measurements, model and table.
+    """Update prices, measurements, model and table.
 
     max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
-    Returns the refresh id, the campaign's summary, the promotion decision, the number of published
-    rows and the seconds of each phase. Returns the state Cancelled if another refresh runs in this
-    home.
+    Returns the refresh id, a summary of the measurements, the decision about the new model, the
+    number of published rows, and the seconds of each phase. Returns the Prefect state Cancelled if
+    another refresh runs in this home.
     """
     refuse_to_spend(provider, max_usd)
     workspace = open_workspace(provider)
@@ -49,7 +49,10 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 
 def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
-    """Run the phases of a refresh in order, and store their seconds. The caller holds the lock."""
+    """Run the phases of a refresh in order, and store their seconds.
+
+    The caller must hold the refresh lock.
+    """
     provider = workspace.provider.name
     clock = time.monotonic()
     if max_usd != 0:
@@ -84,7 +87,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 
 
 def _reap(provider: str, max_usd: float | None) -> None:
-    """Run the flow `reap`.
+    """End overdue and orphaned machines with the flow `reap`.
 
     Raises NotSwept if a region or lease could not be checked and the refresh may spend money.
     """

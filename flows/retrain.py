@@ -1,4 +1,4 @@
-"""Judge published promises and drift, then fit a challenger and promote or refuse it."""
+"""Test the model in use on new measurements, fit a new model, and promote it if it is better."""
 
 from datetime import UTC, datetime
 
@@ -21,8 +21,9 @@ register_challenger = task(register)
 
 @flow(name="retrain", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
-    """Judge promises, drift and slow runs, then fit a challenger and promote or refuse it.
+    """Test the model in use on new measurements, fit a new model, and promote it if it is better.
 
+    The tests compare published predictions with measurements, and look for drift and for slow runs.
     Returns a sentence with the promotion decision.
     """
     workspace = open_workspace(provider)

@@ -1,4 +1,4 @@
-"""Map a function over values as Prefect tasks, on threads or on the Dask cluster of srift.toml."""
+"""Run the calls of a `map` as Prefect tasks, on threads or on the Dask cluster of srift.toml."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 
 
 def each_by_task(dask: str) -> Each:
-    """Return a `map` that runs each call as a Prefect task.
+    """Return a function like the built-in `map` that runs each call as a Prefect task.
 
     dask: address of a Dask scheduler; empty to use threads.
     """

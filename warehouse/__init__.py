@@ -1,4 +1,4 @@
-"""Store raw rows in DuckDB, derive views from them with SQL, and publish checked copies.
+"""Store measurements in DuckDB, derive views from them with SQL, and publish checked copies.
 
-raw tables (schema.sql) -> staging views -> marts -> checks -> published copies
+raw tables (schema.sql) -> views in staging/ -> views in marts/ -> checks -> published copies
 """

@@ -39,8 +39,8 @@ def append_records(
 ) -> int:
     """Append the records of runs, and return the number of new rows.
 
-    bodies: records as dictionaries (tasks/node/record.py), with the run's setup under `setup`.
-    A value that does not fit its column is stored as null, because records are not trusted.
+    bodies: records as dictionaries (tasks/node/record.py). The key `setup` has the run's setup. A
+    value that does not fit its column is stored as null, because machines may write wrong records.
     """
     at = in_utc(loaded_at).isoformat()
     stamp = {"refresh_id": refresh_id, "loaded_at": at}
@@ -55,7 +55,7 @@ def append_records(
 
 
 def _run(body: Row) -> dict[str, Any]:
-    """Return a dictionary of the values that a record has for the columns of raw_runs.
+    """Return a record's values by column of the table raw_runs.
 
     The dictionary may also have keys that are not columns.
     """
@@ -82,7 +82,7 @@ def note_import(
     noted_at: datetime,
     files: Sequence[str | None] = (None, None),
 ) -> None:
-    """Record that an import was made or forgotten.
+    """Store the event that an import was made or forgotten.
 
     event: "imported" or "forgotten".
     files: names of the measurement file and of the facts file; None for a file that was not given.
@@ -95,8 +95,8 @@ def note_import(
 def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
     """Append the definitions or facts of workloads, unless they equal the newest stored row.
 
-    stamp: columns to add to each row.
-    A definition has a `digest`. Facts of an import have an empty digest and the `import_id`.
+    A definition comes from srift.toml and has a `digest`. Facts come from an import; they have an
+    empty digest and an `import_id`. The columns of `stamp` are added to each row.
     """
     rows = [dict(row) | stamp for row in workloads]
     return _note(connection, "raw_workload_facts", "provider, workload, digest = ''", rows)
@@ -116,7 +116,7 @@ def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_a
 def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> int:
     """Append each row that differs from the newest stored row with the same key.
 
-    key: SQL expressions that make up the key, separated by commas.
+    key: the SQL expressions that form the key, separated by commas. Returns the number of new rows.
     """
     names = [one for one in _columns(connection, table) if one not in ("noted_at", "noted_order")]
     columns = ", ".join(names)
@@ -133,9 +133,10 @@ def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> 
 
 
 def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any) -> int:
-    """Add the columns of `stamp` to each row, append the rows, and return the number of new rows.
+    """Append the rows to a table, and return the number of new rows.
 
-    Raises ValueError if a row has a column that `table` lacks.
+    stamp: columns that are added to each row, with the same value. Raises ValueError if a row has a
+    column that `table` lacks.
     """
     return _append_chosen(
         connection, table, [dict(row) | stamp for row in rows], "select * from incoming"
@@ -143,9 +144,9 @@ def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any
 
 
 def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
-    """Run the query `chosen`, insert its result into `table`, and return the number of new rows.
+    """Insert the result of a query into `table`, and return the number of new rows.
 
-    The query reads `rows` as the relation `incoming`.
+    chosen: an SQL query that reads the argument `rows` as the relation `incoming`.
     """
     if not rows:
         return 0
@@ -160,10 +161,10 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
 
 
 def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
-    """Run the query `chosen`, insert its result into `table`, and return the number of new rows.
+    """Insert the result of a query into `table`, and return the number of new rows.
 
-    columns: names of the result's columns.
-    A row is skipped if its key is already stored or occurs earlier in the result.
+    chosen: the SQL query. columns: the names of the result's columns. A row is skipped if its key
+    is already stored or occurs earlier in the result.
     """
     keys = ", ".join(f'"{key}"' for key in _KEYS.get(table, ()))
     names = ", ".join(f'"{name}"' for name in columns)
@@ -197,10 +198,7 @@ def _columns(connection: Connection, table: str) -> dict[str, str]:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Convert the moment to UTC and remove its time zone.
-
-    A moment without a time zone is returned unchanged.
-    """
+    """Convert a time to UTC and remove its time zone. Times without a time zone are not changed."""
     return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
 
 

@@ -50,7 +50,7 @@ _INSIDE_DUCKDB = (duckdb.InternalException, duckdb.FatalException, duckdb.Serial
 
 
 class WarehouseError(Exception):
-    """A failed request to the warehouse. The message says what to type next."""
+    """An operation on the warehouse failed. The message tells the operator what to type next."""
 
     exit_code = 1
 
@@ -93,7 +93,7 @@ class Warehouse:
 
     @property
     def backup(self) -> Path:
-        """Return the path of the verified copy of the last refresh."""
+        """The path of the backup, which is written at the end of each refresh."""
         return self.path.with_name(f"{self.path.stem}-backup{self.path.suffix}")
 
     def create(self) -> None:
@@ -123,7 +123,7 @@ class Warehouse:
     def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield a read-only connection.
 
-        If there is no warehouse, the connection is to an empty warehouse in memory. Raises
+        If the file does not exist, the connection is to an empty warehouse in memory. Raises
         WarehouseBusy if another process or thread uses the file.
         """
         with self._open(read_only=True) if self.exists() else empty_warehouse() as connection:
@@ -133,16 +133,16 @@ class Warehouse:
         """Return rows of a table or view, or the result of a query.
 
         relation: name of a table or view, or the text of an SQL query.
-        params: if `relation` is a name, the values that columns of the rows must equal. If it is a
-        query, the values of its parameters `$name`.
-
-        Raises WarehouseBusy, and duckdb.Error for an unknown relation or column.
+        params: for a table or view, the value that each named column must equal. For a query, the
+        values of its parameters `$name`.
+        Raises WarehouseBusy if another process or thread uses the file, and duckdb.Error for an
+        unknown relation or column.
         """
         with self.read() as connection:
             return select(connection, relation, params)
 
     def verify(self) -> int:
-        """Read every row, and return the number of rows.
+        """Read every row to check that the file is intact, and return the number of rows.
 
         Raises WarehouseDamaged if the file cannot be read.
         """
@@ -150,10 +150,10 @@ class Warehouse:
             return count_rows(connection)
 
     def back_up(self) -> Path:
-        """Copy the file, read every row of the copy, and replace the backup with it.
+        """Replace the backup with a verified copy of the file, and return the path of the backup.
 
-        Returns the path of the backup. Raises WarehouseDamaged if the copy cannot be read, and
-        DiskFull if it cannot be written. The old backup stays after an error.
+        Raises WarehouseDamaged if the copy cannot be read, and DiskFull if it cannot be written.
+        After an error, the previous backup stays.
         """
         partial = self.backup.with_name(f".{self.backup.name}")
         try:
@@ -165,19 +165,21 @@ class Warehouse:
             fsync(partial)
             os.replace(partial, self.backup)
         except OSError as error:
-            raise DiskFull(f"the backup {self.backup} failed: {error.strerror}") from error
+            raise DiskFull(
+                f"the backup {self.backup} cannot be written: {error.strerror}"
+            ) from error
         finally:
             partial.unlink(missing_ok=True)
         return self.backup
 
     def restore(self) -> Path:
-        """Replace the file with the backup, and return the new path of the damaged file.
+        """Replace the file with the backup, and keep the damaged file under another name.
 
-        Raises WarehouseMissing if there is no backup.
+        Returns the new path of the damaged file. Raises WarehouseMissing if there is no backup.
         """
         if not self.backup.exists():
             raise WarehouseMissing(
-                f"there is no {self.backup}: move {self.path} away and run `srift refresh`"
+                f"there is no backup {self.backup}: move {self.path} away and run `srift refresh`"
             )
         damaged = self.path.with_name(f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}-{self.path.name}")
         with self._alone():
@@ -214,9 +216,9 @@ class Warehouse:
             _IN_THIS_PROCESS.release()
 
     def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
-        """Open the file. Tries again while another process holds it.
+        """Open the file, and retry while another process holds it.
 
-        Raises WarehouseBusy if that process does not release the file in time.
+        Raises WarehouseBusy if the other process does not release the file in time.
         """
         import tenacity  # imports asyncio and ssl, which published rows do not need
 
@@ -243,7 +245,7 @@ class Warehouse:
 
 
 def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
-    """Return the WarehouseError for a DuckDB error caused by the file or the disk; else None."""
+    """Return the WarehouseError for a DuckDB error that the file or the disk caused; else None."""
     words, first_line = str(error).replace(str(path), ""), one_line(error)
     if not isinstance(error, (duckdb.IOException, *_INSIDE_DUCKDB)) and _REPLAY not in words:
         return None  # the text of other errors may quote rows and names
@@ -258,14 +260,14 @@ def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of the message, without a full stop."""
+    """Return the first line of the error's message, without a full stop."""
     return str(error).splitlines()[0].rstrip(".!") if str(error) else type(error).__name__
 
 
 def select(
     connection: duckdb.DuckDBPyConnection, relation: str, params: Mapping[str, Any] | None = None
 ) -> pd.DataFrame:
-    """Return rows as `Warehouse.select` does, on an open connection."""
+    """Return rows of a table, view or query on an open connection. See `Warehouse.select`."""
     params = dict(params or {})
     query = relation
     if relation.isidentifier():
@@ -282,7 +284,7 @@ def select(
 def rows_of_query(
     connection: duckdb.DuckDBPyConnection, query: str, params: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of a query as dictionaries of Python values."""
+    """Return the rows of a query as dictionaries from column name to Python value."""
     found = connection.execute(query, dict(params or {}))
     names = [column[0] for column in found.description or ()]
     return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
@@ -301,10 +303,10 @@ def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
 
 
 def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Create the tables in an empty database.
+    """Create the tables if the database is empty.
 
-    name: what an error calls the database. Raises WarehouseError if another version of Srift made
-    the tables.
+    name: the name of the database in error messages. Raises WarehouseError if another version of
+    Srift made the existing tables.
     """
     text = SCHEMA.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -332,7 +334,7 @@ def schema_digest(connection: duckdb.DuckDBPyConnection) -> str | None:
 
 
 def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | None = None) -> None:
-    """Create the views of staging/ and marts/, each view after the views that it reads.
+    """Create the views of staging/ and marts/, each after the views that it reads.
 
     only: names of the views to create; None means all views.
     """
@@ -345,7 +347,7 @@ def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | N
 
 @contextmanager
 def empty_warehouse() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to an empty warehouse in memory."""
+    """Yield a connection to a database in memory with all tables and views, but without rows."""
     with duckdb.connect(config=NO_DOWNLOADS) as connection:
         create_tables(connection, "memory")
         create_views(connection)
@@ -366,7 +368,7 @@ def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 def quoted(text: str) -> str:
-    """Return the text as an SQL literal."""
+    """Return the text as an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 

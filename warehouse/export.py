@@ -1,7 +1,7 @@
-"""Write the published copies: DuckDB, Parquet and CSV.
+"""Write the published copies of the recommendations: DuckDB, Parquet and CSV files.
 
-Readers open these copies with any DuckDB 1.x or 2.x client, never the working file. Each copy is
-written under a temporary name and renamed, so that a reader of the old copy can finish.
+Readers open these copies with any DuckDB 1.x or 2.x client and never open the working file. Each
+copy is written under a temporary name and then renamed. A reader of the old copy can finish.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     """Replace the published files in `folder`, and return their paths.
 
     The files are recommendations.duckdb, and a .parquet and a .csv file for each name in FILES.
-    Raises WarehouseError or OSError if a file cannot be written. The old files then stay.
+    Raises WarehouseError or OSError if a file cannot be written. The previous files then stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "recommendations.duckdb"
@@ -122,7 +122,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Return the temporary path to which the file at `path` is written first."""
+    """Return the temporary path under which the new content of the file `path` is written first."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
@@ -131,7 +131,7 @@ def read_published(
 ) -> pd.DataFrame:
     """Return rows of a table or view of the published copy in `folder`.
 
-    params: the values that the rows' columns must equal.
+    params: the value that each named column must equal.
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
     """
@@ -140,7 +140,7 @@ def read_published(
 
 
 def published_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of the current publication. Missing values are None, and times are in UTC.
+    """Return the rows of the newest published table. Missing values are None, and times are in UTC.
 
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
@@ -169,7 +169,7 @@ def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NaN to None, and set the time zone of a time to UTC. Return others unchanged."""
+    """Convert NaN to None, and set the time zone of a time to UTC. Other values are unchanged."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

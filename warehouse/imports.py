@@ -1,8 +1,8 @@
 """Stage, check and load the rows of a measurement file.
 
 `stage` reads the rows into the temporary table `staged` (importing/stage.sql). `problems` checks
-them (importing/problems.sql), and `append_imports` loads them. All tables belong to the caller's
-connection, so that one transaction covers the three steps.
+them (importing/problems.sql), and `append_imports` loads them. All functions use the caller's
+connection, so that one transaction can cover the three steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,11 +37,11 @@ def scratch() -> Iterator[Connection]:
 
 
 def stage(connection: Connection, table: pa.Table) -> None:
-    """Load the rows of a file into the temporary tables `texts` and `staged`.
+    """Load the rows of a measurement file into the temporary tables `texts` and `staged`.
 
     `texts` has COLUMNS as text, with '' for a missing value. `staged` has the same rows with typed
     columns (importing/stage.sql).
-    table: the columns of the file, and a column `place` with each row's line or row number.
+    table: the columns of the file, and a column `place` with the line or row number in the file.
     """
     connection.register("incoming", table)
     texts = [
@@ -58,19 +58,20 @@ def stage(connection: Connection, table: pa.Table) -> None:
 
 
 def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[Any]:
-    """Run the query importing/`name`.sql, and return its rows."""
+    """Run the query of the file importing/`name`.sql, and return its rows."""
     return connection.execute((_FOLDER / f"{name}.sql").read_text(), dict(params)).fetchall()
 
 
 def remember(connection: Connection) -> None:
-    """Copy the current imported rows and facts, so that `changes` can compare with them."""
+    """Copy the imported rows and facts to temporary tables, which `changes` compares with later."""
     for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
         connection.execute(f"create or replace temp table {name} as select * from {view}")
 
 
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
-    """Return how many rows and facts have changed since `remember` (importing/changes.sql).
+    """Count the imported rows and facts that changed since the call of `remember`.
 
+    Returns the counts by kind of change (importing/changes.sql).
     workloads: the workloads whose new, changed and unchanged facts are counted.
     """
     text = (_FOLDER / "changes.sql").read_text()
@@ -78,10 +79,11 @@ def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, 
 
 
 def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
-    """Return a tuple (place, column, text, rule) for each value that breaks a rule.
+    """Return a tuple (place, column, text, rule) for each staged value that breaks a rule.
 
-    known: the legal `precisions`, `strategies`, `modes` ("strategy switches") and `providers`, and
-    the `latest` legal time of a measurement.
+    `place` is the line or row number in the file.
+    known: lists of the legal `precisions`, `strategies`, `modes` (texts "strategy switches") and
+    `providers`, and the latest legal time of a measurement, `latest`.
     """
     return _ask(connection, "problems", known)
 
@@ -92,8 +94,8 @@ def implausible(
     """Return a tuple (place, column, text, reason) for each implausible staged row.
 
     types: the known instance types, with provider, name, precision and peak_tflops.
-    workloads: workloads of which all staged rows are judged. For other workloads, only rows that
-    are new or were forgotten are judged.
+    workloads: the workloads of which all staged rows are checked. For other workloads, only rows
+    that are new or were forgotten are checked.
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}
@@ -101,9 +103,10 @@ def implausible(
 
 
 def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Return the number of staged rows that contain each name, as `counts[title][name]`.
+    """Count the staged rows by name, as `counts[kind][name]`.
 
-    For example, `counts["workload"]["vit"]` is the number of rows of workload `vit`.
+    For example, `counts["workload"]["vit"]` is the number of rows of workload `vit`. The kinds are
+    listed in importing/counts.sql.
     """
     counts: dict[str, dict[str, int]] = {}
     for title, name, rows in _ask(connection, "counts", {}):
@@ -114,7 +117,7 @@ def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
 def staged_frame(connection: Connection) -> pd.DataFrame:
     """Return the staged rows as a frame with COLUMNS, in the file's order.
 
-    A row without a run_id gets its digest as run_id.
+    If a row has no run_id, its run_id is a digest of its values.
     """
     columns = ", ".join(
         "coalesce(run_id, row_digest) as run_id" if name == "run_id" else name for name in COLUMNS
@@ -123,10 +126,10 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
 
 
 def counted_before(connection: Connection) -> tuple[int, int]:
-    """Return a pair of numbers that compare the staged rows with the stored rows.
+    """Compare the staged rows with the stored rows, and return two counts.
 
-    The first is the number of staged rows that are new or were forgotten. The second is the number
-    of staged rows whose run_id is stored with a different step_s.
+    The first counts staged rows that are not stored yet or were forgotten. The second counts staged
+    rows whose run_id is already stored with a different step_s.
     """
     found = connection.execute("""
         select
@@ -142,7 +145,7 @@ def counted_before(connection: Connection) -> tuple[int, int]:
 def append_imports(
     connection: Connection, *, file_digest: str, loaded_at: datetime, import_id: str
 ) -> int:
-    """Load the staged rows under `import_id`; return the number of new rows."""
+    """Load the staged rows under `import_id`, and return the number of new rows."""
     stamp = {"import_id": import_id, "file_digest": file_digest, "loaded_at": in_utc(loaded_at)}
     connection.register("stamp", pa.Table.from_pylist([stamp]))
     names = [*COLUMNS, "row_digest", *stamp]

@@ -1,8 +1,8 @@
 """Share a warehouse between machines with DuckLake, whose catalogue is in PostgreSQL.
 
-DuckLake has no primary keys, so it does not notice if two writers append the same key. Therefore
-writers take turns with an advisory lock in PostgreSQL. Views are not shared: each process creates
-them for itself.
+DuckLake has no primary keys, so it would accept the same key from two writers. Therefore only the
+holder of a PostgreSQL advisory lock may write. Views are not stored in the catalogue; each process
+creates them for itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lake:
-    """The place of a shared warehouse: a PostgreSQL database, and a folder or S3 prefix for files.
+    """The location of a shared warehouse: a PostgreSQL database and a folder or S3 prefix.
 
     host: host name, or the folder of a Unix socket. libpq finds the password.
     data: folder or `s3://` prefix of the Parquet files.
@@ -74,7 +74,7 @@ class Lake:
 class SharedWarehouse(Warehouse):
     """A warehouse in a DuckLake, which processes on several machines can use.
 
-    wait_s: most seconds that a writer waits for other writers.
+    wait_s: the most seconds that a writer waits for other writers.
     """
 
     def __init__(self, path: Path, lake: Lake, *, wait_s: float = TURN_S) -> None:
@@ -85,23 +85,17 @@ class SharedWarehouse(Warehouse):
         return f"the shared warehouse {self.lake.name}"
 
     def exists(self) -> bool:
-        """Return True if the tables were created.
-
-        Raises WarehouseError if PostgreSQL does not answer.
-        """
+        """Return True if the tables exist. Raises WarehouseError if PostgreSQL does not answer."""
         with self._explained(), self._session().cursor(_TABLES_FIRST) as connection:
             return schema_digest(connection) is not None
 
     def create(self) -> None:
-        """Create the tables if the catalogue has none, and this process's views."""
+        """Create the tables if the catalogue has none. Also create the views of this process."""
         with self._open(read_only=False):
             pass
 
     def carry_over(self, file: Warehouse) -> dict[str, int]:
-        """Copy the rows of `file` that this warehouse lacks.
-
-        Returns the number of copied rows for each table.
-        """
+        """Copy the rows of `file` that this warehouse lacks. Returns the row count by table."""
         self.create()
         with file.read() as old, self.transact() as connection:
             names = old.execute("select table_name from duckdb_tables() order by 1").fetchall()
@@ -120,10 +114,7 @@ class SharedWarehouse(Warehouse):
             return copied
 
     def back_up(self) -> Path:
-        """Do nothing.
-
-        The operators of PostgreSQL and of the file store make the backups.
-        """
+        """Do nothing: the operators of PostgreSQL and of the file store make the backups."""
         return self.path
 
     def restore(self) -> Path:
@@ -148,9 +139,9 @@ class SharedWarehouse(Warehouse):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Hold the writers' lock within the block.
+        """Hold the advisory lock for writers during the block.
 
-        PostgreSQL releases the lock if this process or machine dies.
+        PostgreSQL releases the lock if this process or its machine dies.
         """
         with self._session().cursor(_VIEWS_FIRST) as connection:
             connection.begin()  # DuckDB may end PostgreSQL's transaction before DuckLake commits
@@ -186,9 +177,9 @@ class SharedWarehouse(Warehouse):
 
 
 class _Session:
-    """This process's DuckDB instance, with the shared warehouse attached.
+    """The DuckDB instance of this process, with the shared warehouse attached.
 
-    It is kept, because attaching takes half a second.
+    The instance is kept, because attaching takes half a second.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -214,7 +205,7 @@ class _Session:
 
     @contextmanager
     def cursor(self, search_path: str) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection whose transactions are independent of other cursors.
+        """Yield a connection with independent transactions.
 
         search_path: the SQL statement that sets the order in which schemas are searched.
         """
@@ -225,7 +216,7 @@ class _Session:
             yield connection
 
     def make_views(self, warehouse: SharedWarehouse) -> None:
-        """Create the views at the first call in this process.
+        """Create the views, at the first call in this process only.
 
         Raises WarehouseError if another version of Srift made the tables.
         """
@@ -241,12 +232,12 @@ class _Session:
 
 @cache
 def _session(lake: Lake) -> _Session:
-    """Return the DuckDB session of this process."""
+    """Return the DuckDB session of this process, which is created at the first call."""
     return _Session(lake)
 
 
 def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None:
-    """Take PostgreSQL's advisory lock `key`. The end of the connection's transaction releases it.
+    """Take PostgreSQL's advisory lock number `key` until the connection's transaction ends.
 
     Raises duckdb.IOException if the lock is not free within `wait_s` seconds.
     """
@@ -257,7 +248,7 @@ def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None
 
 
 def _holder(connection: duckdb.DuckDBPyConnection) -> str:
-    """Return the name of the process that holds the writers' lock."""
+    """Return the name of the process that holds the advisory lock for writers."""
     _roll_back(connection)  # PostgreSQL answers no query in a failed transaction
     query = (
         "select application_name from pg_locks join pg_stat_activity using (pid)"
@@ -285,11 +276,11 @@ def _extension(name: str) -> Path:
     for folder in (package.submodule_search_locations or ()) if package else ():
         for file in Path(folder).rglob("*.duckdb_extension"):
             return file
-    raise WarehouseError(f"DuckDB's extension {name} is missing: pip install 'srift[shared]'")
+    raise WarehouseError(f"DuckDB's extension {name} is missing: run pip install 'srift[shared]'")
 
 
 def _endpoint() -> str:
-    """Return DuckDB's options for the endpoint of an S3-compatible store.
+    """Return DuckDB's SQL options for the endpoint of an S3-compatible store.
 
     AWS's environment variables name the endpoint. Returns "" if they are not set.
     """
@@ -316,9 +307,9 @@ def _address(lake: Lake) -> str:
 def _copied(
     old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str
 ) -> int:
-    """Copy rows of `table` from `old` to `connection`, and return their number.
+    """Copy the rows of `table` that `connection` lacks from `old`, and return their number.
 
-    Only rows that `connection` lacks are copied. Rows with a `noted_order` keep their order.
+    Rows with a `noted_order` keep their order.
     """
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]

@@ -1,4 +1,4 @@
-"""Publish a provider's recommendations, unless a check (checks/*.sql) finds a problem."""
+"""Store a provider's table of recommendations, unless a check (checks/*.sql) finds a problem."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,9 +12,9 @@ _SHOWN = 20
 
 
 class PublicationRefused(WarehouseError):
-    """Checks found problems in a publication, so it was not stored.
+    """Checks found problems in a table of recommendations, so it was not stored.
 
-    failures: one text `check: problem` for each problem.
+    failures: a text `check: problem` for each problem.
     """
 
     def __init__(self, publication_id: str, failures: Sequence[str]) -> None:
@@ -25,7 +25,7 @@ class PublicationRefused(WarehouseError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """The id, time, provider, refresh and model version of a publication.
+    """Identifies a published table: its id, time, provider, refresh and model version.
 
     model_version: empty if the provider has no model yet.
     """
@@ -38,10 +38,11 @@ class Publication:
 
 
 def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication) -> int:
-    """Store a publication if every check passes, and return the number of new rows.
+    """Store a table of recommendations if every check passes, and return the number of new rows.
 
-    A publication whose id is already stored is skipped. Raises PublicationRefused if a check fails,
-    WarehouseBusy if another process holds the warehouse, and ValueError if a column is unknown.
+    rows: the rows of the table. A table whose publication id is already stored is skipped. Raises
+    PublicationRefused if a check fails, WarehouseBusy if another process holds the warehouse, and
+    ValueError if a column is unknown.
     """
     header = asdict(publication)
     stamp = {name: header[name] for name in _STAMPED}
@@ -56,9 +57,9 @@ def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication)
 
 
 def run_checks(connection: Connection, publication: Publication) -> list[str]:
-    """Run every check on a publication.
+    """Run every check on a stored table of recommendations.
 
-    Returns one text `check: problem` for each problem.
+    Returns a text `check: problem` for each problem.
     """
     connection.execute(
         "create or replace temp table published as"

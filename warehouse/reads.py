@@ -1,4 +1,4 @@
-"""Read the warehouse as pandas frames. The marts (marts/*.sql) document the columns."""
+"""Read the warehouse as pandas frames. The views' files (marts/*.sql) document the columns."""
 
 import hashlib
 from collections.abc import Iterable
@@ -71,8 +71,8 @@ _LEARNED_RUNS = f"""
 def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
     """Return one row for each measured setup of the workloads.
 
-    The columns are those of SETUP, the number of `runs`, and the newest `measured_at`. The frame is
-    empty if there is no warehouse.
+    The columns are those in the constant SETUP, `runs` (the number of measurements) and
+    `measured_at` (the newest time). The frame is empty if there is no warehouse.
     """
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
@@ -85,21 +85,24 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
 
 
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of runs in the mart `runs` for each workload."""
+    """Return the number of runs in the mart `runs`, by workload."""
     query = "select workload, count(*) from runs where provider = ? group by 1"
     return _counts(warehouse, query, provider)
 
 
 def _counts(warehouse: Warehouse, query: str, provider: str) -> dict[str, int]:
-    """Return a count by name: the two columns of the query, which has one parameter."""
+    """Return the result of a query with two columns as a dictionary from name to count.
+
+    query: an SQL query with the parameter `provider`.
+    """
     with warehouse.read() as connection:
         return dict(connection.execute(query, [provider]).fetchall())
 
 
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
-    """Return the frames that a model is fitted on, by the names TRAINING_FRAMES.
+    """Return the frames on which a model is fitted, by name; TRAINING_FRAMES lists the names.
 
-    `runs` has only the rows that LEARNED describes.
+    `runs` has only a part of the imported runs (see LEARNED).
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
@@ -110,10 +113,7 @@ def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFra
 
 
 def training_digest(frames: dict[str, pd.DataFrame]) -> str:
-    """Return a digest of the frames' columns and values.
-
-    The order of rows and of columns does not change the digest.
-    """
+    """Return a digest of the frames' contents. The order of rows and columns does not change it."""
     whole = hashlib.sha256()
     for name in sorted(frames):
         frame = frames[name].reindex(sorted(frames[name].columns), axis=1)
@@ -124,21 +124,21 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 
 
 def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the rows of the mart `drift` that are drifting now."""
+    """Return the groups of runs whose step times the model no longer predicts (mart `drift`)."""
     return mart(warehouse, "drift", provider=provider, drifting=True)
 
 
 def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of runs measured here with each torch version (major.minor).
+    """Return the number of runs measured here, by torch version (major.minor).
 
-    Runs of old definitions of a workload are not included.
+    Runs of old definitions of a workload are not counted.
     """
     query = "select torch_line, runs from torch_lines where provider = ?"
     return _counts(warehouse, query, provider)
 
 
 def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the mart `learning`."""
+    """Return the training losses that were measured to compare convergence (mart `learning`)."""
     return mart(warehouse, "learning", provider=provider)
 
 
@@ -163,13 +163,13 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
 
 
 def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of step times from the packaged public data set for each workload."""
+    """Return the number of step times in the public data set that ships with Srift, by workload."""
     query = "select workload, rows from public_rows where provider = ?"
     return _counts(warehouse, query, provider)
 
 
 def knows_import(warehouse: Warehouse, import_id: str) -> bool:
-    """Return True if the import `import_id` was ever made, even if it was forgotten."""
+    """Return True if the import `import_id` was ever made, even if it was forgotten later."""
     return len(mart(warehouse, "stg_import_files", import_id=import_id)) > 0
 
 
@@ -188,9 +188,9 @@ def lease_spend(
 ) -> list[dict[str, Any]]:
     """Return the leases, runs and dollars since a time, grouped by workload, day, campaign or type.
 
-    by: a key of SPEND_BY. Each of its values has a row, with the value in the column `of`. The
-    first row is the total. `usd` is None if a price is unknown.
-    since: only leases that ended at or after this time count.
+    by: the grouping, a key of SPEND_BY. The column `of` has the group's value. The first row is the
+    total. `usd` is None if a price is unknown.
+    since: leases that ended before this time are left out.
     """
     query = f"""
         select {SPEND_BY[by]} as "of", count(distinct lease_id)::integer as leases,
@@ -215,5 +215,5 @@ def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:
 
 
 def mart(warehouse: Warehouse, name: str, **equal: object) -> pd.DataFrame:
-    """Return the rows of a mart whose columns equal the keyword arguments."""
+    """Return the rows of a mart in which the columns named by `equal` have the given values."""
     return warehouse.select(name, equal)

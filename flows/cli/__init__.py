@@ -1,6 +1,6 @@
-"""The command `srift`. Exit codes: 0 done, 1 failed, 2 misused.
+"""Define the command `srift`. Exit codes: 0 success, 1 failure, 2 wrong usage.
 
-Commands import what they need inside functions, so that `srift --help` starts fast.
+Commands import their dependencies inside functions, so that `srift --help` starts fast.
 """
 
 import gc
@@ -43,11 +43,11 @@ def srift(
         ),
     ] = False,
 ) -> None:
-    """On which instances should this PyTorch model be trained? A fresh, measured answer."""
+    """Find the EC2 instances on which to train a PyTorch model, from fresh measurements."""
 
 
 def main() -> None:
-    """Run the console script. A closed terminal ends it as Ctrl-C does."""
+    """Run the command `srift`. Closing the terminal ends it in the same way as Ctrl-C."""
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     gc.set_threshold(*_GC_THRESHOLDS)
     app()

@@ -30,7 +30,7 @@ Batch = Annotated[
 
 
 def hours_of(deadline: str) -> float:
-    """Parse a deadline `12h`, `90m`, `2d` or a number of hours, and return its hours.
+    """Convert a deadline such as `12h`, `90m`, `2d` or a number of hours to hours.
 
     Raises BadParameter if the text has another form.
     """
@@ -62,7 +62,7 @@ def _shape(path: Path, sequence: int | None) -> dict[str, float]:
 
 
 def _filters(**texts: str | None) -> list[tuple[str, str]]:
-    """Return pairs of a column of the offers and the text that it must contain."""
+    """Return (column, text) pairs. Only rows whose column contains the text are shown."""
     return [(column, text) for column, text in texts.items() if text]
 
 

@@ -24,7 +24,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run; s
 
 
 def show(as_json: bool, body: Any, shown: str | Callable[[Any], object]) -> None:
-    """Print `body` as JSON if `as_json`; else print the text `shown`, or call `shown(body)`."""
+    """Print `body` as JSON if `as_json`, else as text.
+
+    shown: the text to print, or a function that prints `body`.
+    """
     if as_json:
         typer.echo(json.dumps(body, indent=2, default=_json_value, allow_nan=False))
     elif callable(shown):
@@ -53,7 +56,7 @@ def settings() -> Settings:
 
 
 def opened() -> tuple[Settings, Warehouse]:
-    """Return the settings and their warehouse, which may not exist yet."""
+    """Return the settings and the warehouse. The warehouse file may not exist yet."""
     from tasks.workspace.shared import open_warehouse
 
     found = settings()

@@ -25,9 +25,10 @@ class ExplainedGroup(TyperGroup):
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Exit with 2 after a wrong setting and with 1 after an expected failure.
+    """Turn wrong settings into exit code 2 and expected errors into exit code 1.
 
-    Other errors are raised again.
+    The error's message is printed without a traceback. All other exceptions leave the block
+    unchanged.
     """
     try:
         yield

@@ -52,7 +52,7 @@ def forget(
     list_all: Annotated[bool, typer.Option("--list", help="Print all imports.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Undo an import, so that its rows no longer count. A new import brings the rows back."""
+    """Undo an import, so that its rows no longer count. Importing the file again restores them."""
     if (import_id is None) != list_all:
         raise typer.BadParameter("give either the id of an import or --list")
     from tasks.data_files.imports import forget_import, list_imports

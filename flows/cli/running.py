@@ -55,7 +55,10 @@ def measure(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Measure a workload on the machines of --on, or else its pilots. A refresh's caps apply."""
+    """Measure a workload on the machines of --on; without --on, on the most informative machines.
+
+    The dollar and time caps of a refresh apply.
+    """
     from tasks.campaign.named import Wish
     from tasks.providers.base import ProviderError
     from tasks.reporting.tables import print_measured
@@ -70,7 +73,7 @@ def measure(
         outcome = measure_named(wish, provider, max_usd)
     show(as_json, outcome, lambda found: print_measured(found, provider))
     if not any(row["measured"] for row in outcome["runs"]):
-        raise ProviderError("nothing was measured")
+        raise ProviderError("nothing was measured: the output has the reason for each run")
 
 
 def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: Any) -> None:
@@ -82,9 +85,9 @@ def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: A
 
 @contextmanager
 def _server(provider: str, max_usd: float | None) -> Iterator[None]:
-    """Serve Prefect's API within the block.
+    """Run Prefect's API server during the block.
 
-    Checks dollar cap, disk and lock first, because the server starts slowly.
+    Checks the dollar cap, the disk and the lock first, because the server starts slowly.
     """
     from tasks.workspace.home import check_home
     from tasks.workspace.locking import refuse_if_at_work

@@ -1,1 +1,1 @@
-"""Choose the runs to buy next: value of information, pilots, budget."""
+"""Choose the measurements to buy next: the value of information, pilots and the budget."""

@@ -1,10 +1,11 @@
-"""Decide if a launch may be made: its worst-case cost must fit under every cap.
+"""Decide if a launch may be made: its worst-case cost must fit under every dollar cap.
 
     billed  = 60 ceil(deadline / 60) + LATE_S
     worst   = price billed / 3600               price: the highest that the launch may have
     allowed <=> spent + committed + claimed + worst <= cap
 
-If the caps cannot pay for a deadline, the deadline is shortened, but not below the least useful
+`committed` is the worst-case cost of running machines, `claimed` what other refreshes reserved. If
+the caps cannot pay for a deadline, the deadline is shortened, but not below the least useful
 deadline.
 """
 
@@ -26,8 +27,8 @@ LATE_S = 240.0 + 60.0 * (2 * 6 - 1)
 class Cap:
     """A limit in dollars and the amounts that already count against it.
 
-    `committed_usd` is the worst-case cost of running machines. `claimed_usd` is reserved by the
-    other refreshes in `claimed_by`.
+    `committed_usd` is the worst-case cost of running machines. `claimed_usd` is reserved by other
+    refreshes; `claimed_by` names them.
     """
 
     name: str
@@ -50,9 +51,9 @@ class Cap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """The permitted deadline of a launch and its worst-case cost, or a refusal.
+    """The permission for a launch: its deadline and worst-case cost, or the reason for a refusal.
 
-    `refusal` is the reason for a refusal. It is empty if the launch is permitted.
+    `refusal` is empty if the launch is permitted.
     """
 
     deadline_s: float = 0.0
@@ -70,9 +71,9 @@ def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
 
 
 def longest_s(usd_per_hour: float, left_usd: float) -> float:
-    """Return the longest deadline whose worst-case cost is at most `left_usd`.
+    """Return the longest deadline in seconds whose worst-case cost is at most `left_usd`.
 
-    The deadline is in seconds and a whole number of minutes.
+    The deadline is a whole number of minutes.
     """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:
@@ -83,10 +84,10 @@ def longest_s(usd_per_hour: float, left_usd: float) -> float:
 def dearest_usd_per_hour(
     cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None
 ) -> float | None:
-    """Return an upper bound of the cluster's dollars per hour; None if a needed price is unknown.
+    """Return the highest dollars per hour that the cluster may cost; None if a price is unknown.
 
     A launch may use any zone of the region, so the highest price of the region counts. A spot price
-    may rise to the on-demand price. If the on-demand price is unknown, the bound is the bid:
+    may rise to the on-demand price. If the on-demand price is unknown, the bid is the limit:
     `spot_margin` times the known spot price. Discounts do not count, because a savings plan may be
     used up.
     """
@@ -110,7 +111,7 @@ def dearest_usd_per_hour(
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
     """Return the highest known dollars per hour of each instance type.
 
-    Spot prices are multiplied by `spot_margin`, because that is the bid.
+    Spot prices are multiplied by `spot_margin`, which gives the bid.
     """
     dearest: dict[str, float] = {}
     for offer in offers:
@@ -126,8 +127,8 @@ def allow(
 ) -> Allowance:
     """Return the longest deadline, up to `wished_s`, whose worst-case cost fits under every cap.
 
-    The launch is refused if the deadline would be shorter than `least_s`, or if `usd_per_hour`, the
-    highest price that the launch may have, is unknown.
+    The launch is refused if the deadline would be shorter than `least_s`, or if `usd_per_hour` is
+    unknown. `usd_per_hour` is the highest price that the launch may have.
     """
     if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
         why = "its highest price is unknown (on-demand prices bound spot; see [ec2] markets)"

@@ -1,10 +1,10 @@
 """Plan the launches to buy next under caps of dollars and seconds.
 
 A launch acquires one cluster and measures many runs on it. The first launches profile every
-workload on every instance type, with as few launches as possible. Each further launch is the one
-with the highest value for the share of the caps that it uses; `run_value.py` computes the value.
-Runs are added to a launch until one more run would lower its value per second. Planning stops when
-no run has any value.
+workload on every instance type, with as few launches as possible. Each later launch is the launch
+with the highest value for the share of the caps that it uses (`run_value.py` computes the value).
+Runs are added to a launch until the next run would lower the launch's value per second. Planning
+stops when no run has any value.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ STOPS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignLimits:
-    """The limits of a campaign: caps on the sum of all its launches, and the allowed clusters.
+    """Caps on the dollars and seconds of all launches of a campaign, and the allowed clusters.
 
     `fits` takes a cluster and returns the reason why it can never be launched, or an empty string.
     """
@@ -66,7 +66,7 @@ class CampaignLimits:
     costs: Costs = field(default_factory=Costs)
 
     def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
-        """Return the limits that remain after `launches`; a remainder may be negative."""
+        """Return the limits that remain after `launches`; negative if a cap is exceeded."""
         return replace(
             self,
             max_seconds=self.max_seconds - sum(launch.est_s for launch in launches),
@@ -75,11 +75,11 @@ class CampaignLimits:
 
     @property
     def are_kept(self) -> bool:
-        """True if neither the dollars nor the seconds are negative."""
+        """True if no cap is exceeded: neither the dollars nor the seconds are negative."""
         return self.max_seconds >= 0 and self.max_usd >= 0
 
     def priced(self, offers: Iterable[Offer]) -> list[Offer]:
-        """Return the offers of the campaign's market that have a known price."""
+        """Return those of `offers` that are in the campaign's market and have a known price."""
         return [one for one in offers if one.market == self.market and one.usd_per_hour is not None]
 
 
@@ -101,7 +101,7 @@ class PlannedLaunch:
 def launch_of(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
     """Return a launch of `cluster` that measures `runs`.
 
-    Runs on one machine come first. They run in parallel on different machines of the cluster.
+    Runs on a single machine come first and run in parallel on different machines of the cluster.
     """
     schedule = Schedule(cluster)
     ordered = sorted(runs, key=lambda run: len(run.members) > 1)
@@ -140,7 +140,7 @@ def shopping_list(
         workloads: the workloads to measure, in each of their modes.
         offers: the newest offers.
         past: the measurements so far.
-        model: the champion, if there is one.
+        model: the predictions of the model in use, if there is one.
         buyable: the training runs to choose from, by setup. Default: the result of
             `training_runs`.
         most: the largest number of launches; None means no limit.
@@ -176,9 +176,10 @@ def shopping_list(
 
 
 def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -> list[PlannedRun]:
-    """Return one profile for each job and each instance type that can compute it.
+    """Return one profile run for each job and each instance type that can compute it.
 
-    A mode that needs several devices is profiled in the corresponding single-device mode.
+    A profile uses one device. If a mode needs several devices, the profile uses the corresponding
+    mode for one device.
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
     alone = [replace(job, modes=(job.modes[0].alone,)) for job in jobs]
@@ -193,11 +194,11 @@ def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -
 def learning_launches(
     limits: CampaignLimits, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
 ) -> list[PlannedLaunch]:
-    """Return one launch per workload, with runs that check the convergence of its modes.
+    """Return one launch per workload, whose runs check if modes converge like DDP.
 
-    `wanted` are the pairs of workload and mode to check. A launch uses the cheapest pair of equal
-    machines that can train its modes. All launches together may use two thirds of the caps, and
-    modes that do not fit are left out.
+    `wanted` are the (workload, mode) pairs to check. A launch uses the cheapest pair of equal
+    machines that can train in its modes. All launches together may use two thirds of the caps.
+    Modes that do not fit are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -228,12 +229,12 @@ def learning_launches(
 def elastic_launch(
     limits: CampaignLimits, recommended: Mapping[str, Any], offers: Sequence[Offer]
 ) -> PlannedLaunch | None:
-    """Return a launch that measures what losing a machine costs.
+    """Return a launch that measures the cost of losing a machine during training.
 
-    The launch runs the recommended row, and its last machine is lost on purpose. The run has about
-    30 s of steps and writes ten checkpoints. The first machine is on-demand, all other machines are
-    spot. Returns None if the row has a single machine, if its mode does not keep the whole state on
-    each device, if the machines are not on offer, or if the launch exceeds the limits.
+    The launch runs the recommended setup of the row `recommended`, and its last machine is stopped
+    on purpose. The run has about 30 s of steps and writes ten checkpoints. The first machine is
+    on-demand, all other machines are spot. Returns None if the setup has a single machine, does not
+    use plain DDP, uses machines that are not on offer, or exceeds the limits.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)
@@ -273,7 +274,7 @@ def _next_launch(
     profiles: Sequence[PlannedRun],
     known: Knowledge,
 ) -> tuple[Cluster, list[PlannedRun]] | None:
-    """Return the cluster and its runs with the highest value for the share of the caps they use.
+    """Return the (cluster, runs) pair with the highest value for the share of the caps it uses.
 
     Returns None if no run has any value.
     """
@@ -307,14 +308,13 @@ def _fill(
     costs: Costs,
     most_s: float,
 ) -> tuple[list[PlannedRun], float]:
-    """Return a pair: the best runs for one launch, and their value per billed second.
+    """Return the best runs for one launch, and their value per billed second.
 
     The runs take at most `most_s` seconds. The launch starts with the runs in `first`. Training
-    runs are added by value per second, the highest first, until the next run would lower the value
-    per second of the launch's training runs. Adding a run can only lower the values of other runs,
-    so a heap recomputes values lazily. A run that fits within the minimum billed time is added
-    without this
-    comparison, because it costs nothing.
+    runs are added in the order of their value per second, until the next run would lower the value
+    per second of all training runs. A run that fits within the minimum billed time costs nothing
+    and is always added. Adding a run can only lower the values of other runs, so a heap recomputes
+    values lazily.
     """
     schedule, trial = Schedule(cluster), known.copy()
     chosen: list[PlannedRun] = []
@@ -354,5 +354,8 @@ def _fill(
 
 
 def _per_second(value: float, run: PlannedRun) -> float:
-    """Return the value per second to six digits, so that rounding errors do not decide an order."""
+    """Return the value per second of `run`, rounded to six digits.
+
+    Otherwise rounding errors would decide the order of equal runs.
+    """
     return float(f"{value / run.est_s:.6g}")

@@ -1,4 +1,4 @@
-"""Enumerate the runs that a campaign may buy, and estimate the seconds of each."""
+"""Enumerate the runs that a campaign may buy, and estimate the seconds of each run."""
 
 from __future__ import annotations
 
@@ -41,14 +41,11 @@ class Costs:
     minimum_s: float = 0.0  # the shortest time billed for a launch; a minute on EC2
 
     def run_s(self, step_s: float) -> float:
-        """Return the seconds of a training run whose steps take `step_s` each.
-
-        The machines are already running.
-        """
+        """Return the seconds of a training run on running machines; a step takes `step_s`."""
         return self.build_s + self.steps * step_s
 
     def billed_s(self, run_s: float) -> float:
-        """Return the billed seconds of a launch whose runs take `run_s` seconds together."""
+        """Return the billed seconds of a launch whose runs take `run_s` seconds in total."""
         return max(self.minimum_s, self.launch_s + run_s)
 
 
@@ -61,16 +58,16 @@ class PlannedRun:
     """One run to measure.
 
     Attributes:
-        kind: what the run measures, for example "train" or "profile"; defined in node/record.py.
+        kind: what the run measures, for example "train" or "profile" (see node/record.py).
         members: the instance types of the machines, in rank order.
-        nodes: the numbers of the launch's nodes on which the run takes place.
+        nodes: the numbers of the launch's machines on which the run takes place.
         devices: the number of devices used on each machine; empty means one on each machine.
         batches: samples per device of each machine. A profile lists the batches to try.
-        seed: the random seed of a learning run.
+        seed: the random seed of a run that checks convergence.
         steps, checkpoint_every: length of an elastic run and its checkpoint interval, in steps.
-        lose_after_s: seconds after the first step at which an elastic run loses its last machine;
-            None if it loses none.
-        wait_s: seconds that an elastic run waits for the lost machine.
+        lose_after_s: seconds after the first step at which the last machine of an elastic run is
+            stopped; None if no machine is stopped.
+        wait_s: seconds that an elastic run waits for the stopped machine.
     """
 
     kind: str
@@ -114,7 +111,10 @@ class PlannedRun:
         return self.accumulation_steps * samples
 
     def row(self) -> dict[str, object]:
-        """Return the columns of `Setup.row`. `batch_per_device` of a profile lists its batches."""
+        """Return the setup as columns of a measurement row.
+
+        For a profile, `batch_per_device` lists all its batches.
+        """
         batches = joined(self.batches)
         if self.kind == "profile":
             batches = ", ".join(map(str, self.batches))
@@ -132,7 +132,8 @@ class PlannedRun:
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Return each distinct sub-cluster of a cluster with the instance types `names`.
 
-    The result maps the types of a sub-cluster to the positions of the first nodes that form it.
+    The keys are the instance types of a sub-cluster. The values are the positions of the first
+    machines that form it.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
@@ -143,14 +144,14 @@ def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The predictions of the champion model that a campaign uses.
+    """The predictions of the model in use, as a campaign needs them.
 
     Attributes:
-        choice_set: the open choices of each workload.
+        choice_set: for each workload, the setups that may still be chosen for its goals.
         joint: a function that returns the joint distribution of log step times for setups.
-        workloads: the workloads and modes that the champion was trained on.
-        types: the instance types that the champion can predict.
-        fresh: runs, with `step_s`, that were measured but not used to train the champion.
+        workloads: the (workload, mode) pairs that the model was trained on.
+        types: the instance types that the model can predict.
+        fresh: runs, with `step_s`, that were measured but not used to train the model.
         predict: a function that returns predicted step times for setups, in a column `step_s`.
     """
 
@@ -162,12 +163,12 @@ class Model:
     predict: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
     def knows(self, trained: Trained, members: Sequence[str]) -> bool:
-        """Return True if the champion can predict this workload and mode on these types."""
+        """Return True if the model can predict the (workload, mode) pair on these types."""
         return trained in self.workloads and self.types.issuperset(members)
 
 
 def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) -> PlannedRun:
-    """Return a profile of the workload in its first mode on one machine of `instance_type`.
+    """Return a run that profiles the workload in its first mode on one machine.
 
     The profile times PROFILE_BATCHES batches, which range from an eighth of the least global batch
     to the greatest global batch.
@@ -189,18 +190,18 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
 
 
 def probe_of(members: tuple[str, ...], costs: Costs) -> PlannedRun:
-    """Return a sweep of all-reduces over `members`, from 4 KiB to 8 MiB."""
+    """Return a run that times all-reduces over `members`, from 4 KiB to 8 MiB."""
     return PlannedRun(
         kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s
     )
 
 
 def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -> list[PlannedRun]:
-    """Return the runs that compare the convergence of `mode` with that of its dense mode.
+    """Return runs that show if `mode` converges like the DDP mode that it would replace.
 
-    There is one run for each of the two modes and each seed. Each run uses both machines of `pair`.
-    The list is empty if the machines cannot train in the mode, or if they have more devices than
-    the least global batch has samples.
+    There is one run for each of the two modes and each seed, on both machines of `pair`. The list
+    is empty if the machines cannot train in the mode, or if they have more devices than the least
+    global batch has samples.
     """
     kind = pair.members[0].instance_type
     share = workload.global_batch_least // (2 * kind.devices)
@@ -234,11 +235,11 @@ def training_runs(
 ) -> dict[Key, PlannedRun]:
     """Return the training runs of every workload on every cluster, by setup.
 
-    A workload is measured in its first mode and at all its global batches. For variety it is also
+    A workload is measured in its first mode and at all its global batches. For variety, it is also
     measured at half the least batch and with two accumulation steps. Unequal machines share the
-    batch so that they finish together. Their speeds come from their profiles, or from their numbers
-    of cores if a profile is missing. A machine with several devices is also measured with one
-    device, to show how much devices slow each other down.
+    batch so that they finish together. Their speeds come from `profiles`, or from their numbers of
+    cores if a profile is missing. A machine with several devices is also measured with one device,
+    to show how much devices slow each other down.
     """
     lines = profiled_lines(profiles)
     found: dict[Key, tuple[Setup, Workload]] = {}
@@ -259,7 +260,7 @@ def training_runs(
 
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
-    """Return the training run of `setup`; `step_s` is its expected step time."""
+    """Return a run that measures `setup`. `step_s` is its expected step time in seconds."""
     several = any(offer.instance_type.devices > 1 for offer in setup.cluster.members)
     return PlannedRun(
         kind="train",
@@ -278,10 +279,7 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if the cluster can train in `mode`.
-
-    The mode must support the cluster's layout, and all devices must be able to compute in the mode.
-    """
+    """Return True if the mode supports the cluster's devices and all devices support the mode."""
     layout = [offer.instance_type.devices for offer in cluster.members]
     counts = (len(layout), min(layout), max(layout), sum(layout))
     return bool(mode.runs_on(*(np.array([count]) for count in counts))[0]) and all(
@@ -290,10 +288,10 @@ def _trains(cluster: Cluster, mode: Mode) -> bool:
 
 
 def profiled_lines(profiles: pd.DataFrame) -> Lines:
-    """Return a line (a, k) for each workload, mode and instance type with enough profiles.
+    """Fit seconds per batch for each workload, mode and instance type with enough profiles.
 
-    The line a + k * batch is fitted to the forward plus backward seconds of one device. Three
-    different batches must have been profiled.
+    A line (a, k) means that one device needs a + k b seconds for forward and backward of b samples.
+    Three different batches must have been profiled.
     """
     if not len(profiles):
         return {}
@@ -312,7 +310,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
 
 def _setups(workload: Workload, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
-    """Yield the setups of `training_runs` for one workload and cluster."""
+    """Yield the setups that `training_runs` measures for one workload and cluster."""
     mode = workload.modes[0]
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
@@ -348,7 +346,7 @@ def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
     """Return a rough estimate of the seconds per step, for setups that no model can predict.
 
     The work is assumed to be shared equally by all cores. A ring all-reduce of the gradients uses
-    the slowest link and overlaps the computation.
+    the slowest network link and overlaps the computation.
     """
     types = [offer.instance_type for offer in setup.cluster.members]
     used = zip(types, setup.layout, strict=True)
@@ -360,7 +358,7 @@ def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
 
 
 class Schedule:
-    """The times of the runs of one launch.
+    """The start and end of each run of one launch.
 
     Runs on one machine take place at the same time on different machines. A run on several machines
     takes place while no other run does.
@@ -373,17 +371,20 @@ class Schedule:
 
     @property
     def seconds(self) -> float:
-        """The seconds from the first to the last run, without the start of the machines."""
+        """The seconds from the start of the first run to the end of the last run."""
         return max(self.alone_s) + self.together_s
 
     def extra_s(self, run: PlannedRun) -> float:
-        """Return the seconds that `run` would add; 0 if it fits into a machine's idle time."""
+        """Return the seconds by which `run` would extend the launch.
+
+        They are 0 if the run fits into a machine's idle time.
+        """
         if len(run.members) > 1:
             return run.est_s
         return max(0.0, self.alone_s[self._idlest(run)] + run.est_s - max(self.alone_s))
 
     def add(self, run: PlannedRun) -> tuple[int, ...]:
-        """Add `run` to the schedule and return the nodes that serve it."""
+        """Add `run` to the schedule and return the numbers of the machines that it uses."""
         if len(run.members) > 1:
             self.together_s += run.est_s
             return sub_clusters(self.names)[run.members]
@@ -392,6 +393,6 @@ class Schedule:
         return (node,)
 
     def _idlest(self, run: PlannedRun) -> int:
-        """Return the node of the run's instance type that has the fewest seconds of runs."""
+        """Return the machine with the fewest seconds of runs, of the run's instance type."""
         nodes = (node for node, name in enumerate(self.names) if name == run.members[0])
         return min(nodes, key=self.alone_s.__getitem__)

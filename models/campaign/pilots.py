@@ -1,13 +1,13 @@
-"""Choose the few runs (pilots) that would reduce the regret of an open choice most.
+"""Choose the few runs (pilots) that would improve an uncertain choice most.
 
-The model's covariance S of log step times says how the result of a pilot p changes the expected
-log step time of setup c:
+The model's covariance S of log step times says how the result of a pilot p changes the expected log
+step time of setup c:
 
     E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
 Pilots are chosen one after another. Regret is the loss of the chosen setup minus the least loss of
-all setups. The loss is in logs. `planner/choice_rule.py` defines the loss; here, exceeding a limit
-is always penalised with `overshoot_price`, even if the goal requires a probability.
+all setups. The loss is in logs of the objective. `planner/choice_rule.py` defines the loss. Here,
+exceeding a limit always costs `overshoot_price`, even if the goal requires a probability.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,9 @@ _ROUNDING = 1e-10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pilots:
-    """The chosen pilots and the expected regret that remains after them.
+    """The chosen runs to measure (pilots), and the expected regret that remains after them.
+
+    Regret is the loss of the chosen setup minus the least loss of all setups.
 
     Attributes:
         chosen: positions of candidates. Each was the most valuable given the pilots before it.
@@ -55,14 +57,14 @@ def choose_pilots(
     count: int,
     seed: int,
 ) -> Pilots:
-    """Choose up to `count` candidates that would improve the choice of `goal` most.
+    """Choose up to `count` runs (pilots) that would improve the choice for `goal` most.
 
-    If no single run would change the choice, the run that is expected to change the predictions of
-    the choice set most is taken, because two runs together may change the choice. No candidate is
-    chosen if the goal has no open choice.
+    If no single run would change the choice, the run that is expected to change the predictions
+    most is taken, because two runs together may change the choice. No run is chosen if the choice
+    is certain.
 
     Args:
-        choice_set: setups that may be chosen, with the open choices.
+        choice_set: setups that may be chosen for the goals.
         candidates: one row for each setup that may be measured.
         joint: a function that returns mean, covariance and noise of log step times for setups.
         goal: the name of the goal.
@@ -91,9 +93,10 @@ def choose_pilots(
 def simulated(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> Iterator[float]:
-    """Yield the mean regret of choosing now, and then after each further one of the `pilots`.
+    """Yield the mean regret of choosing now, then after the first of `pilots`, and so on.
 
-    The regrets are averages over joint draws of the true step times.
+    Regret is the loss of the chosen setup minus the least loss of all setups. It is averaged over
+    joint draws of the true step times.
     """
     random, size = np.random.default_rng(seed), len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))

@@ -1,16 +1,16 @@
 """Compute the value of a training run, given all measured and planned runs.
 
-    value = 100 x expected fall of regret        the model knows the run
+    value = 100 x expected decrease of regret    if the model can predict the run
     value = sum_f 1 / (1 + n_f)                  otherwise
 
 A feature f of a run is its cluster, its workload on that cluster, its mixture of machines, or its
-batch. n_f is the number of measured and planned runs that have the same feature. A model knows a
-run if it was trained on the run's workload and mode and can predict its instance types.
-`value_of_information.py` computes the fall of regret.
+batch. n_f is the number of measured and planned runs that have the same feature. A model can
+predict a run if it was trained on the run's workload and mode and can predict its instance types.
+`value_of_information.py` computes the decrease of regret.
 
 Planned runs lower the value of similar runs. While a launch is planned, a run's value falls by the
 share of its information that the planned runs already provide. After each planned launch, the
-belief is conditioned on the planned runs and all values are computed again.
+distribution of step times is conditioned on the planned runs and all values are computed again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _MOST_FRESH = 300  # at most this many runs, measured after the model was fitted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The measurements of one provider so far. The frames are rows of its marts and may be empty.
+    """The measurements of one provider so far. The frames are rows of marts and may be empty.
 
-    Runs before `stale_before` do not count. `drifting` maps instance types to times. Runs on one of
-    these types up to the type's time do not count either.
+    Runs before `stale_before` do not count. `drifting` maps instance types to times. Runs on such
+    an instance type up to its time do not count either.
     """
 
     runs: pd.DataFrame
@@ -58,13 +58,13 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadValues:
-    """The regret that the runs of one workload save.
+    """The values of runs of one workload: how much better a run makes the choices of setups.
 
     Attributes:
-        questions: the open choices of the workload.
+        questions: the goals of the workload with the setups that may be chosen.
         belief: the joint normal distribution of the log step times of n setups.
-        places: the position of each run in `belief` and `regret`.
-        regret: (n,) the regret that a run of each setup saves.
+        places: the position of each run's setup in `belief` and `regret`.
+        regret: (n,) the expected loss from wrong choices that a run of each setup would avoid.
     """
 
     questions: Sequence[OpenChoice]
@@ -73,17 +73,17 @@ class WorkloadValues:
     regret: Floats
 
     def saves(self, run: PlannedRun) -> float:
-        """Return the regret that `run` saves in addition to the planned runs.
+        """Return the expected loss from wrong choices that `run` would avoid.
 
-        The result is 0 if `run` is not in `places`.
+        Planned runs are taken into account. The result is 0 if `run` is not in `places`.
         """
         return float(self.regret[self.places[run]]) if run in self.places else 0.0
 
     def after(self, run: PlannedRun) -> WorkloadValues:
-        """Return the values after `run` was planned.
+        """Return the values that remain after `run` was planned.
 
-        The belief is conditioned on the run. The value of each other run falls by the share of its
-        information that this run provides, which is their squared correlation.
+        The distribution of step times is conditioned on the run. The value of each other run falls
+        by the share of its information that this run provides, which is their squared correlation.
         """
         place = self.places[run]
         alike = (self.belief.mean_shift([place])[:, 0] / self.belief.outcome_sd) ** 2
@@ -92,22 +92,22 @@ class WorkloadValues:
         return replace(self, belief=self.belief.given(place), regret=regret)
 
     def revalued(self) -> WorkloadValues:
-        """Return the values computed again. Runs without a value keep none."""
+        """Compute the values again. Runs that have no value keep none."""
         left = [place for place in self.places.values() if self.regret[place] > 0]
         return replace(self, regret=run_values(self.questions, self.belief, left))
 
 
 @dataclass(slots=True, kw_only=True)
 class Knowledge:
-    """What is known from measured and planned runs.
+    """The information from measured and planned runs that determines the value of further runs.
 
     Attributes:
         done: the identities (`_identity`) of runs that are not bought again.
         doubted: instance types that drift or have only stale runs. The model's predictions for
             them are not used.
         seen: the number of measured and planned runs with each feature.
-        model: the champion, if there is one.
-        values: for each workload, the values of the runs that the model knows.
+        model: the predictions of the model in use, if there is one.
+        values: for each workload, the values of the runs that the model can predict.
     """
 
     done: set[Feature] = field(default_factory=set)
@@ -118,10 +118,10 @@ class Knowledge:
 
     @classmethod
     def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
-        """Return the knowledge from past measurements.
+        """Build the knowledge from past measurements.
 
-        `devices` is the number of devices of each instance type; it is used for rows without a
-        layout. A setup that failed twice is not tried again.
+        `devices` is the number of devices of each instance type, for rows without a layout. A setup
+        that failed twice is not tried again.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
@@ -150,7 +150,7 @@ class Knowledge:
         return known
 
     def learn(self, model: Model, runs: Iterable[PlannedRun], devices: Mapping[str, int]) -> None:
-        """Set the champion to `model` and compute the values of the runs that it knows.
+        """Use `model` to compute the values of those of `runs` that it can predict.
 
         `devices` is the number of devices of each instance type.
         """
@@ -168,14 +168,17 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, devices, new)
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return the regret that `run` is expected to save; None if the model cannot predict it."""
+        """Return the expected loss from wrong choices that `run` would avoid.
+
+        Returns None if the model cannot predict the run.
+        """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None
         values = self.values.get(run.workload)
         return 0.0 if values is None else values.saves(run)
 
     def needs(self, run: PlannedRun) -> bool:
-        """Return True if `run` is a profile or sweep that was neither measured nor planned.
+        """Return True if `run` is a profile or network sweep that was neither measured nor planned.
 
         A sweep is not needed if the model can predict all its instance types.
         """
@@ -191,7 +194,7 @@ class Knowledge:
         return _REGRET_VALUE * saved
 
     def add(self, run: PlannedRun) -> None:
-        """Count a planned run as if it were measured."""
+        """Treat a planned run as if it were measured."""
         if run.kind != "train":
             self.done.add(_identity_of(run))
             return
@@ -204,12 +207,12 @@ class Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
     def revalue(self, workloads: Iterable[str]) -> None:
-        """Compute the values of `workloads` again, with the planned runs taken into account."""
+        """Recompute the values of the runs of `workloads`, taking the planned runs into account."""
         for name in self.values.keys() & set(workloads):
             self.values[name] = self.values[name].revalued()
 
     def reason(self, run: PlannedRun) -> str:
-        """Explain why `run` is planned."""
+        """Return a text that explains why `run` is planned."""
         if run.kind != "train":
             return f"no {run.kind} of {run.label or run.cluster} yet"
         saved = self.saves(run)
@@ -223,10 +226,10 @@ def _identity_of(run: PlannedRun) -> Feature:
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
-    """Return the identity of the run in `row`.
+    """Return a key that is equal for rows that measure the same thing.
 
-    It consists of the kind and the setup of a training run, the workload, mode and instance type of
-    a profile, or the machines of a sweep.
+    It consists of the kind and setup of a training run, the workload, mode and instance type of a
+    profile, or the machines of a network sweep.
     """
     kind, members = str(row["kind"]), types_of(str(row["cluster"]))
     if kind == "train":
@@ -261,11 +264,11 @@ def _valued(
     devices: Mapping[str, int],
     fresh: Sequence[Mapping[str, Any]],
 ) -> WorkloadValues:
-    """Return the values of at most _MOST_RUNS of the `runs`.
+    """Return the values of at most _MOST_RUNS of the `runs`, all of which `model` can predict.
 
-    `model` must know all runs. Runs of setups in the choice set are preferred, then runs with few
-    machine-seconds. `fresh` are rows of runs, with `step_s`, that were measured after the model was
-    fitted; they update the model's belief.
+    Runs of setups that may be chosen come first, then runs with few machine-seconds. `fresh` are
+    rows of runs, with `step_s`, that were measured after the model was fitted. They update the
+    model's distribution of step times.
     """
     keys = {setup_key(setup) for setup in choice_set.setups}
 

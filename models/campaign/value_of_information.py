@@ -4,9 +4,9 @@
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
 Log step times are jointly normal. `planner/choice_rule.py` defines the choice and its loss. The
-loss here always penalises overshooting, even if a goal requires a probability. Regret is the loss
-minus the loss of the unknown best setup, which is the same before and after the run. Regret
-therefore falls by as much as the loss (Frazier, Powell and Dayanik 2009).
+loss here always penalises exceeding a limit, even if a goal requires a probability. Regret is the
+loss of the choice minus the loss of the unknown best setup. A run does not change the latter, so
+regret decreases by as much as the loss (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _MOST, _MOST_SAFE = 30, 10  # setups kept for a goal: the best by objective, and
 class Belief:
     """A joint normal distribution of the log step seconds of n setups.
 
-    `noise` is an (n,) array: the variance of one measured log step time about the setup's true log
-    step time.
+    `noise` is an (n,) array: the variance of one measured log step time around the setup's true
+    value.
     """
 
     mean: Floats
@@ -57,7 +57,7 @@ class Belief:
         return np.maximum(np.diag(self.covariance), 0.0)
 
     def given(self, place: int, log_step: float | None = None) -> Belief:
-        """Return the belief after a run of the setup at position `place`.
+        """Return the distribution after a run of the setup at position `place`.
 
         `log_step` is the measured log step time. If it is None, only the covariance changes.
         """
@@ -73,9 +73,10 @@ class Belief:
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> Floats:
-        """Return an (n, places) array: how far a run at each place would move each of the n means.
+        """Return an (n, places) array: by how much a run at each place changes each of n means.
 
-        The run's outcome is assumed to be one standard deviation above its mean.
+        The means are those of log step times. The measured value is assumed to be one standard
+        deviation above its mean.
         """
         return np.asarray(self.covariance[:, places] / self.outcome_sd[places])
 
@@ -86,10 +87,10 @@ class OpenChoice:
 
         hours = fixed_hours + hours_per_step_s x step_s,    usd = usd_per_hour x hours
 
-    Each array has one entry per setup. `places` are the positions of the setups in a belief.
-    `irreducible_sd` and `irreducible_mean` are the standard deviation and the mean of
-    log(hours / expected hours) if the step time is known. Hours then still depend on start-up and
-    interruptions.
+    Each array has one entry per setup. `places` are the positions of the setups in a `Belief`.
+    Start-up and interruptions make hours uncertain even if the step time is known.
+    `irreducible_mean` and `irreducible_sd` are the mean and standard deviation of log(hours /
+    expected hours) in this case.
     """
 
     goal: Goal
@@ -104,15 +105,15 @@ class OpenChoice:
 def choice(question: OpenChoice, belief: Belief) -> int:
     """Return the position in `question.places` of the setup to choose now.
 
-    This is the setup with the least loss. If no setup meets the constraint with the required
-    probability, it is the setup that is likeliest to meet the constraint.
+    This is the setup with the least loss. If no setup keeps the goal's limit with the required
+    probability, it is the setup that is most likely to keep the limit.
     """
     found = judged(question, belief.mean[:, None], belief.variance)
     return int(choices(question, *found)[0, 0])
 
 
 def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Floats, Floats]:
-    """Return two (runs,) arrays: the regret a run saves, and the chance that it changes the choice.
+    """Return two (runs,) arrays: expected decrease of regret, and chance of another choice.
 
     `runs` are the positions in `belief` of the setups to run.
     """
@@ -129,10 +130,10 @@ def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Flo
 def aim_and_meeting(
     question: OpenChoice, mean: Floats, variance: Floats
 ) -> tuple[Floats, Meeting | None]:
-    """Return a pair: the log objective of each setup, and how likely it meets the constraint.
+    """Return the log objective of each setup, and how likely the setup keeps the goal's limit.
 
-    The second item is a `Meeting`, or None if the goal has no constraint. `mean` and `variance`
-    describe log step seconds. They have the shape (setups, runs, outcomes) or broadcast to it.
+    The second item is a `Meeting`, or None if the goal has no limit. `mean` and `variance` describe
+    log step seconds. They have the shape (setups, runs, outcomes) or broadcast to it.
     """
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
@@ -147,10 +148,10 @@ def aim_and_meeting(
 
 
 def judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
-    """Return the result of `aim_and_meeting` for the question's setups and each draw.
+    """Return the log objective and the `Meeting` of the question's setups for each draw.
 
-    `mean` is an (n, draws) array and `variance` an (n,) array. They cover all n setups of the
-    belief. Results have the shape (setups of the question, 1, draws).
+    `mean` is an (n, draws) array and `variance` an (n,) array of log step seconds, for all n setups
+    of the belief. Results have the shape (setups of the question, 1, draws). See `aim_and_meeting`.
     """
     places = question.places
     return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
@@ -159,8 +160,8 @@ def judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats
 def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> Places:
     """Return a (runs, outcomes) array: the position of the setup chosen after each outcome.
 
-    If no setup has a finite loss, the setup that is likeliest to meet the constraint is chosen. If
-    several setups are equally good, the first is chosen.
+    If no setup has a finite loss, the setup that is most likely to keep the limit is chosen. Of
+    equally good setups, the first is chosen.
     """
     loss = losses(question.goal, log_aim, meeting)
     best = np.argmin(loss.round(9), axis=0)
@@ -171,9 +172,9 @@ def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> P
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> Floats:
-    """Return an (n,) array: the regret that a run of each setup in `belief` saves.
+    """Return an (n,) array: the expected decrease of regret by a run of each setup in `belief`.
 
-    The regret is summed over `questions`. It is 0 for setups whose position is not in `runs`. A
+    The decrease is summed over `questions`. It is 0 for setups whose position is not in `runs`. A
     question counts only if the run saves at least LEAST_REGRET and changes the choice with a
     probability of at least LEAST_CHANCE.
     """
@@ -186,9 +187,9 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceSet:
-    """The setups of a workload that may still be chosen.
+    """The setups of a workload that may still be chosen, and the goals for which they compete.
 
-    `places` of the questions are positions in `setups`.
+    The `places` of the questions are positions in `setups`.
     """
 
     setups: tuple[Setup, ...]
@@ -203,14 +204,14 @@ def choice_set_of(
     conditions: JobConditions | None = None,
     seed: int = 0,
 ) -> ChoiceSet:
-    """Return the setups that may still be chosen for some goal of `workload`.
+    """Return the setups that may still be chosen for a goal of `workload`.
 
-    For each goal, only the best batch split of each cluster and market is considered. The 30 setups
+    Only the best batch split of each cluster and market is considered. For each goal, the 30 setups
     with the least expected objective and the 10 setups with the least loss are returned. The rows
     of `predictions` are in the order of `setups`.
 
     Raises:
-        ValueError: if a goal cannot be judged.
+        ValueError: if the loss of a goal cannot be computed.
     """
     if not setups:
         return ChoiceSet(setups=(), questions=())
@@ -242,10 +243,7 @@ def choice_set_of(
 
 
 def _contending(goal: Goal, costs: JobCosts) -> Places:
-    """Return the positions of setups that may be chosen for `goal`.
-
-    The positions are sorted by the expected objective.
-    """
+    """Return the positions of setups that may be chosen for `goal`, sorted by the objective."""
     usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)
     meeting = meeting_of(goal, costs.drawn)

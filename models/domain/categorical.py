@@ -1,4 +1,4 @@
-"""Store a sequence of repeated names compactly: a table of distinct names, and a code per item."""
+"""Store a sequence of repeated names as a table of distinct names and an array of positions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
-    """Return a pair: the distinct rows in order of first appearance, and each row's position there.
+    """Return a pair: the distinct rows in order of first appearance, and an index array.
 
-    The positions are a (rows,) array.
+    The second item is a (rows,) array with the position of each row in the first item.
     """
     places: dict[Value, int] = {}
     codes = [places.setdefault(row, len(places)) for row in rows]
@@ -23,9 +23,9 @@ def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
 
 
 class Keys(Sequence[str]):
-    """A sequence of names, stored as a table `names` and an array `codes` of positions in it.
+    """A sequence of names, stored as the distinct `names` and an array `codes` of positions in it.
 
-    Item i of the sequence is `names[codes[i]]`. The table may have names that no item uses.
+    Item i of the sequence is `names[codes[i]]`. `names` may contain names that no item uses.
     """
 
     __slots__ = ("codes", "names")
@@ -35,7 +35,7 @@ class Keys(Sequence[str]):
 
     @classmethod
     def of(cls, values: Iterable[str]) -> Keys:
-        """Return `values` as Keys; an instance of Keys is returned unchanged."""
+        """Convert `values` to Keys. An instance of Keys is returned unchanged."""
         return values if isinstance(values, Keys) else cls(*numbered(values))
 
     def __len__(self) -> int:
@@ -54,17 +54,20 @@ class Keys(Sequence[str]):
         return self.names[int(self.codes[at])]
 
     def __add__(self, other: Keys) -> Keys:
-        """Return the concatenation of both sequences. Its table has the names of both tables."""
+        """Return the concatenation of both sequences. Its `names` are the names of both."""
         table = Keys.of((*self.names, *other.names))
         mine, theirs = table.codes[: len(self.names)], table.codes[len(self.names) :]
         return Keys(table.names, np.concatenate([mine[self.codes], theirs[other.codes]]))
 
     def take(self, picked: IntArray) -> Keys:
-        """Return the items that `picked` selects: positions, or a mask with a value per item."""
+        """Return the items at `picked`, an array of positions or a boolean mask over the items."""
         return Keys(self.names, self.codes[picked])
 
     def values(self, value: Callable[[str], float]) -> FloatArray:
-        """Return an array of `value(name)` for each item. Calls `value` once per used name."""
+        """Return an (items,) array with `value(name)` for each item.
+
+        `value` is called once for each name that an item uses.
+        """
         table = np.zeros(len(self.names))
         for code in self._used():
             table[code] = value(self.names[code])
@@ -72,16 +75,16 @@ class Keys(Sequence[str]):
 
     @property
     def distinct(self) -> tuple[str, ...]:
-        """Return the names that at least one item uses, in the order of the table."""
+        """Return the names that at least one item uses, in the order of `names`."""
         return tuple(self.names[code] for code in self._used())
 
     def groups(self) -> dict[str, IntArray]:
-        """Return, for each used name, the positions of its items in ascending order."""
+        """Return, for each name that an item uses, the ascending positions of its items."""
         order = np.argsort(self.codes, kind="stable")
         ends = np.cumsum(np.bincount(self.codes, minlength=len(self.names)))
         starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
         return {self.names[code]: order[starts[code] : ends[code]] for code in self._used()}
 
     def _used(self) -> list[int]:
-        """Return the codes that at least one item has, in ascending order."""
+        """Return the codes that occur in `codes`, in ascending order."""
         return np.flatnonzero(np.bincount(self.codes, minlength=len(self.names))).tolist()

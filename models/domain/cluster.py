@@ -25,10 +25,11 @@ _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*
 
 
 def bucket_hazard(bucket: int | None) -> float:
-    """Return the interruptions per hour of one machine, from Spot Advisor's range `bucket`.
+    """Convert a frequency class of EC2's Spot Advisor to interruptions per hour of one machine.
 
-    Ranges are numbered 0 to 4. None and any other number are treated as the worst range. The rate
-    is -log(1 - monthly share) / hours per month.
+    `bucket` is the class, 0 to 4. None and any other number are treated as the worst class. A class
+    states the share of machines that are interrupted in a month. The rate is -log(1 - share) /
+    hours per month.
     """
     shares = dict(enumerate(ADVISED_MONTHLY_SHARE))
     share = shares.get(-1 if bucket is None else bucket, ADVISED_MONTHLY_SHARE[-1])
@@ -39,7 +40,7 @@ def bucket_hazard(bucket: int | None) -> float:
 class InstanceType:
     """A kind of machine, as its provider describes it.
 
-    `cores` is the CPU share of a local host or the number of vCPUs of an EC2 instance.
+    `cores` is the number of vCPUs of an EC2 instance, or the CPU quota of a local host.
     `bandwidth_gbps` is the sustained network rate in Gbit/s. `device_tflops` is the peak fp32 rate
     of one device in TFLOP/s; None means unknown.
     """
@@ -56,7 +57,7 @@ class InstanceType:
 
     @property
     def digest(self) -> str:
-        """Return twelve hex digits that change with the definition.
+        """Return twelve hex digits that change if a field of the instance type changes.
 
         Runs that were measured under a different digest are not used.
         """
@@ -65,7 +66,7 @@ class InstanceType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An instance type at a price in one market and zone.
+    """An instance type at a price in one market (on-demand or spot) and zone.
 
     `usd_per_hour` is the price that this installation pays for the machine; None means unknown, not
     free. If that price differs from the public price, `own_price` says why and
@@ -92,7 +93,7 @@ class Offer:
     def list_usd_per_hour(self) -> float | None:
         """Return the public price if it is known, else `usd_per_hour`.
 
-        A spot market compares bids with the public price.
+        A bid for a spot machine must be compared with the public price.
         """
         return self.usd_per_hour if self.public_usd_per_hour is None else self.public_usd_per_hour
 
@@ -100,7 +101,7 @@ class Offer:
     def worst_usd_per_hour(self) -> float | None:
         """Return the higher of `usd_per_hour` and the public price, because a discount may end.
 
-        None if neither price is known.
+        Returns None if neither price is known.
         """
         known = [usd for usd in (self.usd_per_hour, self.public_usd_per_hour) if usd is not None]
         return max(known, default=None)
@@ -120,17 +121,17 @@ class Cluster:
 
     @classmethod
     def of(cls, *counted: tuple[int, Offer]) -> Cluster:
-        """Build a cluster from (count, offer) pairs. Machines are in the order of the pairs."""
+        """Build a cluster from (count, offer) pairs. The order of the pairs is the rank order."""
         return cls(members=tuple(offer for count, offer in counted for _ in range(count)))
 
     @property
     def name(self) -> str:
-        """Return the name used in measurement rows: `2xg5.12xlarge+1xg4dn.12xlarge`."""
+        """Return the cluster's name in measurements, such as `2xg5.12xlarge+1xg4dn.12xlarge`."""
         return cluster_name(offer.instance_type.name for offer in self.members)
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
-        """Return three prices in dollars per hour: machines, storage, and addresses with requests.
+        """Return three prices in dollars per hour: machines, volumes, and addresses with requests.
 
         The price of the machines is None if the price of any machine is unknown.
         """
@@ -142,26 +143,26 @@ class Cluster:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return dollars per hour of the machines, without storage; None if a price is unknown."""
+        """Return dollars per hour of the machines without volumes; None if a price is unknown."""
         return self.bill_per_hour[0]
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Return dollars per hour including volumes, addresses and requests.
+        """Return dollars per hour of machines, volumes, addresses and requests.
 
-        None if a machine's price is unknown.
+        Returns None if a machine's price is unknown.
         """
         machines, storage, other = self.bill_per_hour
         return None if machines is None else machines + storage + other
 
     @property
     def market(self) -> str:
-        """Return the market, "on-demand" or "spot"; "mixed" if the machines' markets differ."""
+        """Return "on-demand" or "spot", or "mixed" if the machines' markets differ."""
         markets = {offer.market for offer in self.members}
         return markets.pop() if len(markets) == 1 else "mixed"
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
-        """Yield (count, offer) for each group of consecutive equal offers, in rank order."""
+        """Yield (count, offer) for each run of consecutive equal offers, in rank order."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
 
@@ -189,10 +190,10 @@ def parse_cluster(text: str) -> tuple[str, ...]:
 
 
 def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, ...]:
-    """Parse whole numbers joined by `+`, one per instance.
+    """Parse whole numbers joined by `+`, one for each of `count` instances.
 
-    A single number applies to all `count` instances. `what` is the word for the value in error
-    messages, for example "layout".
+    A single number applies to all instances. `what` is the name of the value in error messages, for
+    example "layout".
 
     Raises:
         ValueError: if a number is not whole and positive, or if there are neither 1 nor `count`

@@ -14,8 +14,8 @@ ROUNDING = 1e-6
 
 
 def to_rounding(values: FloatArray) -> FloatArray:
-    """Return log(values) / ROUNDING, rounded to whole numbers. `values` are positive.
+    """Map positive values to integers, so that values equal up to rounding mostly become equal.
 
-    Values that differ only by rounding errors mostly get equal results.
+    The integers are log(values) / ROUNDING, rounded.
     """
     return np.asarray(np.round(np.log(values) / ROUNDING), dtype=float)

@@ -1,4 +1,4 @@
-"""Read setups from columns of measurements, and count the runs of each setup."""
+"""Read setups from rows of measurements, and count the measurements of each setup."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Numbers = tuple[int, ...]
 
 @lru_cache(maxsize=65536)  # a million rows name only a few clusters
 def types_of(cluster: str) -> tuple[str, ...]:
-    """Return the instance type of each machine. This is `parse_cluster` with a cache."""
+    """Return the instance type of each machine of `cluster`: `parse_cluster` with a cache."""
     return parse_cluster(cluster)
 
 
 def machines_of(
     cluster: str, layout: str, batch: str, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
-    """Return two tuples: the devices used on each instance, and the batch per device of each.
+    """Return two tuples with one number per instance: devices used, and batch per device.
 
     An empty `layout` means that all devices are used. `devices` has the number of devices of each
     instance type; a type that is not in it has 1.
@@ -40,7 +40,7 @@ def machines_of(
 
 
 def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
-    """Return the column `name` after replacing missing values with `default`.
+    """Return the column `name` with missing values replaced by `default`.
 
     If the frame has no such column, all values are `default`.
     """
@@ -51,13 +51,16 @@ def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
 
 
 def mode_of(row: Mapping[str, Any]) -> Mode:
-    """Return the mode of a measurement row. A missing value means the default."""
+    """Return the mode (precision, strategy, switches) of a measurement row.
+
+    A missing value means the default.
+    """
     given = {name: row.get(name) for name in MODE_COLUMNS}
     return Mode(**{name: str(value) for name, value in given.items() if not _absent(value)})
 
 
 def modes_of(frame: pd.DataFrame) -> list[Mode]:
-    """Return the mode of each row of `frame`."""
+    """Return the mode (precision, strategy, switches) of each row of `frame`."""
     columns = [column(frame, name, known[0]).tolist() for name, known in MODE_COLUMNS.items()]
     rows, which = numbered(zip(*columns, strict=True))
     modes = [mode_of(dict(zip(MODE_COLUMNS, values, strict=True))) for values in rows]
@@ -88,9 +91,9 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
 
 
 def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:
-    """Raise ValueError if a name is not in `known`.
+    """Raise ValueError if one of `names` is not in `known`.
 
-    `what` is the word for such a name in the message, for example "workload".
+    `what` says in the message what the names are, for example "workload".
     """
     for name in sorted(set(names) - set(known)):
         raise ValueError(f"unknown {what} {name!r}; {nearest_names(name, known)}")
@@ -101,17 +104,14 @@ Key = tuple[str, Mode, tuple[tuple[str, int, int], ...], int]
 
 
 def setup_key(setup: Setup) -> Key:
-    """Return the key of a setup.
-
-    Setups that differ only in market, zone or machine order have equal keys.
-    """
+    """Return a key that is equal for setups that differ only in market, zone or machine order."""
     types = [offer.instance_type.name for offer in setup.cluster.members]
     machines = zip(types, setup.layout, setup.batch_per_device, strict=True)
     return setup.workload, setup.mode, tuple(sorted(machines)), setup.accumulation_steps
 
 
 def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
-    """Return the key of a measurement row.
+    """Return the key of a measurement row's setup; see `setup_key`.
 
     A missing layout means that all devices are used. `devices` has the number of devices of each
     instance type.
@@ -129,16 +129,16 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 
 
 def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
-    """Return, for each setup, the number of measurements in `runs` (see `runs_by_key`)."""
+    """Return, for each setup, its number of measurements in the frame `runs`; see `runs_by_key`."""
     types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
     counted = runs_by_key(types, runs)
     return [counted[setup_key(setup)] for setup in setups]
 
 
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
-    """Return the number of measurements of each setup, by setup key.
+    """Return the number of measurements of each setup, by the key that `setup_key` returns.
 
-    The column `runs` is the number of measurements that a row stands for; without it, each row is
+    If the frame has a column `runs`, a row stands for that many measurements. Otherwise each row is
     one measurement. `types` give the number of devices for rows without a layout.
     """
     devices = {kind.name: kind.devices for kind in types}

@@ -1,4 +1,4 @@
-"""Define legal names, and suggest corrections for a misspelt name."""
+"""List legal names of settings, and suggest corrections for a misspelt name."""
 
 import difflib
 from collections.abc import Iterable

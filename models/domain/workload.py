@@ -40,9 +40,9 @@ SWITCHES = (
 
 
 class Mode(NamedTuple):
-    """How a workload is trained: precision, strategy and switches.
+    """How a workload is trained: its precision, strategy (DDP, FSDP, ...) and switches.
 
-    `switches` are names joined by `+`; `none` means no switch.
+    `switches` are names joined by `+`, such as "compile"; `none` means no switch.
     """
 
     precision: str = PRECISIONS[0]
@@ -52,84 +52,87 @@ class Mode(NamedTuple):
     def __str__(self) -> str:
         """Return a short text such as `bf16 fsdp compile`.
 
-        It has the precision, then strategy and switches if they differ from the defaults.
+        The text has the precision, followed by strategy and switches if they are not the defaults.
         """
         rest = zip(self[1:], (STRATEGIES[0], SWITCHES[0]), strict=True)
         return " ".join([self.precision, *(value for value, usual in rest if value != usual)])
 
     @property
     def sharded(self) -> bool:
-        """True if the training state is sharded, so that more devices need less memory each."""
+        """True if weights, gradients or optimizer state are sharded over the devices.
+
+        More devices then need less memory each.
+        """
         return self.strategy in (*_GATHERED, UPDATES_SHARED)
 
     @property
     def gathered(self) -> bool:
-        """True for FSDP and ZeRO-2, which shard weights or gradients and handle them in blocks."""
+        """True for FSDP and ZeRO-2, which process sharded weights or gradients block by block."""
         return self.strategy in _GATHERED
 
     @property
     def compressed(self) -> bool:
-        """True if gradients are sent compressed, so that convergence must be checked."""
+        """True if gradients are compressed, so that convergence must be checked."""
         return self.strategy in COMPRESSED
 
     @property
     def combined(self) -> bool:
-        """True if Adasum combines gradients or updates."""
+        """True if Adasum replaces the average of gradients or updates."""
         return self.strategy in COMBINED
 
     @property
     def divided(self) -> bool:
-        """True for tensor parallelism: layers are split, and devices exchange activations."""
+        """True for tensor parallelism: it splits layers, and devices exchange activations."""
         return self.strategy in TENSOR
 
     @property
     def servers(self) -> int:
         """Return the number of parameter servers; 0 if the strategy uses none.
 
-        A machine has at most one parameter server.
+        A machine runs at most one parameter server.
         """
         return int(self.strategy.removeprefix("ps-")) if self.strategy in SERVED else 0
 
     @property
     def must_be_faster(self) -> bool:
-        """True if the planner may choose the mode only if it is faster than DDP almost certainly.
+        """True if the planner may choose the mode only if it is reliably faster than DDP.
 
-        The upper bound of the mode's step time must be below the prediction for DDP.
+        The upper bound of the predicted step time must then be below the prediction for DDP.
         """
         return self.compressed or self.divided or self.servers > 0
 
     @property
     def sends_otherwise(self) -> bool:
-        """True if devices exchange data other than gradients, or combine them unlike DDP."""
+        """True if devices send other data than DDP's gradients or combine gradients differently."""
         return self.must_be_faster or self.combined
 
     @property
     def of_equal_batches(self) -> bool:
-        """True if every device must have the same batch size."""
+        """True if the strategy needs the same batch size on every device."""
         return self.strategy == ADASUM_DELTA or self.divided
 
     @property
     def of_several(self) -> bool:
-        """True if the mode needs several devices."""
+        """True if the mode needs at least two devices, as every strategy except DDP does."""
         return self.strategy != STRATEGIES[0]
 
     @property
     def offloaded(self) -> bool:
-        """True if the sharded training state lies in host memory."""
+        """True if the sharded weights, gradients and optimizer state are kept in host memory."""
         return _SWITCHES[2] in self.switches.split("+")
 
     @property
     def compiled(self) -> bool:
-        """True if torch.compile compiles the model at the first step of each shape."""
+        """True if torch.compile compiles the model at the first step of each input shape."""
         return _SWITCHES[1] in self.switches.split("+")
 
     def runs_on(
         self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray
     ) -> BoolArray:
-        """Return a mask that is True for clusters that can train in this mode.
+        """Return a (clusters,) mask: True if the cluster can train in this mode.
 
-        All arrays are (clusters,): the number of `machines`, the `fewest` and the `most` devices
-        used on any machine, and the number of `ranks`.
+        All arguments are (clusters,) arrays: the number of `machines`, the `fewest` and the `most`
+        devices used on any machine, and the number of `ranks`.
         """
         several = ranks > 1
         able: BoolArray
@@ -150,15 +153,15 @@ class Mode(NamedTuple):
 
     @property
     def dense(self) -> Mode:
-        """Return the mode with which to compare this mode.
+        """Return the DDP mode with which this mode's step time and convergence are compared.
 
-        It uses DDP instead of the strategy if `sends_otherwise` is True; else it is this mode.
+        The result is this mode itself if it already communicates like DDP (see `sends_otherwise`).
         """
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 
     @property
     def alone(self) -> Mode:
-        """Return this mode for a single device: with DDP and without offload."""
+        """Return this mode for training on one device: with DDP and without offload."""
         kept = [switch for switch in self.switches.split("+") if switch != _SWITCHES[2]]
         return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
 
@@ -237,9 +240,9 @@ class Workload:
 
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return the rows, columns and depth of the device grid (tasks/node/strategies/grid.py).
+    """Return the rows, columns and depth of the device grid of a tensor-parallel `strategy`.
 
-    None if `ranks` devices cannot form a grid for the tensor-parallel `strategy`.
+    Returns None if `ranks` devices cannot form a grid (tasks/node/strategies/grid.py).
     """
     if strategy == TENSOR_1D:
         return (1, ranks, 1) if ranks > 1 else None
@@ -254,7 +257,8 @@ def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
 class Setup:
     """A workload on a cluster, with everything else that determines the step time.
 
-    `layout` (devices used) and `batch_per_device` (samples) have one number per instance.
+    `layout` has the number of devices used on each instance. `batch_per_device` has the number of
+    samples per device for each instance.
     """
 
     workload: str
@@ -272,7 +276,7 @@ class Setup:
 
     @property
     def global_batch(self) -> int:
-        """Return the samples that the whole cluster processes in one optimizer step."""
+        """Return the number of samples that the cluster processes in one optimizer step."""
         pairs = zip(self.layout, self.batch_per_device, strict=True)
         return sum(devices * batch for devices, batch in pairs) * self.accumulation_steps
 

@@ -1,13 +1,13 @@
-"""Model the seconds until requested machines work, and the chance to get all machines at once.
+"""Model the seconds from a request until its machines work, and the chance that it is granted.
 
     log seconds = mu_market + u_type,market + b (log n - c) + noise      n machines of one request
     p_type,market,zone ~ Beta(requests granted and refused)
     p_gang(n) = p^(1 + (n - 1) (1 - shared))
 
-A gang is the set of all machines of a cluster, which must run at the same time. A launch lasts
-until its last machine works. Machines of one launch take similar times, so each further machine
-adds little information. Refusals are correlated: if one machine is available, the next machine is
-more likely to be available.
+A gang is the set of all machines of a cluster, which must run at the same time. A launch ends when
+its last machine works. Machines of one launch take similar times, so each further machine adds
+little information. Refusals are correlated: if one machine is available, the next machine is more
+likely to be available.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,9 +41,9 @@ def fit_startup(
 ) -> LogSeconds:
     """Fit start-up seconds for each market and instance type.
 
-    `launches` has columns instance_type, market, machines (number in the launch) and seconds, with
-    a row per launch and instance type. `prior_s` has the prior median seconds of each market.
-    `slope` is the mean and standard deviation of the prior of b.
+    `launches` has a row per launch and instance type, with columns instance_type, market, machines
+    (number in the launch) and seconds. `prior_s` has the prior median seconds of each market.
+    `slope` is the prior mean and standard deviation of b, the effect of the log number of machines.
 
     Raises:
         ValueError: if a market is unknown or seconds are not above 0.
@@ -61,10 +61,11 @@ def fit_startup(
 def gang_startup(
     model: LogSeconds, pools: Sequence[TypeInMarket], counts: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return two (gangs,) arrays: mean start-up seconds, and standard deviations of their logs.
+    """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of their logs.
 
-    `counts` (gangs, pools) is the number of machines from each pool, at least one per gang. A gang
-    is ready when its slowest instance type is ready.
+    `pools` are (instance type, market) pairs. `counts` (clusters, pools) is the number of machines
+    from each pool, at least one per cluster. A cluster is ready when its slowest instance type is
+    ready.
     """
     keys = [(market, name) for name, market in pools]
     medians = model.log_medians(keys)[:, 0]
@@ -84,15 +85,15 @@ _SHARED = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailabilityModel:
-    """The chance that a request for one machine is granted, for each type, market and zone."""
+    """The chance that a request for one machine is granted, by instance type, market and zone."""
 
     granted: Mapping[TypeInZone, float]
 
     def gangs(self, pools: Sequence[TypeInZone], counts: FloatArray) -> FloatArray:
-        """Return a (gangs,) array: the chance that a gang gets all its machines.
+        """Return a (clusters,) array: the chance that a cluster gets all its machines at once.
 
-        `counts` (gangs, pools) is the number of machines from each pool. Pools are assumed to be
-        independent.
+        `counts` (clusters, pools) is the number of machines from each pool, which is an instance
+        type in a market and zone. Pools are assumed to be independent.
         """
         chances = [self.granted.get(pool, _GRANTED[pool[1]]) for pool in pools]
         exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
@@ -102,11 +103,9 @@ class AvailabilityModel:
 def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
     """Fit the probability that a request is granted, for each instance type, market and zone.
 
-    `requests` has columns instance_type, market, zone and granted, with a row per request and
-    instance type.
-
-    A request for many machines counts like a request for one machine. Refusals therefore make a
-    type look scarcer than it is.
+    `requests` has a row per request and instance type, with columns instance_type, market, zone and
+    granted. A request for many machines counts like a request for one machine. Refusals therefore
+    make a type look scarcer than it is.
     """
     found = requests.groupby(["instance_type", "market", "zone"])["granted"].agg(["sum", "size"])
     prior = found.index.get_level_values("market").map(_GRANTED).to_numpy(float)

@@ -1,11 +1,11 @@
 """Model the seconds to write or read a checkpoint, from its bytes and the instance type.
 
-    seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise),  x = log of the line
+    seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise)
 
-The line in parentheses is CM-DARE's [P] and holds for the storage of its cloud. mu, u and b have
-normal priors around 0. The two numbers of the line are not fitted, because measurements of a few
-workloads do not determine both. The measurements do show how far seconds lie above the line (mu),
-and whether large checkpoints lie further above it (b).
+The factor in parentheses is a line that the paper CM-DARE [P] measured on another cloud's storage.
+x is the log of the line's seconds. mu, u and b have normal priors around 0. The two numbers of the
+line are not fitted, because measurements of a few workloads do not determine both. The measurements
+do show the distance from the line (mu), and whether it grows with the size of the checkpoint (b).
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _STATE_PER_WEIGHT = 3  # the weights and the two moments of Adam
 def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None) -> float:
     """Return the bytes of a checkpoint: `measured`, or an estimate from `gradient_bytes`.
 
-    Return 0 if neither is known.
+    Returns 0 if neither is known.
     """
     if measured is not None and measured > 0:
         return float(measured)
@@ -35,7 +35,10 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
 
 @dataclass(frozen=True, slots=True)
 class CheckpointModel:
-    """Predicts checkpoint seconds. `ratio` models seconds / seconds of the module's line."""
+    """Predicts the seconds to write a checkpoint.
+
+    `ratio` models the measured seconds divided by the seconds of a published line, `_line`.
+    """
 
     ratio: LogSeconds
 
@@ -47,7 +50,7 @@ class CheckpointModel:
 
 
 def _line(state_bytes: ArrayLike) -> FloatArray:
-    """Return the logs of the seconds that the module's line gives for `state_bytes`."""
+    """Return log seconds to write `state_bytes`, by the line 3.6 s + 0.02 s/MB from CM-DARE."""
     return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
 
 
@@ -65,9 +68,9 @@ PRIOR = CheckpointModel(
 
 
 def fit_checkpoints(written: pd.DataFrame) -> CheckpointModel:
-    """Fit the seconds to write checkpoints; the result is the prior if `written` has no rows.
+    """Fit the seconds to write a checkpoint. If `written` has no rows, return the prior.
 
-    `written` has columns workload, instance_type, bytes and seconds, with a row per checkpoint.
+    `written` has a row per checkpoint, with columns workload, instance_type, bytes and seconds.
     """
     # The median ignores a checkpoint that was written while the disk was busy.
     cells = written.groupby(["workload", "instance_type", "bytes"])["seconds"].median()

@@ -1,6 +1,9 @@
-"""Model the seconds that torch.compile takes before the first steps of a workload in a mode.
+"""Model the seconds that torch.compile adds before the first steps of a workload.
 
-log seconds = mu + noise     mu has a normal prior about log(prior_s), so its posterior is normal
+log seconds = mu + noise
+
+mu is fitted for each workload and mode. Its prior is normal around log(prior_s), so its posterior
+is normal too.
 """
 
 from collections.abc import Mapping
@@ -19,7 +22,7 @@ _PRIOR_SD, _REPEAT_SD = 1.0, 0.2
 
 
 def prior_s(mode: Mode) -> float:
-    """Return the compilation seconds to expect before any compilation was measured.
+    """Return the compilation seconds to assume if no compilation was measured.
 
     They are 0 if `mode` does not use torch.compile.
     """
@@ -28,14 +31,15 @@ def prior_s(mode: Mode) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileModel:
-    """The compilation seconds learned for each (workload, mode)."""
+    """The compilation seconds learned for each pair of workload and mode."""
 
     learned: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
 
     def seconds(self, workload: str, mode: Mode) -> float:
-        """Return the expected compilation seconds, at start and after each replacement.
+        """Return the expected compilation seconds of one start of the job.
 
-        They are 0 if `mode` does not use torch.compile.
+        A replacement of a machine restarts the job and compiles again. The seconds are 0 if `mode`
+        does not use torch.compile.
         """
         return self.learned.get((workload, mode), prior_s(mode)) if mode.compiled else 0.0
 
@@ -43,8 +47,8 @@ class CompileModel:
 def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
     """Fit compilation seconds for each workload and mode.
 
-    `compiled` has columns workload, precision, strategy, switches and seconds, with a row for each
-    run that used torch.compile.
+    `compiled` has a row for each run that used torch.compile, with columns workload, precision,
+    strategy, switches and seconds.
     """
     learned = {}
     for names, rows in compiled.groupby(["workload", *Mode._fields]):

@@ -1,7 +1,7 @@
 """Estimate the hours and dollars of the whole job on each setup, with random draws of both.
 
 hours = expected_hours(ceil(samples / global batch) step_s)
-usd   = hours x (machines + storage + other) of the whole cluster
+usd   = hours x dollars per hour of the cluster (machines, storage, addresses and requests)
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class JobCosts:
 
     Arrays are (setups,); `hours_by_draw` and `sampled_hours` are (setups, draws).
 
-    - `usd_per_hour` is the whole bill of the cluster, or NaN if a price is unknown.
+    - `usd_per_hour` is the price of the whole cluster, or NaN if a price is unknown.
     - `hours` are expected hours.
-    - `hours_by_draw` are the hours that are expected if the step time has the drawn value.
+    - `hours_by_draw` are the expected hours if the step time had the drawn value.
     - `sampled_hours` are hours with drawn step time, start-up and interruptions.
     - `interruptions` is the expected number of interruptions.
     - `interruption_risk` is the chance of at least one interruption.
-    - `cluster` is a number for each combination of instance types, markets and zones. Setups with
-      equal numbers divide the batch differently among the machines of one cluster.
+    - `cluster` is a number that is equal for setups with the same machines, markets and zones. Such
+      setups divide the batch differently among the machines.
     """
 
     setups: Sequence[Setup]
@@ -54,7 +54,7 @@ class JobCosts:
     cluster: IntArray
 
     def expected(self, what: str) -> FloatArray:
-        """Return a (setups,) array: the expected hours, or dollars if `what` is "usd"."""
+        """Return a (setups,) array of expected hours, or of expected dollars if `what` is "usd"."""
         return self._priced(what, self.hours)
 
     def drawn(self, what: str) -> FloatArray:
@@ -67,8 +67,8 @@ class JobCosts:
     def expected_by_draw(self, what: str) -> FloatArray:
         """Return a (setups, draws) array: expected hours for each draw of the step time.
 
-        The array has dollars if `what` is "usd". Only step times are drawn. Comparisons of setups
-        therefore have no noise from drawn interruptions.
+        The array has dollars if `what` is "usd". Start-up and interruptions are not drawn, so that
+        they add no noise to comparisons of setups.
         """
         return self._priced(what, self.hours_by_draw)
 
@@ -82,8 +82,8 @@ def cost_at(
 ) -> tuple[float, float]:
     """Return the expected hours and dollars of a job with `steps` steps of `step_s` seconds.
 
-    `conditions` describe one cluster. The seconds of start-up, checkpoints and replacements do not
-    scale with `step_s`. An argument of NaN gives NaN.
+    `conditions` has the start-up, checkpoint and interruption parameters of one cluster. If an
+    argument is NaN, the result is NaN.
     """
     hours = float(expected_hours([steps * step_s / 3600.0], conditions)[0])
     return hours, hours * usd_per_hour
@@ -105,7 +105,7 @@ def job_costs(
         setups: the setups to compare.
         predictions: the result of StepTimeModel.predict, with a row for each of `setups`.
         step_draws: (setups, draws) step seconds, drawn jointly.
-        job_conditions: learned or prior conditions; by default, the priors (`Stated`).
+        job_conditions: start-up, checkpoint and interruption models; default: priors (`Stated`).
         seed: the seed of the draws of start-up and interruptions.
     """
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])

@@ -2,15 +2,15 @@
 
     checkpoint    c, from checkpoints.py
     interval      I = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c,  M where c >= 2M
-                  Daly [P], the next order after Young
+                  M = 1 / h is the mean time between interruptions; Daly's [P] optimum
     running       r = work + (n - 1) c    n equal pieces of at most I, with a checkpoint between two
     interruptions N = n (exp(h s) - 1), s = r / n, each taking 1/h - s / (exp(h s) - 1) of its piece
     hours           = start-up + r + N (lost + replacement)
 
-The formulas are exact for memoryless interruptions at h per hour [D]. h is called the hazard. A
-cluster needs all its machines, so its hazard is the sum of the machines' hazards. An interruption
-during a replacement restarts the replacement. In reality, interruptions come in bunches. To allow
-for bunches, the hazard of each draw is multiplied by Gamma variables.
+h is the hazard: the expected number of interruptions per hour. The formulas are exact for
+memoryless interruptions [D]. A cluster needs all its machines, so its hazard is the sum of the
+machines' hazards. An interruption during a replacement restarts the replacement. Real interruptions
+come in bunches. Therefore the hazard of each draw is multiplied by Gamma variables.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _RISK_DRAWS = 400
 class Conditions(NamedTuple):
     """Start-up, checkpoint and interruption parameters of clusters; each array is (clusters,).
 
-    `hazard_per_hour` is the number of interruptions per hour. `doubt` is the relative variance that
-    it has because it was estimated. `bunching` is the relative variance with which the true hazard
-    changes between days and weeks. Seconds of start-up and checkpoints are lognormal: `..._s` is
-    the mean, `..._log_sd` the standard deviation of the log.
+    - `hazard_per_hour` is the expected number of interruptions per hour.
+    - `doubt` is the relative variance of its estimate.
+    - `bunching` is the relative variance of the true hazard over days and weeks.
+    - `..._s` and `..._log_sd` describe a lognormal duration: its mean in seconds, and the standard
+      deviation of its log.
     """
 
     hazard_per_hour: FloatArray
@@ -62,9 +63,9 @@ class Conditions(NamedTuple):
         checkpoint_s: float,
         replacement_s: float,
     ) -> Conditions:
-        """Return conditions without uncertainty: known hazards, and no spread of seconds.
+        """Return conditions of clusters whose hazards and durations are known exactly.
 
-        All clusters have equal seconds of start-up, checkpoints and replacements.
+        The seconds of start-up, checkpoint and replacement are the same for all clusters.
         """
         zero = np.zeros(len(hazard_per_hour))
         seconds = startup_s + zero, zero, checkpoint_s + zero, zero, replacement_s + zero
@@ -72,14 +73,14 @@ class Conditions(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Conditions]) -> Conditions:
-        """Return the conditions of the clusters of all `parts`, in the order of `parts`."""
+        """Concatenate the conditions of several lists of clusters."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def take(self, rows: IntArray | slice) -> Conditions:
         return Conditions(*(column[rows] for column in self))
 
     def later(self, seconds: ArrayLike) -> Conditions:
-        """Return conditions in which start-ups and replacements take `seconds` longer.
+        """Return the conditions with `seconds` added to each start-up and each replacement.
 
         `seconds` is a number, or an array with a number per cluster.
         """
@@ -92,8 +93,8 @@ class Conditions(NamedTuple):
 def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> FloatArray:
     """Return the hours of work between two checkpoints that minimise lost time, after Daly.
 
-    `checkpoint_hours` is the time to write a checkpoint. The interval is very long if the hazard
-    is 0.
+    `checkpoint_hours` is the time to write a checkpoint. `hazard_per_hour` is the expected number
+    of interruptions per hour. If it is 0, the interval is very long.
     """
     mean = 1 / np.maximum(np.asarray(hazard_per_hour, dtype=float), 1e-12)
     cost = np.asarray(checkpoint_hours, dtype=float)
@@ -103,9 +104,9 @@ def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> Fl
 
 
 def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
-    """Return the least number of equal pieces of work that are no longer than the interval.
+    """Return the least number of equal pieces into which work is cut by checkpoints; at least 1.
 
-    The number is at least 1.
+    No piece is longer than `interval_hours`.
     """
     interval = np.maximum(np.asarray(interval_hours, dtype=float), 1e-9)
     ratio = np.asarray(work_hours, dtype=float) / interval
@@ -124,9 +125,9 @@ def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
 
 
 def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
-    """Return the expected number of interruptions, in the shape of `work_hours`.
+    """Return the expected number of interruptions of jobs, in the shape of `work_hours`.
 
-    A piece of work that is interrupted several times counts several times.
+    `work_hours` are the hours of training steps, (clusters,) or (clusters, draws).
     """
     return _job(work_hours, conditions).interruptions.T
 
@@ -134,7 +135,8 @@ def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> Flo
 def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: int) -> FloatArray:
     """Return a (clusters,) array: the chance of at least one interruption.
 
-    The chance is 1 - E[exp(-hazard x running hours)], with hazards drawn as in `drawn_hours`.
+    The chance is 1 - E[exp(-hazard x running hours)]. The hazard, the number of interruptions per
+    hour, is drawn in the same way as in `drawn_hours`.
     """
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
@@ -147,11 +149,13 @@ def drawn_hours(
 ) -> FloatArray:
     """Return a (clusters, draws) array: drawn hours of jobs.
 
-    `work_hours` (clusters, draws) are drawn hours of training steps. Start-up, checkpoints and
-    interruptions are drawn here. The number of interruptions is Poisson, and its mean is multiplied
-    by two Gamma variables of mean 1. The first has the variance `doubt`. The second has the
-    variance `bunching`, which is reduced for long jobs. `expected_work_hours` (clusters,) is the
-    length of each job.
+    `work_hours` (clusters, draws) are drawn hours of training steps. `expected_work_hours`
+    (clusters,) is their expectation. Start-up, checkpoints and interruptions are drawn here.
+
+    The number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1,
+    for the uncertainty of the estimated rate and for bunches of interruptions. Their variances are
+    `doubt` and `bunching` of `conditions`; `bunching` is reduced for long jobs.
+
     All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """
     job = _job(work_hours, conditions)
@@ -181,7 +185,7 @@ class _Job(NamedTuple):
 
 
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
-    """Return the expected hours of jobs whose training steps take `work_hours`.
+    """Return expected hours and interruptions of jobs whose training steps take `work_hours`.
 
     `work_hours` is (clusters,) or (clusters, draws).
     """
@@ -202,10 +206,11 @@ def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
 def _rate(
     doubted: FloatArray, shock: FloatArray, conditions: Conditions, work_hours: ArrayLike
 ) -> FloatArray:
-    """Return a (draws, clusters) array: drawn hazards divided by their mean.
+    """Return a (draws, clusters) array: drawn interruption rates divided by their mean.
 
-    `doubted` and `shock` (draws, 1) are uniform draws for the uncertainty of the estimate and for
-    bunching. `work_hours` are the expected hours of the jobs.
+    `doubted` and `shock` are (draws, 1) uniform draws. The first is for the uncertainty of the
+    rate's estimate, the second for bunches of interruptions. `work_hours` are the expected hours of
+    the jobs.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)
@@ -214,7 +219,7 @@ def _rate(
 def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
     """Return six independent (draws, 1) arrays of stratified uniform draws.
 
-    The draws of each array cover (0, 1) evenly, including both tails.
+    Each array has one draw in each of `draws` equal parts of (0, 1).
     """
     rng = np.random.default_rng(seed)
     strata = np.arange(draws)[:, None]
@@ -231,8 +236,8 @@ def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
     """Return a (draws, clusters) array: quantiles of Gamma variables with mean 1.
 
-    The quantile is 1 if the variance is 0. Variances that differ by less than 5 % share quantiles,
-    which saves time: thousands of setups have only a few different variances.
+    The quantile is 1 if the variance is 0. Variances that differ by less than 5 % get the same
+    quantiles. This saves time, because thousands of setups have only a few different variances.
     """
     steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)
     kinds, at = np.unique(steps, return_inverse=True)

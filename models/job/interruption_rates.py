@@ -5,13 +5,15 @@
     N_window    ~ Poisson(lambda_zone hours G)
     G           ~ Gamma(mean 1, variance bunching (1 + tau / (tau + hours)))
 
-The advised rate is the one that Spot Advisor publishes. With shape 1, a zone's rate may lie
-anywhere between 0 and a few times the mean; the few zones of a type are too little data to learn
-another shape. The Gamma-Poisson pair is conjugate: observed hours and interruptions move a zone's
-rate from the mean of its type towards the observed rate. G is demand that hits a zone for hours and
-drifts during weeks, because interruptions are not memoryless (CM-DARE [P]). An interruption takes
-either all machines of a type in a zone, or a single machine. n machines of a type in a zone suffer
-`shared + n (1 - shared)` times the interruptions of one machine.
+The advised rate comes from EC2's Spot Advisor. N_window counts the interruptions in an observed
+period of machine-hours. With shape 1, a zone's rate may lie anywhere between 0 and a few times the
+mean; the few zones of a type are too little data to learn another shape. The Gamma-Poisson pair is
+conjugate; observations move a zone's rate from the mean of its type towards the observed rate.
+
+G is demand that hits a zone for hours and drifts during weeks, because interruptions are not
+memoryless (CM-DARE [P]). An interruption takes either all machines of a type in a zone, or a single
+machine. n machines of a type in a zone suffer `shared + n (1 - shared)` times the interruptions of
+one machine.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take the w
 
 
 def passing(hours: ArrayLike) -> FloatArray:
-    """Return the share of a shock's variance that affects jobs of length `hours`.
+    """Return the share of the variance of temporary demand that affects jobs of length `hours`.
 
-    Shocks last about a day, so they average out in long jobs.
+    High demand lasts about a day, so that it averages out in long jobs.
     """
     length = np.maximum(np.asarray(hours, dtype=float), 0.0)
     return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + length), dtype=float)
@@ -53,12 +55,12 @@ def passing(hours: ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HazardModel:
-    """The posterior of the interruptions per hour of one spot machine.
+    """The posterior of the hazard: interruptions per hour of one spot machine.
 
     - `types`: mean and standard deviation of the log rate of each instance type.
     - `zones`: shape and rate of the Gamma posterior of each (instance type, zone).
-    - `offset`: mean and standard deviation of the log of (rate / advised rate).
-    - `bunching`: the variance of G.
+    - `offset`: mean and standard deviation of the log of (rate / rate advised by Spot Advisor).
+    - `bunching`: the variance of the factor by which demand changes the rate.
     - `shared`: the share of a machine's interruptions that take all machines of its type in the
       zone.
     """
@@ -72,11 +74,12 @@ class HazardModel:
     def gangs(
         self, pools: Sequence[SpotPool], counts: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return three (gangs,) arrays: interruptions per hour, their uncertainty, and bunching.
+        """Return three (clusters,) arrays: interruptions per hour, their uncertainty, and bunching.
 
-        The uncertainty is the relative variance of the estimate. `counts` (gangs, pools) is the
-        number of machines from each pool. Bunching is smaller for a gang in several zones, because
-        their demand is assumed to be independent.
+        The uncertainty is the relative variance of the estimate. Bunching is the relative variance
+        of the true rate over time. It is smaller for a cluster in several zones, because their
+        demand is assumed to be independent. `counts` (clusters, pools) is the number of machines
+        from each pool, which is an instance type in a zone.
         """
         rate, doubt = self.rates(pools).T
         of_pool = np.where(counts > 0, self.shared + counts * (1 - self.shared), 0.0) * rate
@@ -85,15 +88,18 @@ class HazardModel:
         return total, weights @ doubt, self.bunching * weights.sum(axis=1)
 
     def rates(self, pools: Sequence[SpotPool]) -> FloatArray:
-        """Return a (pools, 2) array.
+        """Return a (pools, 2) array for one machine of each pool (instance type in a zone).
 
-        The columns are the interruptions per hour of one machine, and the relative variance of this
+        Column 0 is the number of interruptions per hour, column 1 the relative variance of this
         estimate.
         """
         return np.array([self._rate(*pool) for pool in pools], dtype=float).reshape(-1, 2)
 
     def _rate(self, instance_type: str, zone: str, advised: float) -> tuple[float, float]:
-        """Return one machine's interruptions per hour, and the estimate's relative variance."""
+        """Return one machine's interruptions per hour, and the estimate's relative variance.
+
+        `advised` is the rate that Spot Advisor publishes.
+        """
         if instance_type not in self.types and advised <= 0:
             return 0.0, 0.0
         unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
@@ -112,16 +118,14 @@ def fit_hazard(
     advised: Mapping[str, float] | None = None,
     together: pd.DataFrame | None = None,
 ) -> HazardModel:
-    """Fit the model to observed machine-hours and interruptions.
-
-    The result is the prior if `windows` has no rows.
+    """Fit interruptions per hour to observed machine-hours. Without rows, return the prior.
 
     Args:
-        windows: frame with columns instance_type, zone, hours (machine-hours, above 0) and
-            interruptions, with a row per period. Periods must not end because of an interruption.
-        advised: advised interruptions per hour, by instance type.
-        together: frame with columns machines (number that ran) and lost (number that were
-            interrupted). It has a row for each launch and pool that lost machines.
+        windows: a row per observed period, with columns instance_type, zone, hours (machine-hours,
+            above 0) and interruptions. Periods must not end because of an interruption.
+        advised: interruptions per hour that Spot Advisor publishes, by instance type.
+        together: a row for each launch and pool that lost machines, with columns machines (number
+            that ran) and lost (number that were interrupted).
     """
     shared = _shared(together)
     if not len(windows):
@@ -166,8 +170,9 @@ def fit_hazard(
 
 
 def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
-    """Estimate the variation of interruption counts between windows beyond that of Poisson counts.
+    """Estimate by how much interruption counts vary more than Poisson counts.
 
+    The result is the variance of the factor on the rate. `windows` has a row per observed period.
     `zone_rate` has the interruptions per hour of each (instance type, zone). The prior counts as
     additional observations.
     """
@@ -181,9 +186,9 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
 
 
 def _shared(together: pd.DataFrame | None) -> float:
-    """Return the posterior mean of `HazardModel.shared`, given the frame `together`.
+    """Return the posterior mean of the share of interruptions that take all machines of a pool.
 
-    See `fit_hazard` for the frame.
+    `together` is the argument of `fit_hazard`.
     """
     whole, single = _SHARED
     if together is not None:

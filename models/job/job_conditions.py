@@ -1,7 +1,7 @@
 """Derive start-up, checkpoint and interruption parameters of clusters, from priors or launches.
 
-A job starts when all machines of its cluster have started. Only spot machines are interrupted. An
-interrupted machine has a given type with a probability that equals the type's share of all
+A job starts when all machines of its cluster have started. Only spot machines are interrupted. If a
+machine is interrupted, the probability that it has a given type is the type's share of all
 interruptions.
 """
 
@@ -29,7 +29,7 @@ RETRY_S = 60.0  # seconds between two requests for machines
 
 
 class Pool(NamedTuple):
-    """An instance type in a market and zone, with its advised interruptions per machine-hour."""
+    """An instance type in a market and zone, with expected interruptions per machine-hour."""
 
     instance_type: str
     market: str
@@ -43,14 +43,14 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """Conditions before any launch: advised rates of interruptions, equal seconds for all types."""
+    """Conditions before any launch: published interruption rates, equal seconds for all types."""
 
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
 
     def gangs(
         self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
     ) -> Conditions:
-        """Return the conditions of clusters.
+        """Return the start-up, checkpoint and interruption parameters of clusters.
 
         `counts` (clusters, pools) is the number of machines from each pool. `state_bytes` is the
         size of a checkpoint.
@@ -66,12 +66,12 @@ class Stated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """Conditions that were learned from launches and interruptions.
+    """Start-up, checkpoint and interruption models that were learned from launches.
 
-    If `hazard` is None, the advised rates of the pools apply. If `availability` is None, every
-    request is granted. Reading a checkpoint is assumed to take as long as writing it. The seconds
-    of a replacement come from `restarts`. Before the first observed replacement, it is assumed to
-    take as long as a start-up.
+    If `hazard` is None, the published interruption rates of the pools apply. If `availability` is
+    None, every request is granted. Reading a checkpoint is assumed to take as long as writing it.
+    `restarts` gives the seconds of a replacement. Before the first observed replacement, it is
+    assumed to take as long as a start-up.
     """
 
     startup: LogSeconds
@@ -84,11 +84,11 @@ class Learned:
     def gangs(
         self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
     ) -> Conditions:
-        """Return the conditions of clusters.
+        """Return the start-up, checkpoint and interruption parameters of clusters.
 
         `counts` (clusters, pools) is the number of machines from each pool. `state_bytes` is the
-        size of a checkpoint. The slowest machine of a cluster is assumed to write checkpoints. All
-        machines read them, so the slowest machine determines the time to read.
+        size of a checkpoint. The slowest machine of a cluster determines the seconds to write and
+        to read it.
         """
         spot = counts * np.array([pool.market == "spot" for pool in pools])
         losses: FloatArray = spot * np.array([pool.interruptions_per_hour for pool in pools])
@@ -125,9 +125,9 @@ class Learned:
     def _startup(
         self, pools: Sequence[Pool], counts: NDArray[np.int64]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of logs.
+        """Return two (clusters,) arrays: mean start-up seconds, and their log's standard deviation.
 
-        The seconds include retries after refused requests.
+        The seconds include retries of refused requests.
         """
         places = [(pool.instance_type, pool.market) for pool in pools]
         return self._with_refusals(*gang_startup(self.startup, places, counts), pools, counts)
@@ -139,10 +139,11 @@ class Learned:
         pools: Sequence[Pool],
         counts: NDArray[np.int64],
     ) -> tuple[FloatArray, FloatArray]:
-        """Add the seconds of retries, until all machines are granted, to start-up seconds.
+        """Return start-up seconds and log deviations including the retries of refused requests.
 
         `launch_s` and `log_sd` (clusters,) are the mean start-up seconds without retries, and the
-        standard deviations of their logs. The result has the same two values with retries.
+        standard deviations of their logs. The two results have the same meaning, but include
+        retries.
         """
         if self.availability is None:
             return launch_s, log_sd
@@ -156,9 +157,9 @@ JobConditions = Stated | Learned
 
 
 def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], NDArray[np.int64]]:
-    """Return a pair: the distinct pools of `clusters`, and a (clusters, pools) array of counts.
+    """Return the distinct pools of `clusters`, and a (clusters, pools) array of machine counts.
 
-    A count is the number of a cluster's machines that come from the pool.
+    A pool is an instance type in a market and zone.
     """
     bought = [Counter(map(Pool.of, cluster.members)) for cluster in clusters]
     pools = list(dict.fromkeys(pool for counted in bought for pool in counted))

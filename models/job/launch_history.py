@@ -1,4 +1,4 @@
-"""Build the training data of the start-up, hazard and availability models from launch tables.
+"""Build the training data of the start-up, interruption and availability models from launches.
 
 In all functions, `machines` is the mart `machines`, which has a row per launched machine.
 """
@@ -13,9 +13,9 @@ _POOL = ["instance_type", "market", "zone"]
 def launches(machines: pd.DataFrame) -> pd.DataFrame:
     """Return start-up seconds, with a row per launch and instance type.
 
-    The columns are instance_type, market, machines (number of machines in the launch) and seconds
-    (from the request until the last machine of the type works). Replacements of lost machines are
-    left out.
+    The columns are instance_type, market, machines and seconds. `machines` is the number of
+    machines in the launch. `seconds` is the time from the request until the last machine of the
+    type works. Replacements of lost machines are left out.
     """
     first = machines[machines["startup_s"].notna() & (machines["number"] == 0)]
     first = first.assign(machines=first.groupby("lease_id")["node"].transform("size"))
@@ -34,9 +34,10 @@ def windows(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def together(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return how many spot machines were lost together, with a row per launch and pool.
+    """Return how many spot machines each launch lost at once, with a row per launch and pool.
 
-    The columns are machines (number that ran) and lost. Pools without losses are left out.
+    A pool is an instance type in a zone. The columns are machines (number that ran) and lost. Pools
+    without losses are left out.
     """
     pools = spot_held(machines).groupby(["lease_id", "instance_type", "zone"])["interrupted"]
     found = pools.agg(machines="size", lost="sum")
@@ -45,7 +46,7 @@ def together(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def requests(machines: pd.DataFrame, refusals: pd.DataFrame) -> pd.DataFrame:
-    """Return which requests were granted, with a row per request and instance type.
+    """Return which requests for machines were granted, with a row per request and instance type.
 
     The columns are instance_type, market, zone and granted. `refusals` has a row per refused
     request.
@@ -57,6 +58,6 @@ def requests(machines: pd.DataFrame, refusals: pd.DataFrame) -> pd.DataFrame:
 
 
 def spot_held(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of spot machines that ran for more than 0 hours."""
+    """Return the rows of `machines` for spot machines that ran for more than 0 hours."""
     held: pd.DataFrame = machines[(machines["market"] == "spot") & (machines["hours"] > 0)]
     return held

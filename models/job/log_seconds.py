@@ -24,11 +24,12 @@ _SPREAD_WEIGHT = 6.0  # number of observations that the prior of the noise count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSeconds:
-    """The prior or the posterior of log durations.
+    """The prior or the posterior of log durations, by group and by member of a group.
 
     `groups` and `members` have the mean and standard deviation of the log median at x = `centre`,
-    by group and by (group, member). `slope` is b. `member_sd` is the standard deviation of members
-    in a group, and `noise_sd` that of repeated durations. A prior has no members.
+    by group and by (group, member). `slope` is the effect of x. `member_sd` is the standard
+    deviation of the members of a group, `noise_sd` that of repeated durations. A prior has no
+    members.
     """
 
     groups: Mapping[str, Normal]
@@ -39,9 +40,9 @@ class LogSeconds:
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return a (keys, 2) array: the log median of each (group, member), and its uncertainty.
+        """Return a (keys, 2) array: the log median of each (group, member), and its deviation.
 
-        The uncertainty is a standard deviation. An unknown member has the median of its group.
+        The deviation is a standard deviation. An unknown member has the median of its group.
         """
         found = []
         for key in keys:
@@ -53,9 +54,10 @@ class LogSeconds:
     def predict(
         self, keys: Sequence[tuple[str, str]], x: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return two (keys,) arrays: log medians at `x`, and standard deviations.
+        """Predict the log duration of each (group, member) in `keys` at `x`, which is (keys,).
 
-        The standard deviations are those of the log of a new duration. `x` is (keys,).
+        Returns two (keys,) arrays: log medians, and standard deviations of the log of a new
+        duration.
         """
         middle, sd = self.log_medians(keys).T
         growth = x - self.centre
@@ -71,7 +73,7 @@ class LogSeconds:
     def fitted(self, observed: pd.DataFrame) -> LogSeconds:
         """Return the posterior, given observed durations.
 
-        `observed` has columns group, member, seconds and x, with a row per duration.
+        `observed` has a row per duration, with columns group, member, seconds and x.
 
         Raises:
             ValueError: if seconds are not above 0 or a group is unknown.
@@ -95,7 +97,7 @@ class LogSeconds:
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:
-            """Return the posterior mean and covariance of all terms for a given noise."""
+            """Return the posterior mean and covariance of all coefficients for a given noise."""
             covariance = np.linalg.inv(design.T @ design / noise_sd**2 + np.diag(sd**-2.0))
             shift = covariance @ (design.T @ (logs - design @ mean)) / noise_sd**2
             return mean + shift, covariance
@@ -108,7 +110,7 @@ class LogSeconds:
         location, covariance = posterior(noise_sd)
 
         def normal(*terms: int) -> Normal:
-            """Return the mean and standard deviation of the sum of `terms`."""
+            """Return the mean and standard deviation of the sum of the coefficients at `terms`."""
             at = list(terms)
             return float(location[at].sum()), float(np.sqrt(covariance[np.ix_(at, at)].sum()))
 

@@ -22,10 +22,11 @@ NO_RESTARTS = LogSeconds(
 
 
 def fit_restarts(restarts: pd.DataFrame) -> LogSeconds:
-    """Fit restart seconds for each outcome and instance type.
+    """Fit the seconds that an elastic job needs to continue after it lost a machine.
 
-    `restarts` has columns outcome, instance_type and seconds, with a row per restart. Outcomes
-    other than 'fewer' and 'replaced' are ignored.
+    `restarts` has a row per restart, with columns outcome, instance_type and seconds. Rows with an
+    outcome other than 'fewer' (continued with fewer machines) or 'replaced' (waited for another
+    machine) are ignored.
 
     Raises:
         ValueError: if seconds are not above 0.

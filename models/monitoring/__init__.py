@@ -1,1 +1,1 @@
-"""Judge the model in use: cross-validation, promotion, backtests, drift, slow runs, regret."""
+"""Evaluate the model in use: cross-validation, promotion, backtests, drift, slow runs, regret."""

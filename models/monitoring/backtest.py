@@ -53,7 +53,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 
 
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
-    """Return a row of facts for each instance type that occurs in the runs of `data` or in `asked`.
+    """Return a row of facts for each instance type in the runs of `data` or in `asked`.
 
     If the number of devices of a type is unknown, one device is assumed.
     """
@@ -66,9 +66,10 @@ def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return the errors and coverage (COLUMNS) by workload, by number of instances, and in total.
+    """Return errors and interval coverage by workload, by number of instances, and in total.
 
-    `predicted` is the result of `backtest`. Rows without a prediction are left out.
+    `predicted` is the result of `backtest`. Rows without a prediction are left out. COLUMNS names
+    the result's columns.
     """
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
         measured_s=test["step_s"].astype(float),
@@ -85,7 +86,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
-    """Return sentences that say what was left out or guessed, and for how many rows."""
+    """Return sentences that say which rows were not predicted or only guessed, and how many."""
     counts = {
         "no prediction": Counter(filter(None, predicted["unpredicted"])),
         "guessed from flops_per_sample alone": Counter(test["workload"][predicted["guessed"]]),

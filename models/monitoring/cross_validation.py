@@ -1,7 +1,7 @@
-"""Measure the model's errors and coverage on setups that it was not fitted to.
+"""Measure the model's errors and interval coverage on setups that it was not fitted to.
 
-Each split divides the runs into groups. One group after another is left out, the model is fitted to
-all other runs, and the group's runs are predicted. The groups of the splits are:
+A split divides the runs into groups. The model is fitted without a group and then predicts the
+group's runs. This is repeated for each group of each split. The groups of the splits are:
 
     workload       all runs of a workload and mode on several machines
     cluster_size   all runs on clusters with the same number of instances
@@ -46,7 +46,7 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
-    """Yield, for each group: split, name, training data without the group, runs of the group."""
+    """Yield, for each group to hold out: split, name, training data without the group, its runs."""
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)
     setup = _folds(np.array(_setups(runs), dtype=object), _FOLDS, seed)
@@ -96,13 +96,13 @@ def _setups(rows: pd.DataFrame) -> list[str]:
 def fitted(
     data: TrainingData, *, seed: int, each: Each = map
 ) -> tuple[StepTimeModel, pd.DataFrame]:
-    """Return a pair: the model fitted to all data, and a frame of held-out predictions.
+    """Return the model fitted to all data, and a frame of held-out predictions.
 
-    The frame has a row for each run and each split that holds the run out. The prediction comes
-    from a model that was fitted without the run's group. The columns are split, group, row (the
-    position among the valid runs), run_id, setup (a label of workload, mode and cluster),
-    measured_s, step_s, step_low_s and step_high_s. A group is missing if a model without it cannot
-    be fitted or cannot predict it.
+    A split (workload, cluster_size or setup) divides the runs into groups, each of which is held
+    out once. The frame has a row for each run and split. A row has split, group, row (the position
+    among the valid runs), run_id, setup (a label of workload, mode and cluster), measured_s,
+    step_s, step_low_s and step_high_s. A group is missing if a model without it cannot be fitted or
+    cannot predict it.
 
     Args:
         data: one provider's measurements.
@@ -118,7 +118,7 @@ def fitted(
 
 
 def _held_out_scores(work: HeldOut, *, seed: int) -> pd.DataFrame | None:
-    """Fit a model without the group of `work` and return its predictions of the group's runs.
+    """Fit a model without the held-out group `work` and predict the group's runs.
 
     Returns None if the model cannot be fitted or cannot predict the runs.
     """
@@ -131,7 +131,7 @@ def _held_out_scores(work: HeldOut, *, seed: int) -> pd.DataFrame | None:
 
 
 def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
-    """Return the model's predictions of the runs in `rows`, next to their measured step times."""
+    """Return the model's predictions of the runs in `rows`, next to the measured step times."""
     predicted = model.predict(rows.drop(columns=["step_s", "sync_s"], errors="ignore"))[STEP]
     return predicted.assign(
         row=rows.index,
@@ -142,10 +142,10 @@ def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 
 
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
-    """Return the scoreboard (COLUMNS) with a row for each split and group of held-out rows.
+    """Return errors and interval coverage, with a row for each split and group of held-out runs.
 
-    The group "all" has all rows of a split. `median_width` is the median of
-    (high - low) / predicted.
+    COLUMNS names the columns. The group "all" has all rows of a split. `median_width` is the median
+    of (high - low) / predicted.
     """
     rows = [
         {"split": split, "group": name, **scores(group)}
@@ -156,10 +156,9 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, float | int]:
-    """Return the number of rows, their errors, and the coverage and median width of intervals.
+    """Return the number of rows, their mean errors, and the coverage and width of their intervals.
 
-    The 50 % and 80 % intervals are derived from the 90 % interval, as for a log-normal
-    distribution.
+    The 50 % and 80 % intervals are derived from the 90 % interval of a log-normal distribution.
     """
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)
@@ -182,8 +181,8 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return predictions for the runs whose workload and instance types `model` was trained on.
 
     Runs are left out if the definition of their workload or of an instance type has changed since.
-    The columns are those of `fitted` without split and group. Errors on runs that the model was
-    trained on underestimate its errors on new runs.
+    The columns are those of `fitted` without split and group. The errors are too small for runs
+    that the model was trained on.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
@@ -198,8 +197,8 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
     """Return the workloads and instance types that `model` was trained on.
 
-    Workloads and types are left out if their definition in `data` is different from the definition
-    at training. Each entry has the form "workload NAME" or "instance type NAME".
+    Each entry has the form "workload NAME" or "instance type NAME". Entries whose definition in
+    `data` differs from the definition at training are left out.
     """
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")

@@ -1,9 +1,9 @@
-"""Detect drift: too many recent runs lie outside the intervals that the model predicted for them.
+"""Detect drift: too many recent runs lie outside their predicted 90 % intervals.
 
     chance = P(at least as many of n runs outside),   outside ~ binomial(n, 1/10)
 
-Each group of runs on one instance type in one zone is tested. A Bonferroni correction accounts for
-the number of groups.
+The runs on each instance type in each zone are a group, and each group is tested. A Bonferroni
+correction accounts for the number of groups.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _ONE_SIDED = 2.0
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return the runs that were measured after all training runs of `model`, with its predictions.
+    """Return the runs measured after all training runs of `model`, with the model's predictions.
 
     The columns are those of `predictions_of`, and cluster, zone ("" if unknown) and measured_at.
     """
@@ -44,13 +44,14 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
-    """Return a row of raw_drift for each instance type and zone.
+    """Return a row of the table raw_drift for each instance type and zone.
 
-    `scored` is the result of `recent`. `before` maps the groups that were drifting so far to the
-    start of the drift. The group with the smallest chance drifts if its chance times the number of
-    groups is at most 5 %. If it drifts, its runs are removed and the next group is tested. A run on
-    several instance types therefore counts against one type only. A drift from `before` continues
-    while at least half of the group's recent runs are outside their intervals.
+    A group is an instance type in a zone. `scored` is the result of `recent`. `before` maps the
+    groups that were drifting so far to the start of the drift. The group with the smallest chance
+    drifts if its chance times the number of groups is at most 5 %. Then its runs are removed and
+    the next group is tested. A run on several instance types therefore counts against one type
+    only. A drift from `before` continues while at least half of the group's recent runs are outside
+    their intervals.
     """
     if not len(scored):
         return []
@@ -75,9 +76,10 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
 
 
 def _measures(runs: pd.DataFrame) -> Row:
-    """Return the statistics of `runs` that raw_drift stores.
+    """Return the columns of raw_drift that describe a group of runs.
 
-    They describe the runs outside their intervals: number, direction, chance and first time.
+    They describe the runs outside their predicted intervals: number, direction (slower or faster),
+    chance and first time. The group does not drift yet.
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]
@@ -100,15 +102,18 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the row's chance, or 1 if it has too few runs to test."""
+    """Return the probability of so many runs outside their intervals if the model is right.
+
+    Returns 1 if the group has too few runs to test.
+    """
     return float(row["chance"]) if row["runs"] >= _LEAST_RUNS else 1.0
 
 
 def _settled(group: Group, row: Row, before: Since) -> Row:
-    """Return the complete row of a group.
+    """Return the row of a group (instance type and zone) with its drift and start time.
 
-    If the group is in `before`, its drift keeps its start time. It continues while at least half of
-    the group's runs are outside their intervals.
+    If the group was drifting `before`, the start time stays the same. The drift continues while at
+    least half of the group's runs are outside their intervals.
     """
     known = before.get(group)
     goes_on = group in before and 2 * row["outside"] >= row["runs"]

@@ -23,7 +23,7 @@ _FEWEST_SETUPS = 3  # setups needed to distinguish an improvement from noise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
-    """The decision about a challenger, with the reason as a sentence."""
+    """The decision about a new model, with the reason as a sentence."""
 
     promote: bool
     reason: str
@@ -35,13 +35,12 @@ def verdict(
     challenger: StepTimeModel,
     champion: StepTimeModel | None,
 ) -> Promotion:
-    """Decide if `challenger` replaces `champion`.
+    """Decide if the new model `challenger` replaces the model in use, `champion`.
 
-    The two models are compared on runs that the champion was not trained on, if there are at least
-    8 such runs. If there are fewer, all runs are compared, which favours the champion. However, if
-    the challenger knows additional workloads or instance types, no runs are compared in this case.
-    If the definitions of all the champion's workloads have changed, the challenger is judged as if
-    there were no champion.
+    If there are at least 8 runs that the champion was not trained on, the models are compared on
+    these runs. Otherwise they are compared on all runs, which favours the champion. But if the
+    challenger then knows additional workloads or instance types, no runs are compared. If the
+    definitions of all the champion's workloads have changed, the champion is ignored.
 
     Args:
         data: one provider's measurements.
@@ -64,14 +63,16 @@ def verdict(
 
 
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Promotion:
-    """Apply the promotion rule.
+    """Apply the rule by which a new model replaces the model in use.
 
-    If there is no champion, the challenger is promoted. Otherwise two conditions must hold. Its
-    90 % intervals must cover at least 80 % of the rows of every split that has 20 or more rows. Its
-    mean error on the runs that both models predict must be lower by more than noise: a bootstrap
-    resamples setups, and the 5 % quantile of the error's decrease must be above 0. If `news` is not
-    empty, it suffices that the error is not higher by more than noise. If no run can be compared,
-    the challenger is promoted only if `news` is not empty.
+    If there is no champion, the challenger is promoted. Otherwise two conditions must hold:
+
+    - Its 90 % intervals cover at least 80 % of the rows of every split with 20 or more rows.
+    - Its mean error on the runs that both models predict is lower by more than noise. Noise is
+      estimated by a bootstrap over setups: the 5 % quantile of the decrease must be above 0.
+
+    If `news` is not empty, it suffices that the error is not higher by more than noise. If no run
+    can be compared, the challenger is promoted only if `news` is not empty.
 
     Args:
         challenger: held-out rows of the challenger.
@@ -104,7 +105,10 @@ def _promotion(promote: bool, *because: str) -> Promotion:
 
 
 def caution(scoreboard: pd.DataFrame) -> str:
-    """Return the warning to add to the model's answers. It is empty if no warning is needed."""
+    """Return a warning about the model's errors or intervals; empty if none is needed.
+
+    The warning is shown with the model's answers.
+    """
     if not len(scoreboard):
         return "the model was not judged on held-out rows"
     error = _mean_error(scoreboard)
@@ -113,13 +117,13 @@ def caution(scoreboard: pd.DataFrame) -> str:
 
 
 def _mean_error(scoreboard: pd.DataFrame) -> float:
-    """Return the mean error of all held-out rows of all splits."""
+    """Return the mean relative error of all held-out rows of all splits."""
     pooled = scoreboard[scoreboard["group"] == "all"]
     return float(np.average(pooled["mean_error"].to_numpy(float), weights=pooled["rows"]))
 
 
 def _coverage_short(scoreboard: pd.DataFrame) -> str:
-    """Describe the splits whose intervals cover too few rows. The text is empty if none does."""
+    """Name the splits whose intervals cover too few rows. The text is empty if there is none."""
     judged = scoreboard[(scoreboard["group"] == "all") & (scoreboard["rows"] >= _ENOUGH_ROWS)]
     return ", ".join(
         f"90 % intervals cover {row['coverage_90']:.1%} of {row['rows']} rows held out by"

@@ -46,11 +46,11 @@ def judge(
     conditions: JobConditions | None = None,
     overshoot_price: float = OVERSHOOT_PRICE,
 ) -> list[Row]:
-    """Return a row of raw_ledger for each published first choice that was measured afterwards.
+    """Return a row of the table raw_ledger for each published first choice that was measured later.
 
     A question is a goal of a workload on a provider. A promise is the answer to a question in one
-    publication. If the same choice (question, setup and market) was published several times, each
-    run counts for one promise only: the last judged promise before the run. Rivals are the other
+    publication (a chosen setup with its predictions). If the same setup and market were published
+    several times, each run counts only for the last judged promise before it. Rivals are the other
     setups of the same answer. A rival that was published in several markets counts once, with its
     best rank.
 
@@ -60,7 +60,7 @@ def judge(
         workloads: facts of the workloads, for the checkpoint sizes.
         devices: the number of devices of each instance type, for rows without a layout.
         conditions: start-up times and interruptions. Default: the rates stated with each offer.
-        overshoot_price: the price of overshooting a limit, see `planner/choice_rule.py`.
+        overshoot_price: the price of exceeding a limit, see `planner/choice_rule.py`.
     """
     if promises.empty:
         return []
@@ -104,8 +104,9 @@ def _outcome(
 ) -> Row:
     """Return the published row of a setup, with hours, dollars and loss at its measured step time.
 
-    `runs` are the runs of the setup, joined with its published row. The measured step time is the
-    median of their step times. `sizes` has the checkpoint bytes of each workload.
+    `runs` are the setup's runs, joined with its published row. The measured step time is the median
+    of their step times. `known` has the start-up and interruption models. `sizes` has the
+    checkpoint bytes of each workload.
     """
     (row, *_), step_s = rows_of(runs), float(runs["measured_step_s"].median())
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
@@ -135,7 +136,7 @@ def _outcome(
 
 
 def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
-    """Return the ledger row of a promise.
+    """Return the row of raw_ledger that compares a published choice with its rivals.
 
     The first of `outcomes` is the choice, all others are measured rivals. `used` are the runs from
     which the outcomes were computed.
@@ -175,9 +176,9 @@ def _digest(text: str) -> str:
 
 
 def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
-    """Return counts, the mean and worst regret, and the share of measurements within intervals.
+    """Return counts, mean and worst regret, and the share of measurements within their intervals.
 
-    `ledger` are rows of the mart regret_ledger. A value is None if there is no row to compute it
+    `ledger` has rows of the mart regret_ledger. A value is None if there is no row to compute it
     from.
     """
     regret = ledger["regret"][ledger["verdict"] == "compared"].astype(float)

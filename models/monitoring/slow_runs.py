@@ -5,15 +5,15 @@
 
 The first of these causes that applies is named:
 
-    host      the host took away at least a tenth of the processor time that the machines wanted
-    speed     the fixed work that is timed with each run was also slower: the machine is slow
+    host      the host took at least a tenth of the processor time that its machines wanted
+    speed     the reference computation beside the run was also slower: the machine is slow
     machine   without communication, a step of one machine is longer than on equal machines
     link      at least half of the excess is excess communication
     input     making batches takes at least a third of the step
     compute   all machines compute more slowly than predicted
 
-Steps of data-parallel training end at the same time on all ranks, so the times of whole steps do
-not show which rank is slow.
+In data-parallel training, the steps of all ranks end at the same time. Whole step times therefore
+do not show which rank is slow.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def alarms(
 
     Args:
         runs: rows of the mart run_details with an additional column `slowness`: the seconds of the
-            fixed work divided by its usual seconds.
+            reference computation divided by its usual seconds.
         predicted: step_s, step_high_s and exposed_communication_s for the rows of `runs`, in the
             same order.
         input_share: the share of a step that making batches took in profiles, by workload and
@@ -75,7 +75,7 @@ def alarms(
 
 
 def sentence(row: Row) -> str:
-    """Return a sentence that describes a row of the mart `alarms`."""
+    """Return a sentence that describes a row of the mart `alarms`: a slow run and its cause."""
     return (
         f"slow run {row['run_id']} at {row['measured_at']:%Y-%m-%d %H:%M} UTC: {row['workload']} on"
         f" {row['cluster']} took {row['measured_s']:.3g} s a step,"
@@ -84,7 +84,11 @@ def sentence(row: Row) -> str:
 
 
 def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> Cause:
-    """Return the first cause from the list in the module's docstring that applies to a slow run."""
+    """Return the likely cause of a slow run; the module's docstring lists the causes.
+
+    `expected` is the run's prediction. `input_share` is the share of a step that making batches
+    takes, by workload and instance type.
+    """
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:
         return "host", f"the host took {taken:.0%} of the processor time away", ""
@@ -119,10 +123,10 @@ def _number(row: Row, name: str) -> float:
 
 
 def slow_from(usual_spread: float) -> float:
-    """Return the threshold above which a machine is slow.
+    """Return the slowness above which a machine is called slow.
 
-    It applies to the seconds of the fixed work divided by the usual seconds. `usual_spread` is the
-    standard deviation of the log of the usual seconds.
+    Slowness is the duration of the reference computation divided by its usual duration.
+    `usual_spread` is the standard deviation of the log of the usual duration.
     """
     return max(1.0 + _LEAST_APART, float(np.exp(_DEVIATIONS * np.nan_to_num(usual_spread))))
 
@@ -131,7 +135,7 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
     """Return a sentence for each machine that is slower than usual for its instance type.
 
     `speeds` has one row for each run and machine. Its columns are lease_id, node, instance_type,
-    reference_s (seconds of the fixed work), usual_s and usual_spread.
+    reference_s (seconds of the reference computation), usual_s and usual_spread.
     """
     machines = speeds.groupby(["instance_type", "lease_id", "node"]).agg(
         {"reference_s": "median", "usual_s": "first", "usual_spread": "first"}
@@ -146,11 +150,11 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
 
 
 def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
-    """Return a pair: the node that is slowest compared with equal machines, and how much slower.
+    """Return the node that is slowest compared with equal machines, and how much slower it is.
 
-    The second item is a / b - 1, where a is the node's seconds per step without communication and b
-    is the median of these seconds on equal machines. Equal machines have the same instance type,
-    devices and batch per device. Returns (0, 0.0) if the run has no seconds for each rank.
+    The second item is a / b - 1. a is the node's seconds per step without communication, b the
+    median of these seconds on equal machines. Equal machines have the same instance type, devices
+    and batch per device. Returns (0, 0.0) if the run has no seconds for each rank.
     """
     rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(str(run["layout"]), len(types), "layout")

@@ -1,1 +1,1 @@
-"""Choose the best setups for a workload, and explain the choice."""
+"""Choose the best setups for each goal of a workload, and explain the choice."""

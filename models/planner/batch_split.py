@@ -3,7 +3,7 @@
     T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
 
 B is the number of samples in one micro-step. Machine i has d_i devices, and each device computes
-b_i samples in T_i(b_i) seconds. All machines finish after tau seconds. Every share is rounded to
+b_i samples in T_i(b_i) seconds. All machines finish after tau seconds. Every b_i is rounded to
 whole samples.
 """
 
@@ -33,11 +33,12 @@ Wholes = NDArray[np.int64]
 def finish_together(
     lines: Sequence[Line], total: int, devices: Sequence[int] | None = None
 ) -> tuple[int, ...] | None:
-    """Return, for each machine, the samples per device with which all machines finish together.
+    """Return the samples per device of each machine with which all machines finish together.
 
-    `lines` has one line per machine. `devices` has the number of devices of each machine; the
-    default is one device per machine. The samples of all devices add up to `total`. Returns None if
-    a machine would get no sample, or if no whole numbers of samples add up to `total`.
+    `lines` has the line (a, k) of each machine: a device computes b samples in a + k b seconds.
+    `devices` has the number of devices of each machine; the default is one. The samples of all
+    devices add up to `total`. Returns None if a machine would get no sample, or if no whole numbers
+    add up to `total`.
     """
     count = np.ones((1, len(lines)), dtype=np.int64)
     each = count if devices is None else np.array([devices], dtype=np.int64)
@@ -52,13 +53,12 @@ def split_groups(
     """Split `total` samples among the machines of each cluster, for many clusters at once.
 
     All arrays have the shape (clusters, types). `count` is the number of machines of a type; it is
-    0 in padding. `devices` is the number of devices of one machine of the type. `a` and `k` define
-    the line of one device.
+    0 in padding. `devices` is the number of devices of one machine of the type. A device of the
+    type computes b samples in `a` + `k` b seconds.
 
-    Returns a (clusters, types) array. An entry counts the samples of one device on each machine of
-    the type, added up for all these machines. The first (samples mod count) machines of a type get
-    one sample per device more than its other machines. The row of a cluster that cannot be split
-    contains only zeros.
+    Returns a (clusters, types) array: the samples of one device, summed over all machines of the
+    type. If the sum is not a multiple of the number of machines, the first (sum mod count) machines
+    get one sample per device more. The row of a cluster that cannot be split contains only zeros.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -90,9 +90,7 @@ def split_groups(
 
 
 def global_batches(least: int, most: int) -> tuple[int, ...]:
-    """Return the global batches to compare.
-
-    These are `least`, 2 `least`, 4 `least` and so on below `most`, and `most` itself.
+    """Return the global batches to compare: `least`, 2 `least`, 4 `least`, ... and `most`.
 
     Raises:
         ValueError: if the range is empty or starts below 1.
@@ -109,15 +107,16 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
 class BatchSplits:
     """A table of batch splits, sorted by cluster, mode, global batch and accumulation steps.
 
-    Each array has one row per split.
+    A batch split says how many samples each device of a cluster gets. Each array has one row per
+    split.
 
     Attributes:
         mode: (splits,) positions in `modes`.
         cluster: (splits,) positions among the enumerated clusters.
         kind: (splits, types) positions in `types`, or -1 for padding.
         count: (splits, types) numbers of machines of each type.
-        samples: (splits, types) samples in a micro-step of one device on each machine of the type,
-            added up for all these machines.
+        samples: (splits, types) samples in a micro-step of one device, summed over all machines of
+            the type.
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
     """
@@ -139,8 +138,8 @@ class BatchSplits:
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
         """Return the splits at positions `rows` as input of the step-time model.
 
-        Each type has two columns. The first column is for its machines that get one extra sample,
-        the second column for its other machines.
+        The arrays have two columns for each instance type: one for machines with an extra sample,
+        and one for all other machines of the type.
         """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)
@@ -197,10 +196,9 @@ def splits_of(
     """Return all batch splits of each cluster in each mode of the workload.
 
     `counts` is a (clusters, types) array with the number of machines of each type. `totals` are the
-    global batches to split. A global batch is split once for each number in ACCUMULATION_STEPS that
-    divides it, if the split fits in the memory of all devices. If none of these splits fits, the
-    smallest larger number of steps that divides the batch and fits is used. Splits in which a
-    machine gets no sample are left out.
+    global batches to split. For each number in ACCUMULATION_STEPS that divides a global batch there
+    is one split, if it fits in the memory of all devices. If none fits, the smallest larger number
+    of steps that fits is used. Splits in which a machine gets no sample are left out.
     """
     width = int((counts > 0).sum(axis=1).max())
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
@@ -289,8 +287,8 @@ def _largest_batches(
     """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
 
     Row 0 holds the batches without gradient accumulation, row 1 the batches with accumulation. The
-    last column is for padding. No batch exceeds `most`. Sharded state is divided among `ranks`
-    ranks. If the model does not know the memory a batch needs, the batch counts as fitting.
+    last column is for padding. No batch exceeds `most`. Sharded weights, gradients and optimizer
+    state are divided by the number of `ranks`. If the memory need is unknown, the result is `most`.
     """
 
     def largest(kind: InstanceType, accumulates: bool) -> int:

@@ -1,7 +1,7 @@
 """Enumerate the candidates of a workload: each batch split in each market and zone.
 
-A zone is left out if another zone sells the same machines at no higher price and no higher
-interruption rate.
+A batch split says how many samples each device of a cluster gets. A zone is left out if another
+zone sells the same machines at no higher price and no higher interruption rate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Supply:
     """The clusters that can be chosen: combinations of up to `max_hosts` machines from `offers`.
 
     `fits` takes a cluster and returns the reason why it can never be launched, or an empty string.
-    `vetoes` holds the modes that may not be chosen, each with the reason.
+    `vetoes` maps each mode (precision, strategy, switches) that may not be chosen to the reason.
     """
 
     offers: Sequence[Offer]
@@ -50,13 +50,13 @@ class Candidates:
     """The candidates of a workload. `frame` has one row per candidate.
 
     The columns `split`, `zone` and `condition` of `frame` are positions in `splits`, `zones` and
-    `conditions`. Candidates have the same number in the column `cluster` if they use the same
-    machines in the same market and zone. `usd_per_hour` is the price of all machines with storage
-    and other costs; it is NaN if a price is unknown.
+    `conditions`. The column `cluster` is equal for candidates with the same machines in the same
+    market and zone. `usd_per_hour` is the price of all machines with storage and other costs; it is
+    NaN if a price is unknown.
 
     Each entry of `zones` maps instance types to the offers of one market and zone. `compile_s` is a
     (modes,) array with the seconds of compilation before the first step. `frame` may contain
-    clusters that the provider refuses; the method `setups` leaves them out.
+    clusters that cannot be launched; the method `setups` leaves them out.
     """
 
     splits: BatchSplits
@@ -77,9 +77,9 @@ class Candidates:
         return self.splits.setup(split, self.zones[zone])
 
     def setups(self, rows: IntArray, fits: Refusal) -> Iterator[Setup]:
-        """Yield the candidates at positions `rows` as setups.
+        """Yield the candidates at positions `rows` as setups, if their cluster can be launched.
 
-        Candidates are skipped if `fits` returns a reason against their cluster.
+        `fits` takes a cluster and returns the reason why it cannot be launched, or an empty string.
         """
         refused: dict[int, bool] = {}
         for row, cluster in zip(rows.tolist(), self.column("cluster", rows).tolist(), strict=True):
@@ -96,10 +96,10 @@ class Candidates:
         return np.argsort(self.column("usd_per_hour").round(9), kind="stable")
 
     def with_hours(self, step_s: FloatArray, samples: int) -> Candidates:
-        """Return the candidates with added columns `hours` and `usd`, the expected cost of a job.
+        """Add the columns `hours` and `usd`, the expected cost of the whole job.
 
-        `step_s` is a (splits,) array of predicted seconds per step. The job trains on `samples`
-        samples.
+        `step_s` is a (splits,) array of predicted seconds per step. `samples` is the number of
+        samples of the whole job.
         """
         split = self.column("split")
         steps = -(-samples // np.maximum(self.splits.total, 1))
@@ -111,7 +111,7 @@ class Candidates:
 
 
 def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates:
-    """Return every batch split in every market and zone that sells the split's instance types.
+    """Return a candidate for each batch split and each market and zone that sells its machines.
 
     Raises:
         ValueError: if the workload's range of global batches is empty.
@@ -160,11 +160,11 @@ Zone = tuple[str, str, str]  # market, region, zone
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
     """Remove the offers of zones that cannot win, and return all other offers in order.
 
-    A zone cannot win if another zone in the same market sells all of its instance types at no
-    higher price and no higher interruption rate. If several zones are equal, the first by name is
-    kept. If more than `most` zones of a market remain, the `most` zones that are cheapest for the
-    largest number of types keep all their offers. Every other zone keeps only the types for which
-    it is the cheapest zone.
+    A zone cannot win if another zone of the same market sells all of its instance types at no
+    higher price and no higher interruption rate. Of equal zones, the first by name is kept. If more
+    than `most` zones of a market remain, the `most` zones that are cheapest for the largest number
+    of types keep all offers. Every other zone keeps only the types for which it is the cheapest
+    zone.
     """
     kept: list[list[Offer]] = []
     for group in sold_together(offers):
@@ -190,9 +190,9 @@ def _zone(offer: Offer) -> Zone:
 
 
 def _beats(ours: Sequence[Offer], theirs: Sequence[Offer]) -> bool:
-    """Return True if `ours` has all types of `theirs`, at no higher price or interruption rate.
+    """Return True if `ours` has all types of `theirs` at no higher price or interruption rate.
 
-    Both are the offers of one market and zone.
+    Each argument has the offers of one market and zone.
     """
     by_name = {offer.instance_type.name: offer for offer in ours}
     return ours[0].market == theirs[0].market and all(

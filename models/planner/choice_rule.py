@@ -1,6 +1,6 @@
-"""Compute the loss of each setup; the setup with the least loss is chosen.
+"""Compute the loss of each setup; the planner chooses the setup with the least loss.
 
-The published table, the campaign, pilots and the regret ledger all use this rule.
+The campaign, the pilots and the regret ledger use the same rule.
 
     overshoot = E[max(0, log used - log limit)]
     loss      = log objective + overshoot_price x overshoot      if no probability is required
@@ -31,9 +31,9 @@ _LEAST_SD, _FAR_BELOW = 1e-6, 1e3  # in logs: keep the normal density and its ar
 
 
 class Meeting(NamedTuple):
-    """The probability that a setup keeps a limit, and its expected overshoot of the limit.
+    """The probability that a setup keeps a limit, and by how much it is expected to exceed it.
 
-    `overshoot` is E[max(0, log(used / limit))].
+    `overshoot` is E[max(0, log(used / limit))]; `used` are the setup's hours or dollars.
     """
 
     chance: FloatArray
@@ -41,18 +41,18 @@ class Meeting(NamedTuple):
 
 
 def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the share of draws that keep `limit`, and their mean overshoot.
+    """Return the share of draws that are at most `limit`, and their mean overshoot of it.
 
-    `used` is a (..., draws) array of hours or dollars.
+    `used` is a (..., draws) array of hours or dollars. The overshoot is max(0, log(used / limit)).
     """
     chance = np.mean(used <= limit, axis=-1)
     return Meeting(chance, np.mean(known_meeting(used, limit).overshoot, axis=-1))
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the chance (0 or 1) that each exactly known value keeps `limit`, and its overshoot.
+    """Return, for exactly known hours or dollars `used`, if they are at most `limit`.
 
-    Both results have the shape of `used`.
+    The chance is 0 or 1. The overshoot is max(0, log(used / limit)). Both have the shape of `used`.
     """
     with np.errstate(divide="ignore"):
         overshoot = np.maximum(np.log(used) - np.log(limit), 0.0)
@@ -60,10 +60,10 @@ def known_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
-    """Return the probability that log-normal values keep `limit`, and their expected overshoot.
+    """Return the probability that log-normal values are at most `limit`, and their overshoot.
 
     `log_used` is the mean and `sd` the standard deviation of the log of each value. The two arrays
-    are broadcast.
+    are broadcast. The overshoot is E[max(0, log(used / limit))].
     """
     spread = np.maximum(np.asarray(sd, dtype=float), _LEAST_SD)
     beyond = np.maximum(np.asarray(log_used, dtype=float) - np.log(limit), -_FAR_BELOW)
@@ -79,7 +79,8 @@ def meeting_of(
 ) -> Meeting | None:
     """Return how likely setups keep the limit of `goal`; None if the goal has no limit.
 
-    `used` returns hours or dollars, with "hours" or "usd" as its argument.
+    `used` takes "hours" or "usd" and returns the setups' hours or dollars. `meeting` computes the
+    result from these values and the limit.
     """
     if goal.constraint is None or goal.limit is None:
         return None
@@ -87,10 +88,11 @@ def meeting_of(
 
 
 def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
-    """Return the loss of each setup, in logs of the objective.
+    """Return the loss of each setup; the planner chooses the setup with the least loss.
 
-    The loss is infinite if the goal requires a probability and the setup's chance is smaller.
-    `meeting` is None if the goal has no constraint.
+    The loss is the log of the objective plus a penalty for exceeding the goal's limit. If the goal
+    requires a probability of keeping the limit, the loss is infinite for setups with a smaller
+    probability, and there is no penalty. `meeting` is None if the goal has no limit.
     """
     if meeting is None or goal.p_required is None:
         return weighed(goal, log_objective, meeting)
@@ -98,9 +100,9 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting | None) -> Fl
 
 
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
-    """Return the log objective plus the price of overshooting the limit.
+    """Return the log objective of each setup plus the penalty for exceeding the limit.
 
-    A required probability is ignored. `meeting` is None if the goal has no constraint.
+    A probability that the goal requires is ignored. `meeting` is None if the goal has no limit.
     """
     if meeting is None:
         return log_objective
@@ -108,18 +110,19 @@ def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting | None) -> F
 
 
 def misses(goal: Goal, chance: FloatArray) -> BoolArray:
-    """Return True for each `chance` below the required probability.
+    """Return a mask: True for each `chance` below the probability that the goal requires.
 
-    If the goal requires no probability, EVEN_ODDS is required.
+    `chance` is the probability to keep the limit. If the goal requires no probability, EVEN_ODDS is
+    required.
     """
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     return np.asarray(chance < required - _ROUNDING, dtype=bool)
 
 
 def row_misses(row: Mapping[str, Any]) -> bool:
-    """Return True if a row of the published table is too unlikely to meet its constraint.
+    """Return True if a row of the published table is too unlikely to keep its goal's limit.
 
-    Returns False if the row has no constraint or no cluster.
+    Returns False if the goal has no limit or the row has no cluster.
     """
     chance, required = row.get("p_meets_constraint"), row.get("p_required")
     least = EVEN_ODDS if required is None else required

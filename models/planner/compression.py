@@ -21,12 +21,12 @@ from ..step_time.setup_arrays import SetupArrays, read_setups
 def unproven(
     model: StepTimeModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[Mode]
 ) -> BoolArray:
-    """Return a (setups,) array: True if a setup must be reliably faster than DDP, but is not.
+    """Return a (setups,) mask: True if a setup must be reliably faster than DDP, but is not.
 
-    A setup is reliably faster if the upper end of its predicted interval is below the DDP
-    prediction. `predicted` are the model's predictions for `arrays`. `tolerated` are the modes that
-    may be chosen. If they do not include the setup's DDP mode, the result is False, because DDP is
-    then no alternative.
+    A setup is reliably faster if the upper end of its predicted interval is below the prediction
+    for DDP. `predicted` has the model's predictions for `arrays`. `tolerated` are the modes that
+    may be chosen. If they do not include DDP for the setup, the result is False, because DDP is no
+    alternative.
     """
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
     found = np.array(doubted, dtype=bool)[arrays.mode]
@@ -38,7 +38,7 @@ def unproven(
 
 
 def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
-    """Return the modes out of `modes` that support the setup's cluster and batches."""
+    """Return those of `modes` in which the setup's cluster can train its batches."""
     layout, uneven = setup.layout, len(set(setup.batch_per_device)) > 1
     sizes = np.array([[len(layout)], [min(layout)], [max(layout)], [sum(layout)]])
     return [
@@ -47,9 +47,9 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
 
 
 def compared(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
-    """Return a text that compares the step time of DDP with strategies that must be faster.
+    """Return a text that compares DDP's step time with that of strategies that must be faster.
 
-    The text is empty if the workload allows nothing to compare with on this cluster.
+    The text is empty if the workload allows no such strategy on this cluster.
     """
     dense = setup.mode.dense
     able = able_modes(setup, workload.modes)

@@ -1,9 +1,9 @@
-"""Enumerate clusters, which differ in how many machines of each instance type they have.
+"""Enumerate clusters: how many machines of each instance type they have.
 
-If there are few combinations, all of them are enumerated. Otherwise there are two groups: clusters
-of one type with any number of machines, and clusters of two or three types whose machine counts
-come from a ladder such as 1, 2, 4, 8. A ladder is finer at small counts, because one more machine
-changes a cluster of 3 much more than a cluster of 48.
+If there are few combinations, all are enumerated. Otherwise there are two groups. The first has
+clusters of one type with any number of machines. The second has clusters of two or three types,
+whose machine counts are taken from a list such as 1, 2, 4, 8. The list is denser at small counts,
+because one more machine changes a cluster of 3 much more than a cluster of 48.
 """
 
 import math
@@ -35,7 +35,8 @@ def compositions(
 
     `types` is the number of instance types. Clusters have 1 to `max_hosts` machines and are sorted
     by their number of machines. If there are at most `most` combinations, all are returned.
-    Otherwise the finest entry of LADDERS that gives at most `most_mixed` rows selects them.
+    Otherwise the machine counts of mixed clusters come from the densest entry of LADDERS that gives
+    at most `most_mixed` rows.
     """
     sizes = range(1, max_hosts + 1)
     if math.comb(types + max_hosts, max_hosts) - 1 <= most:
@@ -67,9 +68,10 @@ def compositions(
 def clusters_of(
     offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int
 ) -> Iterator[Cluster]:
-    """Yield each cluster of `compositions` against which `fits` returns no reason.
+    """Yield each enumerated cluster that can be launched.
 
-    All machines of a cluster are of one market and zone.
+    All machines of a cluster are of one market and zone. `fits` takes a cluster and returns the
+    reason why it cannot be launched, or an empty string.
     """
     for group in sold_together(offers):
         limits = {"max_hosts": max_hosts, "most": most, "most_mixed": most}

@@ -31,8 +31,8 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     """Format hours or dollars: `1.93 h`, `2.50 min`, `$12.50`, `$0.0123`.
 
     `what` is the unit of `value`: "hours" or "usd". The text has at least two decimals and three
-    significant digits. If `up` is True, the amount is rounded up, so that `value` meets a limit of
-    the printed amount.
+    significant digits. If `up` is True, the amount is rounded up. A limit that is printed this way
+    is then not below `value`.
     """
     scale, shown = 1.0, "${}"
     if what == "hours":
@@ -46,10 +46,10 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
 
 
 def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
-    """Explain why the setup of `row` was chosen, and what limits its speed.
+    """Return a sentence that says why `row` was chosen and what limits its speed.
 
-    `rival` is the second-best row, or None if there is no second row. `clusters` is the number of
-    clusters compared.
+    `rival` is the second-best row; None if there is none. `clusters` is the number of clusters
+    compared.
     """
     aim, what = goal.objective, goal.constraint
     best = "cheapest" if aim == "usd" else "fastest"
@@ -69,9 +69,9 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
 
 
 def nearest(predicted: pd.Series[Any]) -> str:
-    """Return text about the distance to the nearest measurement, to append to a reason.
+    """Return a phrase about the distance between a prediction's setup and the nearest measurement.
 
-    If input is the bottleneck, the text also says what would help.
+    If reading the input is the bottleneck, the phrase also says what would help.
     """
     said = ""
     if predicted["bottleneck"] == "input" and predicted.get("input_by"):
@@ -85,10 +85,10 @@ def nearest(predicted: pd.Series[Any]) -> str:
 
 
 def loser(row: Row, first: Row, goal: Goal) -> str:
-    """Explain why `row` was not chosen.
+    """Return a sentence that says why `row` was not chosen.
 
-    The text compares `row` with the chosen row `first`. If `row` misses the constraint, the text
-    says with what probability.
+    The sentence compares `row` with the chosen row `first`. If `row` probably exceeds the goal's
+    limit, the sentence gives the probability.
     """
     what, other = goal.constraint, "hours" if goal.objective == "usd" else "usd"
     behind = _difference(row, first, goal.objective)
@@ -102,11 +102,11 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 
 
 def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
-    """Explain that no cluster meets the goal, and name a limit that could be met.
+    """Return a sentence that says that no cluster keeps the goal's limit, and names a feasible one.
 
-    That limit is the least one that a cluster meets with the required probability. The text also
-    names the cluster that is most likely to meet the stated limit. `order` are the positions in
-    `costs` to consider, sorted by expected hours or dollars.
+    The feasible limit is the least limit that a cluster keeps with the required probability. The
+    sentence also names the cluster that is most likely to keep the stated limit. `order` are the
+    positions in `costs` to consider, sorted by expected hours or dollars.
     """
     what, limit = goal.constraint or "hours", float(goal.limit or 0.0)
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
@@ -129,7 +129,7 @@ def _cluster(cluster: Cluster) -> str:
 
 
 def _named(row: Row) -> str:
-    """Return the row's cluster and market as text, with the mode unless it is the default mode."""
+    """Return the row's cluster and market as text, with the mode if it is not the default."""
     mode = Mode(row["precision"], row["strategy"], row["switches"])
     named = f"{row['cluster']} ({row['market']})"
     return named if mode == Mode() else f"{named} in {mode}"
@@ -138,7 +138,7 @@ def _named(row: Row) -> str:
 def _difference(row: Row, against: Row, what: str) -> str:
     """Compare the dollars or hours of two rows: `+12 % dollars ($0.0123 against $0.0110)`.
 
-    `what` is "usd" or "hours".
+    `what` is the quantity to compare: "usd" or "hours".
     """
     mine, theirs = float(row[what]), float(against[what])
     change = 100 * (mine / theirs - 1) if theirs > 0 else 0.0
@@ -149,7 +149,7 @@ def _difference(row: Row, against: Row, what: str) -> str:
 
 
 def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
-    """Explain why no machine on offer can train the workload.
+    """Return a sentence that says why no machine on offer can train the workload.
 
     The reason is too little device memory, or a global batch that cannot be divided equally among
     the devices of a machine. The text is empty if neither is the reason.

@@ -2,12 +2,12 @@
 
     allowed = dense + max(0.1 (first - dense), apart)       passes if loss <= allowed
 
-A window is a group of consecutive steps, and the recorded losses are window means. `first` and
-`dense` are DDP's mean loss in the first and in the last AVERAGED windows that all runs have,
-averaged over seeds. `loss` is the mean loss of the strategy in the same last windows. `apart` is
-the difference between the highest and the lowest last loss among DDP's seeds. If DDP's loss fell
-by no more than `apart`, there is no verdict. All compared runs use the same cluster, batch,
-precision and seeds.
+Runs record the mean loss of each group of consecutive steps, called a window. `first` and `dense`
+are DDP's mean losses in the first and in the last AVERAGED windows that all runs have, averaged
+over seeds. `loss` is the mean loss of the strategy in the same last windows. `apart` is the
+difference between the highest and the lowest last loss among DDP's seeds. If DDP's loss fell by no
+more than `apart`, there is no verdict. All compared runs use the same cluster, batch, precision and
+seeds.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The mean losses of a strategy and of DDP (`dense`) after `steps` steps.
+    """The mean training losses of a strategy and of DDP (`dense`) after `steps` steps.
 
     `loss` is infinite if training diverged. `allowed` is the largest loss that passes.
     """
@@ -46,10 +46,10 @@ class Verdict:
 
 
 def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | None:
-    """Compare the training losses of `mode` with those of the dense mode it would replace.
+    """Compare the training losses of `mode` with those of DDP in the same precision.
 
     `runs` are rows of the mart `learning`. Returns None if the runs are too few, too short or too
-    noisy for a verdict.
+    noisy to decide.
     """
     known = _of_mode(runs, workload, mode)
     for _, together in known[known["status"] == "measured"].groupby(_ALIKE):
@@ -66,7 +66,7 @@ def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | Non
 
 
 def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame:
-    """Return the runs of the workload in `mode` or in its dense mode.
+    """Return the workload's runs in `mode`, and in the DDP mode with which it is compared.
 
     Runs of an earlier definition of the workload are left out.
     """
@@ -77,7 +77,7 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
 
 
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
-    """Compare runs of the dense mode, `dense`, with runs of the strategy, `own`.
+    """Compare the losses of DDP's runs, `dense`, with those of the strategy's runs, `own`.
 
     Both frames have one row per seed, in the same order. Returns None if DDP diverged, if the runs
     are too short, or if DDP's loss did not fall enough.
@@ -104,8 +104,8 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
 def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
     """Return the modes of the workload that may not be chosen, each with the reason.
 
-    These are the compressed modes that were not shown to converge like DDP. `runs` are rows of the
-    mart `learning`.
+    These are modes with compressed gradients that were not shown to converge like DDP. `runs` are
+    rows of the mart `learning`.
     """
     found = {}
     for mode in _doubted(workload):
@@ -124,11 +124,9 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
 def unknown_learning(
     runs: pd.DataFrame, workloads: Sequence[Workload]
 ) -> list[tuple[Workload, Mode]]:
-    """Return the pairs of workload and mode that should be run to check their convergence.
+    """Return the (workload, mode) pairs that must still be run to check their convergence.
 
-    The convergence of these modes is unknown, and they were not yet tried often enough.
-
-    `runs` are rows of the mart `learning`.
+    Pairs that were tried often enough are left out. `runs` are rows of the mart `learning`.
     """
     return [
         (workload, mode)
@@ -139,15 +137,15 @@ def unknown_learning(
 
 
 def _doubted(workload: Workload) -> list[Mode]:
-    """Return the compressed modes of the workload whose dense mode it allows too."""
+    """Return the workload's modes with compressed gradients for which it also allows DDP."""
     return [mode for mode in workload.modes if mode.compressed and mode.dense in workload.modes]
 
 
 def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
-    """Return True if the mode ran MOST_TRIES times per seed.
+    """Return True if each seed of the mode was run MOST_TRIES times.
 
-    Runs with a `cause`, which failed because of the machine, the data or the requirements, do not
-    count.
+    Runs with a `cause` do not count: they failed because of the machine, the data or the
+    requirements.
     """
     known = _of_mode(runs, workload, mode)
     own = known[known["strategy"] == mode.strategy]

@@ -29,7 +29,7 @@ _TIES = 1e-4  # weight of the tie-breaking cost in `_costs`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Measured links between n machines.
+    """Measured network links between n machines.
 
     `latency_s` is an (n, n) array with the seconds of an empty message, `byte_s` an (n, n) array
     with the seconds per byte. `sharing` is 0 if every pair of machines has a separate link and 1 if
@@ -47,7 +47,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """A round of communication, in which pairs of ranks exchange `bytes` at the same time.
+    """A round of communication, in which pairs of ranks exchange `bytes` bytes at the same time.
 
     `places` are the pairs of ranks. The round is repeated `times` times.
     """
@@ -59,10 +59,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The chosen order of machines.
+    """The chosen rank order of machines.
 
-    `gain` is the share of communication seconds that the best order saves, estimated by
-    cross-validation across sweeps. If the gain is too small or uncertain, `order` is unchanged.
+    `gain` is the share of communication seconds that the fastest order saves, estimated by
+    cross-validation. If the gain is too small or uncertain, `order` is the present order.
     """
 
     order: tuple[int, ...]
@@ -71,7 +71,7 @@ class Order:
 
 
 def ring(machines: int, size: float) -> tuple[Round, ...]:
-    """Return the rounds of a ring all-reduce of `size` bytes.
+    """Return the communication rounds of a ring all-reduce of `size` bytes.
 
     A reduce-scatter followed by an all-gather has the same rounds.
     """
@@ -80,7 +80,7 @@ def ring(machines: int, size: float) -> tuple[Round, ...]:
 
 
 def halvings(machines: int, size: float) -> tuple[Round, ...]:
-    """Return the rounds of Adasum's recursive halving and doubling of `size` bytes.
+    """Return the communication rounds of Adasum's recursive halving and doubling of `size` bytes.
 
     Raises:
         ValueError: if the number of machines is not a power of two, or is 1.
@@ -95,9 +95,9 @@ def halvings(machines: int, size: float) -> tuple[Round, ...]:
 
 
 def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
-    """Return an (m,) array: the total seconds of `rounds` for each of m orders.
+    """Return an (orders,) array: the total seconds of `rounds` for each rank order.
 
-    `orders` is an (m, n) array: the machine at each of n ranks.
+    `orders` is an (orders, n) array: the machine at each of n ranks.
     """
     total = np.zeros(len(orders))
     for one in rounds:
@@ -110,9 +110,9 @@ def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> Float
 
 
 def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Return the fastest order of the machines.
+    """Return the rank order of machines in which the communication rounds take least time.
 
-    All orders are compared if there are at most EXACT machines. Otherwise a local search is used.
+    If there are at most EXACT machines, all orders are compared. Otherwise a local search is used.
     """
     if links.machines > EXACT:
         return searched(links, rounds)
@@ -121,9 +121,10 @@ def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 
 
 def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Return the best order that local searches from several starts find.
+    """Return the best rank order that local searches from several starts find.
 
-    A search exchanges the two machines whose exchange helps most, until no exchange helps.
+    A search exchanges the two machines whose exchange saves most time, until no exchange saves
+    time.
     """
     random, machines = np.random.default_rng(0), np.arange(links.machines)
     moves = np.tile(machines, (links.machines * (links.machines - 1) // 2, 1))
@@ -141,11 +142,11 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 
 
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
-    """Return the fastest order, or the present order if the gain is small or uncertain.
+    """Return the fastest rank order, or the present order if the gain is small or uncertain.
 
-    The order is computed from the medians of all `sweeps`. The gain is cross-validated: each sweep
-    is used to evaluate the order that the other sweeps chose. Without cross-validation, noise would
-    make one of the many orders look faster.
+    A sweep is one measurement of all links. The order is computed from the medians of all `sweeps`.
+    The gain is cross-validated: each sweep evaluates the order that the other sweeps chose.
+    Otherwise noise would make one of the many orders look faster.
 
     Raises:
         ValueError: if there are fewer than two sweeps.
@@ -166,7 +167,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
 
 
 def _median(sweeps: Sequence[Links]) -> Links:
-    """Return links whose latencies, seconds per byte and sharing are medians of all sweeps."""
+    """Return links with the median latencies, seconds per byte and sharing of all sweeps."""
     return Links(
         latency_s=np.median([one.latency_s for one in sweeps], axis=0),
         byte_s=np.median([one.byte_s for one in sweeps], axis=0),
@@ -175,7 +176,7 @@ def _median(sweeps: Sequence[Links]) -> Links:
 
 
 def _costs(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
-    """Return an (m,) array: the seconds of each order, plus a small cost that breaks ties.
+    """Return an (orders,) array: the seconds of each order, plus a small cost that breaks ties.
 
     The small cost is proportional to the seconds that the order would take if all pairs shared one
     link.

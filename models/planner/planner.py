@@ -1,6 +1,6 @@
 """Choose the best setups for each goal of a workload: enumerate, predict, cost, rank.
 
-Planning is a funnel of three stages:
+Planning has three stages, each with fewer candidates:
 
 1. The step-time formula, which is fast, estimates the step time of every candidate.
 2. The model predicts the step times of the best LOOKED candidates.
@@ -42,7 +42,7 @@ class Recommendation:
     Attributes:
         rows: rows of the published table for each goal.
         frontier: rows on the Pareto frontier of expected hours and dollars.
-        ranked: the setups of the last stage, which were compared with joint draws.
+        ranked: the setups that were ranked with joint draws of step times.
         candidates: the number of setups enumerated.
         looked_at: the number of setups predicted by the model.
     """
@@ -67,7 +67,7 @@ def plan(
 
     Args:
         workload: the training job with its goals and allowed modes.
-        supply: the offers, limits and vetoes.
+        supply: the machines on offer, with limits and with modes that may not be chosen.
         model: predicts step times.
         runs: measurement rows, used to count how often each setup was measured.
         top: the most rows per goal.
@@ -135,7 +135,8 @@ def plan(
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     """Return the workload with only the modes that may be chosen.
 
-    Adasum and UNPLANNED strategies remain only if the workload allows no other mode.
+    `vetoes` are modes that may not be chosen. Adasum and UNPLANNED strategies remain only if the
+    workload allows no other mode.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]
@@ -145,7 +146,7 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
 def nothing(workload: Workload, why: str = "", status: str = "infeasible") -> Recommendation:
     """Return the answer for a workload without candidates: a row of each goal with `status`.
 
-    `why` is the reason to state. If it is empty, a general reason is stated.
+    `why` is the reason in these rows. If it is empty, a general reason is used.
     """
     why = why or "no cluster on offer can be launched here; more instance types would help"
     rows = [infeasible_row(workload, goal, why, status) for goal in workload.goals]
@@ -167,10 +168,7 @@ def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candida
 
 
 def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list[Setup]:
-    """Return the candidates of `allowed` as setups.
-
-    Candidates on clusters that the supply refuses are left out.
-    """
+    """Return all candidates of the workload as setups, without clusters that cannot be launched."""
     found = allowed(workload, supply, model)
     return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
 
@@ -178,11 +176,11 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
 def _that_fit(
     found: Candidates, goals: Sequence[Goal], supply: Supply
 ) -> tuple[Candidates, IntArray]:
-    """Return a pair: the candidates, and the positions of the LOOKED best among them.
+    """Return the candidates with estimated hours, and the positions of the LOOKED best of them.
 
-    The candidates have hours estimated by the step-time formula. `supply.fits` is slow, so only the
-    clusters of the shortlist are checked. If a cluster is refused, its candidates are dropped and
-    the shortlist is made again.
+    The step-time formula estimates the hours. `supply.fits`, which checks if a cluster can be
+    launched, is slow. Therefore only the clusters of the best candidates are checked. If a cluster
+    cannot be launched, its candidates are dropped and the best are selected again.
     """
     cluster, able, refused = found.column("cluster"), set[int](), set[int]()
     usd = found.column("usd").astype(float)
@@ -209,13 +207,14 @@ def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray
 def shortlist(
     hours: FloatArray, usd: FloatArray, group: IntArray, goals: Sequence[Goal], count: int
 ) -> IntArray:
-    """Return the positions of about `count` candidates that may decide a goal or the frontier.
+    """Return the positions of about `count` candidates that may be chosen or explain a choice.
 
-    The shortlist has the candidates closest to the Pareto frontier of `hours` and `usd`. For each
-    goal it also has the candidates with the least loss, for each uncertainty in _SPREADS. Near
-    misses, which have a better objective than the best candidate but exceed the limit, are added
-    because the explanations mention them. Each criterion takes at most _OF_A_GROUP candidates with
-    the same `group`. If at most `count` candidates have finite hours, all of them are returned.
+    The result has the candidates closest to the Pareto frontier of `hours` and `usd`. For each goal
+    it also has the candidates with the least loss, under each assumed uncertainty in _SPREADS. It
+    also has near misses, because explanations mention them: their objective is better than that of
+    the best candidate, but they exceed the limit. Each criterion takes at most _OF_A_GROUP
+    candidates with the same number in `group`. If at most `count` candidates have finite hours, all
+    of them are returned.
     """
     usable = np.flatnonzero(np.isfinite(hours))
     if len(usable) <= count:
@@ -236,7 +235,7 @@ def shortlist(
 
 
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
-    """Return the positions of up to `count` finite scores, the least first.
+    """Return the positions of the `count` least finite scores, the least first.
 
     At most _OF_A_GROUP positions are taken from each group.
     """
@@ -276,7 +275,7 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
 def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[Row]:
     """Return one row for each setup at positions `front`, which form the Pareto frontier.
 
-    If exactly one goal has a limit, each row has the probability to meet that limit.
+    If exactly one goal has a limit, each row has the probability to keep that limit.
     """
     limited = [goal for goal in goals if goal.constraint is not None]
     meeting = meeting_of(limited[0], costs.drawn) if len(limited) == 1 else None

@@ -1,7 +1,7 @@
 """Rank setups for each goal of a workload and fill the planner's columns of the table.
 
-p_meets = share of joint draws (of step times, start-up and interruptions) that meet the constraint
-p_best  = share of draws of step times in which the setup would be chosen if the draw were the truth
+p_meets = share of joint draws (of step times, start-up and interruptions) that keep the limit
+p_best  = share of draws of step times in which the setup would be chosen if the draw were true
 """
 
 from collections.abc import Callable
@@ -120,7 +120,10 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
 
 
 def best_splits(order: IntArray, cluster: IntArray) -> IntArray:
-    """Return `order` with only the first position of each cluster."""
+    """Keep only the first position of each cluster in `order`, which is sorted by loss.
+
+    `cluster` has the number of each setup's cluster.
+    """
     _, firsts = np.unique(cluster[order], return_index=True)
     return order[np.sort(firsts)]
 
@@ -136,8 +139,8 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
     """Return the row of a goal that no setup of `costs` meets.
 
-    If the goal has a constraint, the reason names the cluster closest to its limit, and a limit
-    that would be feasible.
+    If the goal has a limit, the reason names the cluster closest to it, and a limit that would be
+    feasible. `usable` is a mask of setups that may be chosen.
     """
     if goal.constraint is None or not usable.any():
         why = "no cluster on offer has a known price; a price would help"
@@ -155,7 +158,7 @@ def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infe
 
 
 def _question(workload: Workload, goal: Goal) -> Row:
-    """Return a published row with only the columns of the workload and goal filled."""
+    """Return a row of the published table with only the workload and the goal filled in."""
     return {
         **dict.fromkeys(COLUMNS),
         "workload": workload.name,
@@ -193,7 +196,7 @@ def summary(costs: JobCosts, at: int) -> Row:
 
 
 def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
-    """Return the published columns that depend only on the setup at position `at`."""
+    """Return the columns of the published table that depend only on the setup at position `at`."""
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
     shown = summary(costs, at)
     hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))
@@ -216,7 +219,7 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
 
 
 def _bill(setup: Setup, hours: float) -> Row:
-    """Return the dollars that `hours` of the setup's cluster cost, in total and for each cost item.
+    """Return the dollars that `hours` of the setup's cluster cost, in total and for each item.
 
     `usd` is exactly the sum of the items. `usd` and `usd_machines` are None if a price is unknown.
     """

@@ -57,23 +57,29 @@ GIB = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """The scaling rule T(G) = overhead_s + parallel_s / G, in seconds."""
+    """The rule that a step takes overhead_s + parallel_s / G seconds on G machines or devices."""
 
     overhead_s: float
     parallel_s: float
 
     @classmethod
     def through(cls, one_s: float, size: int, step_s: float) -> ScalingRule:
-        """Return the rule for which T(1) is `one_s` and T(`size`) is `step_s`; `size` >= 2."""
+        """Return the rule that gives `one_s` seconds on 1 unit and `step_s` on `size` units.
+
+        `size` is at least 2.
+        """
         overhead_s = min(max((size * step_s - one_s) / (size - 1), 0.0), one_s)
         return cls(overhead_s, one_s - overhead_s)
 
     def efficiency(self, size: int) -> float:
-        """Return the parallel efficiency on `size` units, T(1) / (size T(size))."""
+        """Return the parallel efficiency on `size` machines or devices, T(1) / (size T(size))."""
         return (self.overhead_s + self.parallel_s) / (size * self.overhead_s + self.parallel_s)
 
     def largest(self, efficiency: float) -> int | None:
-        """Return the largest number of units that reaches `efficiency`; None if any number does."""
+        """Return the largest number of machines or devices with at least `efficiency`.
+
+        Returns None if every number reaches it.
+        """
         if self.overhead_s == 0:
             return None
         # The module's formula with R = O / P, rearranged so that P may be zero.
@@ -83,11 +89,12 @@ class ScalingRule:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Median step times of a workload in one mode on one instance type, for each number of units.
+    """Median step times of a workload in one mode on one instance type, by number of units.
 
-    `devices_each` is the number of devices used on each machine, or 0 if the units are the devices
-    of one machine. `steps[size][micro_batch, accumulation_steps]` is the step time in seconds on
-    `size` units. `micro_batch` is the number of samples of one unit in a micro-step.
+    A unit is a machine, or a device of one machine. `devices_each` is the number of devices used on
+    each machine; it is 0 if units are devices. `steps[size][micro_batch, accumulation_steps]` is
+    the step time in seconds on `size` units. `micro_batch` is the number of samples of one unit in
+    a micro-step.
     """
 
     mode: Mode
@@ -96,11 +103,11 @@ class Scale:
     steps: Mapping[int, Mapping[tuple[float, int], float]]
 
     def step_s(self, size: int, batch: float, micro: float | None) -> float | None:
-        """Return the seconds of a step of `batch` samples on `size` units, or None if unknown.
+        """Return the seconds of a step of `batch` samples on `size` units; None if unknown.
 
-        If `micro` is None, only measured steps are used. Otherwise the step has micro-steps of
-        `micro` samples per unit. If that step was not measured, its time is composed as the
-        module's docstring describes.
+        A unit is a machine, or a device of one machine. If `micro` is None, only measured steps are
+        used. Otherwise the step has micro-steps of `micro` samples per unit. If that step was not
+        measured, its time is composed of measured steps, as the module's docstring describes.
         """
         measured = self.steps.get(size, {})
         if micro is None:
@@ -115,23 +122,25 @@ class Scale:
         return None if alone is None or last is None else (count - 1) * alone + last
 
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
-        """Return the seconds per step for each number of units for which `step_s` is known."""
+        """Return the known seconds of a step of `batch` samples, by number of units.
+
+        `micro` is the number of samples per unit in a micro-step; None for measured steps only.
+        """
         found = ((size, self.step_s(size, batch, micro)) for size in sorted(self.steps))
         return {size: seconds for size, seconds in found if seconds is not None}
 
     @property
     def batches(self) -> list[float]:
-        """Measured global batches in ascending order."""
+        """Return the measured global batches in ascending order."""
         shapes = [(size, *shape) for size, own in self.steps.items() for shape in own]
         return sorted({size * micro * steps for size, micro, steps in shapes})
 
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
-        """Return the pair (global batch, micro batch) with known step times for the most sizes.
+        """Return the (global batch, micro batch) pair with known step times for the most sizes.
 
-        The global batch is between `least` and `most`. Returns None if no pair has known step times
-        for size 1 and for a larger size. If several pairs are known for equally many sizes, pairs
-        with measured steps are preferred to composed steps, then pairs with more samples per
-        second.
+        A size is a number of machines or devices. The global batch is between `least` and `most`.
+        Returns None if no pair has known step times for size 1 and for a larger size. Among equal
+        pairs, measured steps are preferred to composed steps, then more samples per second.
         """
         batches = {*self.batches, *([least] if least == most else [])}
         micros = [None, *sorted({micro for own in self.steps.values() for micro, _ in own})]
@@ -150,11 +159,11 @@ class Scale:
 
 
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
-    """Return one Scale for each mode, instance type and number of devices per machine.
+    """Return a Scale for each mode, instance type and number of devices used per machine.
 
     Clusters with several instance types or with unequal batches per device are ignored. `devices`
-    is the number of devices of each instance type; it is used for runs that state no layout. If no
-    run on one device was measured, the profile of the device is used.
+    is the number of devices of each instance type, for runs without a layout. If no run on one
+    device was measured, the profile of the device is used.
     """
     measured: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], list[float]]]]
     measured = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
@@ -185,7 +194,7 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
 
 
 def _profiles(data: TrainingData, workload: str) -> list[Row]:
-    """Return the workload's profiles in single-device modes, with `mode` and `step_s` added."""
+    """Return the profiles of single devices, with the columns `mode` and `step_s` added."""
     if not len(data.profiles):
         return []
     own = data.profiles[data.profiles["workload"].astype(str) == workload]
@@ -199,7 +208,8 @@ def size_workload(
 ) -> dict[str, list[Row]]:
     """Return the scaling rules and best batches of a workload as lists of rows.
 
-    `batches` is the pair of the least and the greatest global batch to consider. The lists are:
+    `batches` is the pair of the least and the greatest global batch to consider. A Scale has the
+    step times of one mode and instance type. The lists are:
 
         scaling     a row for each Scale with a global batch in that range at two or more sizes
         checks      a row for each size of these Scales: measured efficiency and its prediction
@@ -244,10 +254,11 @@ def size_workload(
 
 
 def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
-    """Return a row for each size, with its measured efficiency and the efficiency by the rule.
+    """Return a row for each number of units: measured and predicted parallel efficiency.
 
-    `sizes` maps numbers of units to seconds per step. The rule for a size is determined from size 1
-    and the next smaller size. `by_rule` is None if there is no size between 1 and the row's size.
+    `sizes` maps numbers of units (machines or devices) to seconds per step. The prediction
+    `by_rule` is the rule through size 1 and the next smaller size. It is None if there is no size
+    between 1 and the row's size.
     """
     rows = []
     for size, step_s in sizes.items():
@@ -261,10 +272,10 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
 
 def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
-    """Return the scaling rule and, for each of EFFICIENCIES, the largest size that reaches it.
+    """Return the scaling rule and the largest size that reaches each of EFFICIENCIES.
 
-    Sizes are at most `limit`; a `limit` of 0 means no limit. `sizes` maps numbers of units to
-    seconds per step.
+    `sizes` maps numbers of machines or devices to seconds per step. Sizes are at most `limit`; a
+    `limit` of 0 means no limit.
     """
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])
@@ -306,9 +317,9 @@ def _hiding(
 
 
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
-    """Return a list of one row with the fastest measured batch of one device.
+    """Return a list with one row: the fastest measured batch of one device that fits in memory.
 
-    Only batches that fit in the device's memory are considered. The list is empty if there is none.
+    The list is empty if there is none.
     """
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
     known = (row for row in profiles if pd.notna(row.get("peak_bytes")))

@@ -1,1 +1,1 @@
-"""Choose and make the launches of a campaign, within its spending caps and time limit."""
+"""Choose and make the launches of one refresh (a campaign), within its dollar and time caps."""

@@ -1,4 +1,4 @@
-"""Count a campaign's dollars and seconds, and decide whether the caps allow its next launch.
+"""Count a campaign's dollars and seconds, and decide if the caps allow its next launch.
 
 On EC2, the worst-case cost of a launch must fit under the caps of the campaign and of the month.
 Prices of local hosts are illustrative, so only the estimated cost must fit (`Tally.affords`).
@@ -53,9 +53,9 @@ def allowance(
     now: datetime,
     offers: Sequence[Offer] | None = None,
 ) -> Allowance:
-    """Return the permitted deadline and worst-case cost of `launch`, or why it is refused.
+    """Return the permitted deadline and worst-case cost of `launch`, or the reason for a refusal.
 
-    The highest prices in `offers` give the worst case. The default is the newest offers.
+    offers: their highest prices give the worst case. Default: the newest offers.
     """
     if not tally.affords(launch):
         left = f"${tally.left_usd:.4f} and {tally.left_s:.0f} s are left of the campaign"
@@ -80,10 +80,10 @@ def allowance(
 
 
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
-    """Return a pair: the usual and the least seconds before the first run on EC2 machines.
+    """Return the usual and the least seconds before the first run on EC2 machines.
 
-    Both include the installation of each workload's requirements, one after another, and the fetch
-    of their data.
+    Both include the installation of each workload's requirements, one after another, and the
+    download of the workloads' data.
     """
     known, names = workspace.settings.workloads, workload_names(launch)
     installs = sum(bool(known[name].requirements) for name in names if name in known)
@@ -97,7 +97,7 @@ def patience_s(
 ) -> float:
     """Return the seconds that a launch may spend on repeating disturbed runs.
 
-    The launch then still ends before `deadline_s` and within the campaign's time and dollars.
+    The launch must still end before `deadline_s` and within the campaign's time and dollars.
     """
     start_up_s, share = START_UP_S, _LOCAL_PATIENCE
     if workspace.spends_money:
@@ -110,11 +110,10 @@ def patience_s(
 def caps_of(
     workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]
 ) -> tuple[list[Cap], str]:
-    """Return a pair: the caps, and the reason if a spent amount is unknown, else "".
+    """Return the dollar caps of the campaign and of the month (UTC), with the amounts that count.
 
-    The caps are the campaign's cap and the cap of the calendar month (UTC). Leases are read before
-    the spent dollars, so that a lease that is loaded between the two reads counts twice rather than
-    not at all.
+    The second item is the reason if a spent amount is unknown, else "". Leases are read before the
+    spent dollars. A lease that ends between the two reads then counts twice instead of not at all.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     held, problems = workspace.provider.leases(), list[str]()
@@ -155,9 +154,9 @@ def caps_of(
 
 
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
-    """Return a warning if most of the month's dollars are spent or committed.
+    """Return a warning if most of the month's dollars are spent or reserved.
 
-    Return the reason if the dollars are unknown, and "" if no warning is needed.
+    If the dollars are unknown, returns the reason. Returns "" if no warning is needed.
     """
     if not workspace.spends_money:
         return ""
@@ -169,7 +168,7 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 
 
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
-    """Return a pair: the dollars of refreshes that ended in the month of `now`, and a reason.
+    """Return the dollars of refreshes that ended in the month of `now`, and a reason.
 
     If the cost of a refresh is unknown, the dollars are infinite and the reason says so. Otherwise
     the reason is empty. A refresh that began in the previous month counts in full.
@@ -186,7 +185,7 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 
 def mart_or_nothing(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
-    """Return the provider's rows of a mart. Before the first refresh there are none."""
+    """Return the provider's rows of a mart; no rows before the first refresh."""
     with workspace.warehouse.read() as connection:
         return select(connection, name, {"provider": workspace.provider.name, **equal})
 
@@ -194,20 +193,21 @@ def mart_or_nothing(workspace: Workspace, name: str, **equal: object) -> pd.Data
 def _spot_margin(workspace: Workspace) -> float | None:
     """Return the highest spot bid divided by the known spot price.
 
-    Return None if [ec2] markets include on demand, because the on-demand price then limits the bid.
+    Returns None if [ec2] markets includes on-demand, because the on-demand price then limits the
+    bid.
     """
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 
 
 def _beside(workspace: Workspace) -> float:
-    """Return an upper bound of the dollars per hour of a machine's volume, address and requests."""
+    """Return the highest dollars per hour of a machine's volume, address and requests."""
     return most_usd_per_hour_beside(workspace.settings.ec2.volume_gib)
 
 
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
     """Return the highest cost in dollars of a lease that lasts until its deadline.
 
-    dearest: highest known dollars per hour by instance type. Return None if no price is known.
+    dearest: highest known dollars per hour by instance type. Returns None if no price is known.
     """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
@@ -223,7 +223,7 @@ class Tally:
     """The counts, dollars and seconds of one campaign so far.
 
     Attributes:
-        cap_usd: the campaign's cap.
+        cap_usd: the campaign's dollar cap.
         stop_at: the end of the campaign on the clock `time.monotonic`.
         refresh_id: prefix of the campaign's lease ids.
         usd: dollars spent.
@@ -231,9 +231,9 @@ class Tally:
         by_status: number of runs by status.
         seconds: duration of each phase.
         notes: messages for the user.
-        refused: clusters for which the provider had no capacity, or the machines lacked devices.
-        fetch_s: by workload, the seconds that a machine needs to fetch its data.
-        lacking: by workload, why it cannot be measured.
+        refused: clusters that the provider could not supply, or whose machines lacked devices.
+        fetch_s: by workload, the seconds that a machine needs to download its data.
+        lacking: by workload, the reason why it cannot be measured.
     """
 
     cap_usd: float
@@ -253,7 +253,7 @@ class Tally:
     def of(cls, workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tally:
         """Return the tally of a campaign that starts now.
 
-        `max_usd` is the campaign's cap; None means `[campaign] max_usd` of srift.toml.
+        `max_usd` is the campaign's dollar cap; None means `[campaign] max_usd` of srift.toml.
         """
         return cls(
             cap_usd=workspace.settings.campaign.max_usd if max_usd is None else max_usd,
@@ -279,7 +279,8 @@ class Tally:
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time, on the clock `time.monotonic`, at which `launch` must end.
 
-        This is `stop_at`, or the time at which the campaign's dollars are spent if that is earlier.
+        This is the end of the campaign, or the time at which its dollars are spent if that is
+        earlier.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:
@@ -292,8 +293,8 @@ class Tally:
     ) -> None:
         """Add the results of one launch to the tally.
 
-        `load_s` is the time in seconds that the load of its records took. `cluster` is added to
-        `refused` if the provider refused it or its machines lacked devices.
+        `load_s` is the time in seconds that was needed to load its records. `cluster` is added to
+        `refused` if the provider could not supply it or its machines lacked devices.
         """
         self.launches += 1
         refused = served.outcome.startswith(REFUSED) and not served.over_cap

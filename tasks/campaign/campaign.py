@@ -63,8 +63,8 @@ def shop(
 ) -> list[PlannedLaunch]:
     """Return the launches to buy, in order, within the money and time that `tally` has left.
 
-    Clusters that the provider just refused are left out, and so are workloads whose data are
-    missing. frames: the training frames by name, as from `reads.training_frames`.
+    Clusters that the provider just refused and workloads without their data are left out. frames:
+    the training frames by name, as from `reads.training_frames`.
     """
     workspace = workspace.without(tally.lacking)
     workloads = with_facts(workspace.measurable, frames["workloads"])
@@ -107,9 +107,9 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    Without a champion, a new list of launches is planned when all launches of the last list are
-    made. With a champion, a new list is planned after each launch. Each list uses all measurements
-    so far. Refused clusters are left out until there is nothing else to buy.
+    Without a model in use, all launches of a plan are made before the next plan. With a model, a
+    new plan is made after each launch. Each plan uses all measurements so far. Clusters that the
+    provider refused are left out until there is nothing else to buy.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -133,9 +133,9 @@ def within(
 def affordable(
     workspace: Workspace, launches: Sequence[PlannedLaunch], tally: Tally
 ) -> Iterator[PlannedLaunch]:
-    """Yield those of `launches` that may be made now.
+    """Yield the launches that may be made now.
 
-    If a launch may not be made, print the reason and add it to the notes of `tally`.
+    If a launch may not be made, the reason is printed and added to the notes of `tally`.
     """
     offers = current_offers(workspace)
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
@@ -155,7 +155,7 @@ def affordable(
 def _obstacle(
     workspace: Workspace, launch: PlannedLaunch, tally: Tally, offers: Sequence[Offer]
 ) -> str:
-    """Return why `launch` may not be made now; empty if it may."""
+    """Return the reason why `launch` may not be made now, or "" if it may."""
     for name in workload_names(launch):
         if name in tally.lacking:
             return tally.lacking[name]
@@ -165,10 +165,10 @@ def _obstacle(
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
-    """Yield an elastic launch for each workload that has no measured elastic run.
+    """Yield a launch for each workload whose cost of losing a machine was not measured yet.
 
-    The run uses recommended machines, one of which is revoked during the run. Only local machines
-    share a folder for its checkpoints.
+    The launch uses recommended machines and stops one of them during the run. Only local machines
+    are used, because they share a folder for checkpoints.
     """
     provider = workspace.provider.name
     runs = reads.mart(workspace.warehouse, "elastic_runs", provider=provider)
@@ -186,9 +186,9 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
 
 
 def with_requirements_installed(workspace: Workspace) -> Workspace:
-    """Return the workspace without workloads whose requirements this computer cannot install.
+    """Return the workspace without workloads whose requirements cannot be installed here.
 
-    Only local hosts use this computer's Python; EC2 machines install requirements themselves.
+    Only local hosts use this computer's Python. EC2 machines install requirements themselves.
     """
     refused = {} if workspace.spends_money else not_installable(workspace.settings)
     for name, reason in refused.items():
@@ -197,10 +197,10 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
 
 
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
-    """Return why `cluster` is not requested now; "" if it may be requested.
+    """Return the reason why `cluster` is not requested now, or "" if it may be requested.
 
-    It is not requested if it contains all machines of a refused cluster. Zones do not matter,
-    because a launch tries all zones of its region.
+    It is not requested if it contains all machines of a cluster that the provider just refused.
+    Zones do not matter, because a launch tries all zones of its region.
     """
 
     def counted(machines: Cluster) -> Counter[tuple[str, str, str]]:
@@ -211,7 +211,7 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
-    """Return the failed runs that nodes reported, for the current definitions of the workloads.
+    """Return the failed runs of the current definitions of the workloads.
 
     Failures of machines, data or a package index are left out, because the run may succeed next
     time.
@@ -229,7 +229,7 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return the parts of the champion `model` that a campaign needs to choose launches.
+    """Return the predictions of `model` that a campaign needs to choose launches.
 
     Workloads and instance types are left out if their definition has changed since the training.
     """
@@ -259,8 +259,8 @@ def _model(
 def outdating(workspace: Workspace) -> str:
     """Return a warning if the image's torch version differs from the version of stored runs.
 
-    Such runs become history, which the model does not use, after the first run on the image. The
-    warning is empty on local hosts: they use this computer's torch, and repeating runs is free.
+    After the first run on the image, the model no longer uses these stored runs. The warning is
+    empty on local hosts: they use this computer's torch, and repeating runs is free.
     """
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
@@ -279,7 +279,7 @@ def outdating(workspace: Workspace) -> str:
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
     """Return the launches that a refresh would make now.
 
-    This also works before the first refresh, when there is no warehouse.
+    Before the first refresh, when there is no warehouse, this works too.
     """
     provider = workspace.provider.name
     try:
@@ -295,7 +295,7 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return `frames` without measurements of workloads whose definition has changed.
+    """Return the frames without measurements of workloads whose definition has changed.
 
     frames: the training frames by name.
     """
@@ -314,10 +314,10 @@ def serve_launch(
 ) -> Served:
     """Acquire one cluster, measure the runs of `launch` on it, and release it.
 
-    The results stay in a mailbox until the caller loads them. If the worst-case cost does not fit
-    under the caps, nothing is acquired and the result has a row with status "refused". If an error
-    or Ctrl-C stops the launch, the recorded runs are loaded into the warehouse before the error is
-    raised.
+    The records stay in a folder or S3 prefix (the mailbox) until the caller loads them. If the
+    worst-case cost does not fit under the caps, nothing is acquired and the result has a row with
+    status "refused". If an error or Ctrl-C stops the launch, the existing records are loaded into
+    the warehouse before the error is raised.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
@@ -358,7 +358,7 @@ def serve_launch(
 
 
 def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
-    """Return `job` without the workloads in `lacking`.
+    """Return `job` without the workloads in `lacking`, and print the reason for each.
 
     `lacking` maps a workload to the reason why its data are missing.
     """
@@ -375,8 +375,8 @@ def serve(
     """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
 
     Refused requests and lost machines become rows of the result. If an error or Ctrl-C stops the
-    job, the run under way also gets a row. The machines are released in any case. The mailbox stays
-    on disk until it is loaded.
+    job, the interrupted run gets a row too. The machines are always released. The records stay in
+    the mailbox until they are loaded.
 
     Args:
         provider: acquires the machines.
@@ -413,7 +413,7 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return how an attempt ended that `error` stopped in the controller."""
+    """Return how an attempt ended that was stopped by an error in this process."""
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")
     if isinstance(error, Exception):

@@ -1,7 +1,7 @@
 """List the launches that a refresh would make, without starting any machine.
 
-On EC2, the list also shows the worst-case cost and the AWS requests of each launch. Text in
-brackets stands for values that only AWS knows. `srift doctor` checks image, network and quotas.
+On EC2, the list also shows the worst-case cost and the AWS requests of each launch. Values that
+only AWS knows are shown as text in brackets. `srift doctor` checks image, network and quotas.
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,10 @@ _UNCHECKED = (
 
 
 def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> list[Row]:
-    """Return a row for each launch that would be made now: by a refresh, or for `wish` if given.
+    """Return a row for each launch that a refresh or `srift measure` would make now.
 
-    `max_usd` is the campaign's cap. If it is None, the cap is `[campaign] max_usd` of srift.toml.
+    wish: the request of `srift measure`; None for a refresh. `max_usd` is the dollar cap. If it is
+    None, the cap is `[campaign] max_usd` of srift.toml.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     offers = offers_now(workspace, now)
@@ -69,11 +70,11 @@ def planned(
     now: datetime,
     clients: Clients | None = None,
 ) -> list[Row]:
-    """Return a row for each launch, as if each earlier launch cost its estimate.
+    """Return a row for each launch, assuming that each earlier launch cost its estimate.
 
-    The column `worst_usd` is None on local hosts, and if the launch is refused. The column `said`
-    lists sentences about the launch, or the reason for the refusal. `clients` are the AWS clients
-    that look up data.
+    The column `worst_usd` is the worst-case cost. It is None on local hosts and if the launch is
+    refused. The column `said` has sentences about the launch, or the reason for the refusal.
+    `clients` are the AWS clients that look up data.
     """
     carrier = DataCarrier(workspace, clients)
     rows = launches_as_rows(launches)
@@ -95,16 +96,15 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return `offers`, with spot offers at on-demand prices if `market` is spot and has no prices.
+    """Return the offers, with assumed spot offers if `market` is spot and has no prices.
 
-    On-demand prices are upper bounds of spot prices. `market` is the campaign's market.
+    The assumed spot prices are on-demand prices, which are upper bounds. `market` is the campaign's
+    market.
     """
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
     if market != "spot" or "spot" in known:
         return list(offers)
-    reporter().say(
-        "no spot price is known: this dry run uses on-demand prices, which bound spot prices"
-    )
+    reporter().say("no spot price is known: this dry run uses on-demand prices as upper bounds")
     listed = [offer for offer in offers if offer.market == "on-demand"]
     return [*listed, *(replace(one, market="spot", zone=f"{one.region}a") for one in listed)]
 

@@ -1,6 +1,6 @@
-"""Plan the launches of `srift measure`: clusters that the user names, or pilots for goals.
+"""Plan the launches of `srift measure`, on named clusters or on the most informative clusters.
 
-The launches have the same caps, leases, checks and loading as the launches of a campaign.
+The launches have the same caps, leases, checks and loading as the launches of a refresh.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Wish:
     """A user's request to measure `workload`.
 
     `clusters` are the clusters to measure on, such as "2xNAME+1xOTHER". If it is empty, Srift
-    chooses at most `pilots` runs.
+    chooses at most `pilots` runs that would improve the recommendation most.
     """
 
     workload: str
@@ -77,7 +77,7 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
 
 
 def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluster:
-    """Return the cluster that `text` names; raises as `clusters_of`."""
+    """Return the cluster that `text` names. Raises SettingsError as `clusters_of` does."""
     try:
         names = parse_cluster(text)
     except ValueError as error:
@@ -99,7 +99,7 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
     """Return a cluster of the types `names`, in the market and zone with the lowest total price.
 
-    Return None if no market and zone sells all of them at a known price.
+    Returns None if no market and zone sells all types at a known price.
     """
     able = []
     for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
@@ -119,7 +119,7 @@ def case_of(
 
 
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
-    """Return the launches for `wish`. If a goal has no pilots, print the reason.
+    """Return the launches for `wish`. Prints the reason if no run would help a goal.
 
     Raises:
         SettingsError: as in `clusters_of`, or if a cluster cannot train the workload.
@@ -180,9 +180,9 @@ def _known(case: Case) -> set[str]:
 def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     """Return the runs of a launch of `cluster`: missing profiles, and one training run.
 
-    A profile is added for each instance type of `cluster` that has none in the warehouse. The
-    training run has the setup that the model predicts to be fastest. If the model cannot
-    predict it, the run uses the first mode on all devices at the smallest global batch.
+    There is a profile for each instance type of `cluster` without a profile in the warehouse. The
+    training run has the setup that the model predicts to be fastest. If the model cannot predict
+    it, the run uses the first mode on all devices at the smallest global batch.
 
     Raises:
         SettingsError: if the cluster cannot train the workload.
@@ -210,10 +210,10 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
 
 
 def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
-    """Return a training run on `cluster` with the setup that the model predicts to be fastest.
+    """Return a training run of the setup on `cluster` with the most predicted samples per second.
 
-    The fastest setup has the most samples per second. Return None if there is no model, if the
-    model does not know an instance type, or if no setup is possible.
+    Returns None if there is no model, if the model does not know an instance type, or if no setup
+    is possible.
     """
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
     if case.model is None or not by_name.keys() <= _known(case):
@@ -231,10 +231,10 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
-    """Return launches of at most `count` pilots, one launch for each cluster.
+    """Return launches with the at most `count` runs that would improve a recommendation most.
 
-    Pilots for goals with a deadline or budget come first. If a goal has no pilots, print the
-    reason.
+    There is one launch for each cluster. Runs for goals with a deadline or budget come first. If no
+    run would help a goal, the reason is printed.
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     found: dict[str, tuple[Cluster, PlannedRun]] = {}

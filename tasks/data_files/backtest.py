@@ -1,4 +1,4 @@
-"""Run `srift backtest`: fit on a file, predict another file, and report the errors."""
+"""Run `srift backtest`: fit a model to one file, predict another file, and report the errors."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,9 @@ SEED = 0
 class Report:
     """The result of a backtest.
 
-    `rows` is the number of rows in the test file, and `predicted` the number of these rows that
-    could be predicted. `summary` is the table of errors and coverage. `sentences` are warnings.
+    `rows` is the number of rows in the test file. `predicted` is the number of these rows that
+    could be predicted. `summary` is the table of errors and interval coverage. `sentences` are
+    warnings.
     """
 
     provider: str
@@ -53,7 +54,7 @@ def backtest(
 ) -> Report:
     """Fit a model to the file `train`, predict the file `test`, and report the errors.
 
-    The rows of `test` are written with their predictions to the file `predictions`, if it is given.
+    If `predictions` is given, the rows of `test` are written to this file with their predictions.
     `workloads` is a file with facts of workloads, `catalogue` a file of instance types. Raises
     ImportRefused if an input file is refused. Raises OSError if `predictions` cannot be written or
     is one of the input files.
@@ -97,7 +98,7 @@ def backtest(
 
 
 def _one_provider(files: dict[Path, pd.DataFrame]) -> str:
-    """Return the provider to which the rows of all files belong.
+    """Return the provider ("local" or "ec2") of the rows of all files.
 
     Raises ImportRefused if a file has no rows, or if the rows belong to several providers.
     """

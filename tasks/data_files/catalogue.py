@@ -13,7 +13,7 @@ COLUMNS += ["device_memory_gib", "device_tflops"]
 
 
 class CatalogueRow(BaseModel):
-    """One instance type of a catalogue file. An empty value becomes None, which means unknown."""
+    """One instance type of a catalogue file. An empty value means unknown and becomes None."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -31,7 +31,7 @@ class CatalogueRow(BaseModel):
     def device(self) -> str:
         """Return the accelerator's name, or "cpu" if there is no accelerator.
 
-        A share of a GPU is a separate kind of device, called "part of" and the GPU's name.
+        If the instance type has only a part of a GPU, the name is "part of" and the GPU's name.
         """
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name
@@ -40,7 +40,7 @@ class CatalogueRow(BaseModel):
     def devices(self) -> int | None:
         """Return the number of devices; None if it is unknown.
 
-        A GPU count of 0 in the file means a share of one GPU, so the number is 1. Without an
+        A GPU count of 0 in the file means a part of one GPU, so the number is 1. Without an
         accelerator, the processor is the only device.
         """
         count = self.gpu_count if self.gpu_count is not None else self.accelerator_count
@@ -52,8 +52,8 @@ class CatalogueRow(BaseModel):
 def read_catalogue(path: Path) -> pd.DataFrame:
     """Return the instance types of the file, in the columns of the mart `instance_types`.
 
-    The file has no peak rates; they are looked up by the name of the device. Raises ImportRefused
-    if a value is bad, a type is repeated or the file cannot be read.
+    The file has no peak rates (TFLOP/s); they are looked up by the name of the device. Raises
+    ImportRefused if a value is bad, a type is repeated or the file cannot be read.
     """
     rows = [
         (

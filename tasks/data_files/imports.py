@@ -58,9 +58,9 @@ Types = Mapping[str, Mapping[str, tuple[int, str]]]
 class Imported:
     """The result of an import.
 
-    `rows` is the number of rows in the file. `new` is the number of these rows that did not count
-    before, because they are new or were forgotten. `counts` has the lines of the summary: for each
-    title (for example "workload"), the number of rows or facts by name. `sentences` are warnings.
+    `rows` is the number of rows in the file. `new` is the number of these rows that are new or were
+    forgotten before. `counts[title][name]` is a line of the summary, for example the number of rows
+    of a workload. `sentences` are warnings.
     """
 
     import_id: str = ""
@@ -86,8 +86,8 @@ class Imported:
 class Forgotten:
     """The result of `srift forget`.
 
-    `rows` and `facts` are the numbers of measurements and of workloads' facts that no longer count.
-    `sentence` says so to the user.
+    `rows` is the number of measurements that no longer count. `facts` is the number of workloads
+    whose facts no longer count. `sentence` is the message to the user.
     """
 
     import_id: str
@@ -98,7 +98,7 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFiles:
-    """The files of an import: measurements, facts of workloads, or both."""
+    """The files to import: measurements, facts of workloads, or both."""
 
     measurements: Path | None = None
     workloads: Path | None = None
@@ -106,7 +106,7 @@ class ImportFiles:
     def import_id(self, providers: Iterable[str]) -> str:
         """Return a digest of the files and providers.
 
-        Return PUBLIC_IMPORT if the measurements are those that come with the package.
+        If the measurements are those that ship with Srift, returns PUBLIC_IMPORT.
         """
         rows, facts = (
             digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)
@@ -172,7 +172,8 @@ def import_measurements(
 def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
     """Yield a connection with an open transaction.
 
-    A dry run must not create a warehouse. If there is none, it gets an empty warehouse in memory.
+    If there is no warehouse, a dry run must not create it. The connection is then to an empty
+    warehouse in memory.
     """
     if warehouse.exists() or not dry_run:
         with warehouse.transact() as connection:
@@ -184,7 +185,10 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
 
 
 def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
-    """Return warnings on unknown instance types and on `other` rows with a known run_id."""
+    """Return warnings about unknown instance types and about changed rows.
+
+    other: the number of rows whose run_id is stored with another step time.
+    """
     known = {name for names in types.values() for name in names}
     unknown = sorted(set(counts.get("instance type", ())) - known)
     doubts = []
@@ -201,10 +205,10 @@ def _judge(
     types: Types,
     workloads: Sequence[str],
 ) -> None:
-    """Raise ImportRefused if new rows of the file, or rows of `workloads`, are implausible.
+    """Raise ImportRefused if rows of the file are implausible.
 
-    `types` has the number of devices and the device's name, by provider and instance type.
-    `workloads` are the workloads whose facts are imported too.
+    Only new rows and rows of `workloads`, whose facts are imported too, are checked. `types` has
+    the number of devices and the device's name, by provider and instance type.
     """
     peaks = [
         {
@@ -219,15 +223,16 @@ def _judge(
     ]
     problems = sentences(path, implausible(connection, peaks, workloads))
     if problems:
-        raise ImportRefused(path, ["--force loads these rows, if they are right", *problems])
+        raise ImportRefused(
+            path, ["these rows look wrong. If they are right, load them with --force", *problems]
+        )
 
 
 def load_public(workspace: Workspace, now: datetime) -> int:
-    """Import the packaged step times and return the number of rows.
+    """Import the public step times that ship with Srift, and return the number of rows.
 
-    The number is 0 if they were imported before. It is also 0 if EC2 is emulated, because emulated
-    machines differ from the measured machines. Raises WarehouseError if the warehouse cannot be
-    written.
+    Returns 0 if they were imported before, or if EC2 is emulated. Emulated machines differ from the
+    measured machines. Raises WarehouseError if the warehouse cannot be written.
     """
     warehouse = workspace.warehouse
     if workspace.settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
@@ -287,11 +292,11 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
 
 
 def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
-    """Return all imports, including forgotten imports, from the oldest to the newest."""
+    """Return a row for each import, including forgotten imports, from the oldest to the newest."""
     with warehouse.read() as connection:
         return rows_of_query(connection, _IMPORTS)
 
 
 def _refreshes(providers: Iterable[str]) -> str:
-    """Return the commands that refit the model of each provider without buying machines."""
+    """Return the commands that refit the model of each provider without starting machines."""
     return " and ".join(f"`{refresh_command(one, '0')}`" for one in providers)

@@ -1,7 +1,7 @@
-"""Read measurements and descriptions from CSV or Parquet files (docs/data-files.md).
+"""Read measurements and facts from CSV or Parquet files (docs/data-files.md).
 
 The whole file is refused if a single value is bad. The error names the line (or row), the column
-and the reason of each bad value.
+and the reason for each bad value.
 """
 
 import csv
@@ -36,7 +36,7 @@ _Described = TypeVar("_Described", bound=BaseModel)
 
 
 class ImportRefused(Exception):
-    """Raised if a file is refused. Nothing of it was loaded.
+    """A file is refused, and nothing of it is loaded.
 
     `problems` has a sentence for each bad value.
     """
@@ -50,7 +50,7 @@ class ImportRefused(Exception):
 
 
 def _whole(value: Any) -> Any:
-    """Return the integer that a text such as `1.09e8` means; return other values unchanged."""
+    """Convert a text such as `1.09e8` to an integer; return other values unchanged."""
     return int(float(value)) if isinstance(value, str) and float(value).is_integer() else value
 
 
@@ -58,7 +58,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
 
 
 class Facts(BaseModel):
-    """The facts of one workload: a row of a `--workloads` file."""
+    """The facts of one workload: a row of a file for the option `--workloads`."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -75,8 +75,8 @@ class Facts(BaseModel):
 def stage_measurements(connection: Connection, path: Path, now: datetime) -> list[str]:
     """Read a file into the temporary table `staged` of `connection`.
 
-    Return the names of the file's unknown columns, which are ignored. Times later than `now` by
-    more than a day are bad. Raises ImportRefused, which names every bad value.
+    Returns the names of the file's unknown columns, which are ignored. Times more than a day later
+    than `now` are bad. Raises ImportRefused, which names every bad value.
     """
     table = read_table(path)
     required = ("workload", "cluster", "batch_per_device", "step_s")
@@ -96,7 +96,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
 
 
 def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return a pair: the file's rows in the columns of the mart `runs`, and its unknown columns.
+    """Return the file's rows in the columns of the mart `runs`, and the names of unknown columns.
 
     Raises ImportRefused if a value is bad.
     """
@@ -108,7 +108,7 @@ def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
 def read_descriptions(
     path: Path, kind: type[_Described], *, key: str
 ) -> tuple[list[_Described], list[str]]:
-    """Return a pair: the file's rows as instances of `kind`, and its unknown columns.
+    """Return the file's rows as instances of the model `kind`, and the names of unknown columns.
 
     `key` is the column that identifies a row. Raises ImportRefused if a value is bad, or if two
     rows have the same value in the column `key`.
@@ -137,7 +137,7 @@ def read_descriptions(
 
 
 def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a pair: the rows of a `--workloads` file, and its unknown columns.
+    """Return the rows of a `--workloads` file, and the names of unknown columns.
 
     A row has only the facts that the file states. Raises ImportRefused if a value is bad or a
     workload is repeated.
@@ -151,7 +151,7 @@ def _unknown_columns(
 ) -> list[str]:
     """Return the columns of `table` that are not in `known`, sorted.
 
-    Raises ImportRefused if a required column is missing.
+    Raises ImportRefused if a column of `required` is missing.
     """
     missing = [name for name in required if name not in table.column_names]
     if missing:
@@ -160,11 +160,10 @@ def _unknown_columns(
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read a CSV or Parquet file and add a column `place`.
+    """Read a CSV or Parquet file and add a column `place`, the number of the line or row.
 
-    The place is the number of the line in a CSV file, whose header is line 1, or of the row in a
-    Parquet file. CSV values are texts. Raises ImportRefused if the file cannot be read, or if a
-    line has more values than the header has columns.
+    The header of a CSV file is line 1. CSV values are texts. Raises ImportRefused if the file
+    cannot be read, or if a line has more values than the header has columns.
     """
     try:
         if is_parquet(path):
@@ -184,7 +183,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def ignored_columns(names: Iterable[str]) -> list[str]:
-    """Return a warning for each of `names`, the unknown columns of a file."""
+    """Return a warning for each name of an unknown column."""
     return [f"column {name!r} is unknown and was ignored" for name in names]
 
 
@@ -204,7 +203,7 @@ def row_word(path: Path) -> str:
 
 
 def sentences(path: Path, found: Iterable[Problem]) -> list[str]:
-    """Return a sentence for each problem that was found in the file."""
+    """Return a sentence for each problem in the file."""
     return [
         f"{row_word(path)} {place}, column {column}: {text!r} {rule}"
         for place, column, text, rule in found

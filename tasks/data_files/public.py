@@ -1,7 +1,7 @@
-"""Provide the step times that come with the package (warehouse/seeds).
+"""Provide the public step times that ship with Srift (warehouse/seeds).
 
-They are public measurements. Srift imports them when they are first needed. After a user forgets
-this import, Srift does not load it again.
+Srift imports them when they are first needed. After a user forgets this import, Srift does not
+import it again.
 """
 
 import csv
@@ -53,9 +53,9 @@ def public_machines() -> list[dict[Any, Any]]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return the workspace after adding the workloads whose packaged step times count.
+    """Return the workspace after adding the workloads whose public step times are in use.
 
-    Workloads in the user's settings take precedence over packaged workloads of the same name.
+    If the user's settings have a workload of the same name, the user's workload is kept.
     """
     if workspace.provider.name != PROVIDER:
         return workspace

@@ -1,6 +1,6 @@
-"""Check an AWS account: credentials, bucket and roles, and each region's launches and quotas.
+"""Check an AWS account: credentials, bucket, roles, and the launches and quotas of each region.
 
-The requests of a launch are tried as dry runs. The checks launch nothing and leave nothing behind.
+The requests of a launch are sent as dry runs. The checks start no machine and leave nothing behind.
 """
 
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
 
 
 def account_number(ec2: Ec2) -> str | None:
-    """Return the number of the AWS account, or None if its credentials do not work."""
+    """Return the number of the AWS account; None if the credentials do not work."""
     try:
         return str(connect().ask("sts:GetCallerIdentity", ec2.regions[0])["Account"])
     except ProviderError:
@@ -109,7 +109,7 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 def _private(api: Ec2Api, ec2: Ec2) -> str:
     """Raise Wrong if the bucket's policy or ACL makes it public.
 
-    A public access block of the bucket can make the policy or the ACL ineffective.
+    The policy and the ACL have no effect if the bucket blocks public access.
     """
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
@@ -126,7 +126,7 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _usable(api: Ec2Api, ec2: Ec2) -> str:
-    """Write, read, list and delete an object in the bucket.
+    """Check that the bucket works: write, read, list and delete an object.
 
     Raises Wrong if the bucket does not list the object.
     """
@@ -150,12 +150,14 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
         if error.code not in ("NoSuchEntity", *DENIED):
             raise
         fix = f"aws iam create-service-linked-role --aws-service-name {SERVICE_ROLES[role]}"
-        raise Wrong(f"not found: run `{fix}`. If the role exists, allow iam:GetRole") from None
+        raise Wrong(
+            f"role {role} not found: run `{fix}`. If the role exists, allow iam:GetRole"
+        ) from None
     return "exists"
 
 
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
-    """Check image and subnets for two machines of the smallest type, and dry-run their launch."""
+    """Check the image and subnets for two machines of the smallest type, and dry-run a launch."""
     check, several = f"launches in {region}", packaged().several_interfaces
     pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
     pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]
@@ -185,8 +187,7 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
     """Dry-run every request of a launch that creates something.
 
-    The security group and the placement group are left out of the requests, because they do not
-    exist yet.
+    The security group and the placement group do not exist yet, so the requests leave them out.
     """
     check, allowed = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]
@@ -209,14 +210,14 @@ def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Findin
 
 
 def _without(value: Any, names: tuple[str, ...]) -> Any:
-    """Return the JSON `value` without the keys `names`, at any depth."""
+    """Return the JSON `value` without the keys in `names`, at any depth."""
     if isinstance(value, dict):
         return {key: _without(one, names) for key, one in value.items() if key not in names}
     return [_without(one, names) for one in value] if isinstance(value, list) else value
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one quota of the campaign's market is large enough for one machine.
+    """Check that at least one vCPU quota of the market is large enough for one machine.
 
     Each quota is compared with the vCPUs of the smallest instance type that it limits.
     """

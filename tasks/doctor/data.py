@@ -1,4 +1,4 @@
-"""Check workloads' data: folders exist, S3 prefixes can be listed, and volumes have room."""
+"""Check workloads' data: folders exist, S3 prefixes can be listed, and volumes are large enough."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _GIB = 2**30
 
 
 def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Finding]:
-    """Yield a finding for each workload's data.
+    """Yield a finding for the data of each workload.
 
     api: if given, the checks are those for EC2 machines, which also include data in S3.
     """
@@ -42,7 +42,7 @@ def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Find
 
 
 def statements(ec2: Ec2, *sources: Path | Address) -> list[dict[str, Any]]:
-    """Return the IAM statements that let machines read `sources`.
+    """Return the IAM statements that let machines read the S3 addresses in `sources`.
 
     Folders need no statement, and neither do addresses that deployments/iam already allows.
     """

@@ -1,4 +1,4 @@
-"""Describe the findings of `srift doctor`, one line per check."""
+"""Define the findings of `srift doctor`, one for each check."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,9 +27,11 @@ class NotChecked(Exception):
 
 
 def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
-    """Call `ask(*given)`. Return its result as an ok finding, or its error as a wrong finding.
+    """Run a check, and return its result as a finding.
 
-    Returns a note if the check could not run, or if the warehouse is missing or busy.
+    ask: the function to call with `given`. Its text becomes a finding `ok`, an error a finding
+    `wrong`. The finding is a `note` if the check could not run, or if the warehouse is missing or
+    busy.
     """
     try:
         return Finding(check, "ok", ask(*given))

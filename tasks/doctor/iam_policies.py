@@ -13,9 +13,9 @@ ACCOUNT = "123456789012"  # the example account of AWS's documentation
 
 
 def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None) -> dict[str, Any]:
-    """Return the policies as JSON objects, by file name without suffix.
+    """Return the IAM policies as JSON objects, by file name without suffix.
 
-    account: number of the AWS account; the example account of AWS's documentation if None.
+    account: number of the AWS account; None means the example account of AWS's documentation.
     node_role: name of the machines' role. The default is the name of their instance profile.
     Raises SettingsError if no bucket is set or deployments/iam is missing.
     """

@@ -19,7 +19,7 @@ from .iam_policies import policies
 
 
 def examine(settings: Settings, provider: str) -> list[Finding]:
-    """Return every finding, in the order in which problems should be fixed.
+    """Run all checks, and return their findings in the order in which to fix problems.
 
     Raises SettingsError if the provider is unknown.
     """
@@ -32,7 +32,7 @@ def examine(settings: Settings, provider: str) -> list[Finding]:
 
 
 def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
-    """Return findings on SRIFT_HOME: disk, privacy, warehouse, table and registry.
+    """Check SRIFT_HOME: disk, privacy, warehouse, published table and model registry.
 
     thorough: also read every row of the warehouse.
     """
@@ -50,15 +50,18 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
 
 
 def trouble_of(settings: Settings) -> list[str]:
-    """Return the problems of SRIFT_HOME. The warehouse is opened, but not read completely."""
+    """Return a sentence for each problem of SRIFT_HOME.
+
+    The warehouse is opened, but its rows are not read.
+    """
     return problems(examine_home(settings, thorough=False))
 
 
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
-    """Raise ProviderError if a refresh would spend money and a check of `examine` fails.
+    """Raise ProviderError if a refresh would spend money and a check fails.
 
-    The message names all problems. Any other refresh needs only a writable home and the data of
-    its workloads. Raises Wrong or SettingsError if these cannot be used.
+    The message names all problems. A refresh that spends no money needs only a writable home and
+    the data of its workloads. Raises Wrong or SettingsError if these cannot be used.
     """
     check_home(settings.home)
     for name in settings.workloads:
@@ -70,7 +73,7 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
 
 
 def policies_of(settings: Settings) -> dict[str, Any]:
-    """Return the IAM policies, which also allow machines to read the workloads' data."""
+    """Return the IAM policies, with statements that let machines read the workloads' data."""
     found = policies(settings.ec2, account_number(settings.ec2))
     data = map(settings.data, settings.workloads)
     sources = {str(each.source): each.source for each in data if each is not None}

@@ -1,7 +1,7 @@
 """Run two steps of a workload on this machine, in each of its precisions, for `srift check`.
 
-The steps run as on a host: code from an archive, installed requirements, a clean environment and,
-if namespaces are available, no network and no view of other processes.
+The steps run in the same way as on a host: code from an archive, installed requirements and a clean
+environment. If namespaces are available, the steps have no network and see no other processes.
 """
 
 import json
@@ -32,11 +32,12 @@ class CheckFailed(Exception):
 
 
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
-    """Return the workload, its entrypoint, the batch per device, notes, and a result per precision.
+    """Run two steps of workload `name` in each of its precisions, and return the results.
 
-    timeout_s: most seconds that the steps may take. The installation of requirements does not
-    count.
-    Raises SettingsError if the workload is unknown, and CheckFailed if the check does not finish.
+    The result has the workload, its entrypoint, the batch per device, notes, and a result for each
+    precision. timeout_s: most seconds that the steps may take, without the installation of
+    requirements. Raises SettingsError if the workload is unknown, and CheckFailed if the check does
+    not finish.
     """
     file, source = settings.travelling(name)
     if data := settings.data(name):
@@ -101,7 +102,7 @@ def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:
-    """Return an error that lists the failed precisions, or None if the workload trained."""
+    """Return an error that lists the failed precisions; None if all precisions trained."""
     lines = [
         f"in {one['precision']}: {one['problem']}" for one in found["precisions"] if one["problem"]
     ]

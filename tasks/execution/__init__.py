@@ -1,1 +1,1 @@
-"""Run a launch: its job, attempts, lost machines and mailbox, and the loading of its records."""
+"""Run launches: start attempts, handle lost machines, and load the records of the runs."""

@@ -1,8 +1,8 @@
-"""Claim a campaign's dollars in the shared warehouse, so that a team keeps its monthly cap.
+"""Claim a refresh's dollars in the shared warehouse, so that a team keeps its monthly cap.
 
-A campaign claims its cap before it buys machines. Its budget excludes the unspent dollars of
-earlier claims. A home settles its claim when the campaign is over and holds no lease. If a home
-never returns, its claim counts until the month of `may_cost_until`.
+A claim is a row that reserves dollars. A refresh claims its cap before it buys machines, and may
+not use dollars that earlier claims reserve. A home settles its claim when the refresh has ended and
+no machine is left. If a home never returns, its claim counts until the month of `may_cost_until`.
 """
 
 import socket
@@ -28,7 +28,7 @@ _AFTER = timedelta(hours=2)
 
 
 def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> None:
-    """Claim `usd` dollars for campaign `refresh_id`.
+    """Reserve `usd` dollars of the team's monthly cap for the refresh `refresh_id`.
 
     Does nothing if `usd` is 0, the provider is free or the warehouse is not shared.
     """
@@ -41,10 +41,10 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
-    """Settle this home's claims of campaigns that hold no lease.
+    """Release the dollars that this home reserved for refreshes without running machines.
 
-    over: a refresh id. If given, settles only the claim of this campaign, which has ended.
-    A failure prints a note, and the next `srift reap` settles the claims.
+    over: id of a refresh that has ended. If given, only its dollars are released. A failure prints
+    a note, and the next `srift reap` tries again.
     """
     # list the files before reading leases: a campaign that begins during this call keeps its claim
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
@@ -64,15 +64,15 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
             file.unlink(missing_ok=True)
     except Exception as error:  # measurements must not be lost because a claim stays open
         reporter().say(
-            f"note: this home's claim on the monthly budget stays until `srift reap` runs: {error}"
+            f"note: this home's reserved dollars stay reserved until `srift reap` runs: {error}"
         )
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
-    """Return the unsettled claims of other homes that may cost dollars after `month_start`.
+    """Return other homes' reservations of dollars that may be spent after `month_start`.
 
-    before: a refresh id. Claims that were made after the claim of this campaign are left out. The
-    result has rows of the mart `claims`.
+    before: a refresh id. Reservations made after that refresh's own are left out. The result has
+    rows of the mart `claims`.
     """
     if not _shares_a_month(workspace):
         return []
@@ -87,12 +87,12 @@ def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> li
 
 
 def _shares_a_month(workspace: Workspace) -> bool:
-    """Return True if the provider costs money and a team shares the warehouse."""
+    """Return True if machines cost money and a team shares the warehouse and its monthly cap."""
     return workspace.spends_money and bool(workspace.settings.shared.host)
 
 
 def _folder(workspace: Workspace) -> Path:
-    """Return the folder with one file per claim of this home.
+    """Return the folder with one file for each claim (reserved dollars) of this home.
 
     Files identify the claims because host names and folders may be renamed or reused.
     """
@@ -100,7 +100,7 @@ def _folder(workspace: Workspace) -> Path:
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Return the provider's unsettled claims of all homes, oldest first."""
+    """Return the reservations of dollars by all homes that are still valid, oldest first."""
     try:
         found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     except WarehouseMissing:

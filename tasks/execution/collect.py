@@ -1,6 +1,7 @@
-"""Reap machines that should have ended, and load the records in the mailboxes of ended leases.
+"""End machines that outlived their deadline, and load the records of all ended leases.
 
-Runs after every launch, before every refresh and in `srift reap`. Each record is loaded once.
+A lease is the file that records a launch. This code runs after every launch, before every refresh
+and in `srift reap`. Each record is loaded once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,10 +23,9 @@ SWEPT_WITHIN = timedelta(hours=1)
 
 
 def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
-    """Load the mailbox of every ended lease, then delete the lease. A second call adds nothing.
+    """Load the records of every ended lease, then delete the lease. A second call adds nothing.
 
-    If another process refreshes now, the leases of its refresh are left to that process, which
-    counts their cost.
+    If another process runs a refresh, the leases of that refresh are left to it.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -42,7 +42,7 @@ def collect_launch(
 ) -> Collected:
     """Load the records and rows of one launch, and of all other ended leases.
 
-    A launch that got no machines has no mailbox, so its rows are loaded directly.
+    A launch that got no machines wrote no files, so its rows are loaded directly.
     """
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
@@ -52,11 +52,10 @@ def collect_launch(
 
 
 def reap_now(provider: str | None = None) -> list[str]:
-    """Reap machines, load their records, and return one sentence per action.
+    """End overdue machines, load their records, and return one sentence per action.
 
-    provider: the provider to reap. None means every provider that this home has used, paid
-    providers first; if one of them fails, the rest are still reaped.
-
+    provider: None means every provider that this home has used, paid providers first. If a provider
+    fails, the next provider is still handled.
     Raises NotSwept if some regions, leases or providers could not be checked.
     """
     done, unswept = list[str](), dict[str, str]()
@@ -85,7 +84,7 @@ def say_all(sentences: Iterable[str]) -> None:
 
 @contextmanager
 def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
-    """Print the sentences in `done` if the body raises, because they would otherwise be lost."""
+    """Print the sentences in `done` if the block raises, because they would otherwise be lost."""
     try:
         yield
     except BaseException:
@@ -94,9 +93,10 @@ def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
 
 
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
-    """End leases whose deadline has passed or whose controller is gone, and load all ended leases.
+    """End overdue and abandoned leases, then load the records of all ended leases.
 
-    Return one sentence per action. Raises NotSwept, after everything else is done, if some regions
+    A lease is overdue after its deadline. It is abandoned if its controller process has died.
+    Returns one sentence per action. Raises NotSwept, after everything else is done, if some regions
     or leases could not be checked.
     """
     unswept: dict[str, str] = {}
@@ -118,13 +118,13 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
-    """Raise ProviderError if the reaper has not checked a region within SWEPT_WITHIN.
+    """Raise ProviderError if overdue machines were not searched for within SWEPT_WITHIN.
 
-    The caller checks this before it buys machines.
+    Each region must have been searched. The caller calls this before it buys machines.
     """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:
         raise ProviderError(
-            f"nothing was bought: the reaper has not checked {', '.join(regions)} within the last"
+            f"nothing was bought: {', '.join(regions)} had no search for old machines in the last"
             f" hour. Run `srift reap --provider {workspace.provider.name}`, then try again"
         )

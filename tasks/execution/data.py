@@ -39,7 +39,7 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """Where machines read the data of workload `name`, and the transfer that this requires.
+    """The location from which machines read a workload's data, and the transfer that is needed.
 
     place: the folder on this machine, or the S3 address, from which machines read.
     files: size in bytes by file name; None if unknown.
@@ -65,7 +65,7 @@ class DataPlan:
 
 
 class DataCarrier:
-    """Plans and makes the transfers of a workspace's data. `clients` replaces boto3's in tests."""
+    """Plans and makes the transfers of workloads' data. `clients` replaces boto3's in tests."""
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
@@ -73,10 +73,10 @@ class DataCarrier:
         self._planned: dict[str, DataPlan] = {}  # by workload: the launches of a dry run share data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
-        """Return a plan for each workload of `names` that has data, for machines in `region`.
+        """Return a transfer plan for each workload of one launch that has data.
 
-        Nothing is transferred. `names` are the workloads of one launch; on EC2 their data must fit
-        together on a machine's volume.
+        `names` are the workloads, `region` the region of the machines. On EC2, the data of all
+        workloads must fit together on a machine's volume. Nothing is transferred.
         """
         found, taken = [], 0
         for name in names:
@@ -98,7 +98,7 @@ class DataCarrier:
     def carry(self, plan: DataPlan) -> DataPlan:
         """Transfer the files of `plan`.
 
-        Return the plan with an empty `move`, or with a `problem` if the transfer failed.
+        Returns the plan with an empty `move`, or with a `problem` if the transfer failed.
         """
         data = self._settings.data(plan.name)
         if not plan.move or data is None:
@@ -117,12 +117,15 @@ class DataCarrier:
         return replace(plan, move="")
 
     def _plan(self, name: str, data: WorkloadData) -> DataPlan:
-        """Return the plan for one workload. Raises ValueError or ProviderError with the problem."""
+        """Return the transfer plan of one workload.
+
+        Raises ValueError or ProviderError if the data cannot be used.
+        """
         local, files = not self._workspace.spends_money, None
         if isinstance(data.source, Path):
             files = files_below(data.source)
             if digest_of_data(data.text, files) != data.digest:
-                raise BadData("its files changed after the refresh began: refresh again")
+                raise BadData("the data files changed after the refresh began: refresh again")
             if local:
                 return DataPlan(name=name, place=str(data.source), files=files)
             return DataPlan(name=name, place=str(self._uploaded(data)), files=files, move="upload")
@@ -148,11 +151,13 @@ class DataCarrier:
         """
         listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         if len(listed) > MOST_FILES:
-            raise BadData(f"it holds more than {MOST_FILES} objects: pack them into archives")
+            raise BadData(
+                f"{address} holds more than {MOST_FILES} objects: pack them into archives"
+            )
         sizes = {stored["Key"]: stored["Size"] for stored in listed}
         keys = files_of(sizes, address.prefix)
         if not keys:
-            raise BadData(f"it holds no object: `aws s3 ls {address}` shows what is there")
+            raise BadData(f"{address} holds no object: `aws s3 ls {address}` shows what is there")
         return {name: sizes[key] for name, key in keys.items()}
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
@@ -161,7 +166,7 @@ class DataCarrier:
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"it holds {said_bytes(size)}, and {home} has no room for it:"
+                f"the data have {said_bytes(size)}, and {home} has no room for them:"
                 f" run `aws s3 sync {address} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
 
@@ -182,7 +187,7 @@ class DataCarrier:
     def _uploaded(self, data: WorkloadData) -> Address:
         """Return the S3 address to which a folder is uploaded.
 
-        The folder's path is part of the digest, so two folders never share an address.
+        The folder's path is part of the address, so two folders never share an address.
         """
         ec2 = self._settings.ec2
         digest = hashlib.sha256(f"{data.digest} {data.source}".encode()).hexdigest()[:16]
@@ -225,9 +230,9 @@ class DataCarrier:
 
 
 def fetch_s(plan: DataPlan) -> float:
-    """Return the estimated seconds that a machine needs to fetch the data.
+    """Return the estimated seconds that a machine needs to download the data.
 
-    The result is 0 if the machine fetches nothing or the size is unknown.
+    Returns 0 if the machine downloads nothing or the size is unknown.
     """
     if not plan.place.startswith(S3):
         return 0.0

@@ -1,4 +1,4 @@
-"""Describe a planned launch as the job that nodes run, with the setup of each run."""
+"""Convert a planned launch to the job that the machines run, with the setup of each run."""
 
 import os
 import time
@@ -39,14 +39,14 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One launch, as the nodes and the controller carry it out.
+    """One launch in the form that this process and the machines carry out.
 
     expected: the devices that each machine must have.
-    items: the runs, in the form that nodes receive.
+    items: the runs, in the form that machines receive.
     run_setups: the setup of each run, by run id.
     files: the description and the source of each workload.
-    lacking: why the data are missing, by workload.
-    lose_after_s: by run id of an elastic run, the seconds after which its last machine is revoked.
+    lacking: by workload, the reason why its data are missing.
+    lose_after_s: by id of an elastic run, the seconds after which its last machine is stopped.
     """
 
     lease_id: str
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def fetched(self) -> dict[str, str]:
-        """Return the S3 address of each data set that every machine fetches, by digest."""
+        """Return the S3 address of each data set that every machine downloads, by digest."""
         return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
 
 
@@ -71,14 +71,14 @@ class Job:
 class Served:
     """The result of a launch.
 
-    mailbox: None if no machines were acquired.
+    mailbox: the folder with the machines' files; None if no machines were acquired.
     outcome: how the last attempt ended, as text.
     lacked_devices: True if a machine lacked the devices that it must have.
     recorded: ids of the runs with a record.
     usd: dollars of the machines; None if unknown.
-    rows: the controller's rows, for runs without a record.
+    rows: rows that this process wrote for runs without a record.
     seconds: duration of each phase.
-    over_cap: True if a cap refused the launch, before any machine was requested.
+    over_cap: True if a dollar cap refused the launch, before any machine was requested.
     lacked_data: by workload, why its data or requirements could not be fetched or installed.
     """
 
@@ -116,7 +116,7 @@ class Stopwatch:
 
     @property
     def passed_s(self) -> float:
-        """Return the seconds since the start, which lies before the request for machines."""
+        """Return the seconds since the start, which is shortly before the request for machines."""
         return self.clock.monotonic() - self.began_s
 
     def lap(self, phase: str) -> None:
@@ -126,7 +126,7 @@ class Stopwatch:
 
 
 def write_rows(served: Served) -> None:
-    """Write the rows of `served` to the mailbox, except rows that it already has.
+    """Write the rows of `served` to its mailbox folder, without duplicates.
 
     If the disk is full, the rows are kept in `served` only.
     """
@@ -152,7 +152,7 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 def with_acquired(
     run_setups: RunSetups, items: Iterable[Item], got: RunningCluster
 ) -> dict[str, RunSetup]:
-    """Return `run_setups` with the zone, price and image of the acquired machines.
+    """Return the runs' setups with the zone, price and image of the acquired machines.
 
     items: the runs whose setups are changed.
     """
@@ -176,11 +176,10 @@ def job_of(
     deadline_s: float,
     data: Mapping[str, str] | None = None,
 ) -> Job:
-    """Return the job for `launch`. A run's id is the lease's id with a number appended.
+    """Return the job for `launch`. A run's id is the lease's id followed by a number.
 
     deadline_s: seconds from acquisition to the deadline. START_UP_S is added to them.
     data: the folder or S3 address from which machines read the data, by workload name.
-
     Raises SettingsError if a file of a workload is missing, or if the cluster cannot serve an
     elastic run.
     """
@@ -226,8 +225,8 @@ def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]
     """Return the devices that each machine in `cluster` must have, in rank order.
 
     A machine that lacks its devices fails. A rented machine without accelerators must use all its
-    cores. A local host must use one thread, within its CPU share. If `emulated`, rented machines
-    are parts of this computer, and any device is accepted.
+    cores. A local host must use one thread, within its CPU quota. If `emulated` is True, rented
+    machines are parts of this computer, and any device is accepted.
     """
     found = []
     for member in cluster.members:
@@ -255,7 +254,7 @@ def _emulated(settings: Settings) -> bool:
 
 
 def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
-    """Return a planned run in the form that nodes receive."""
+    """Return a planned run in the form that machines receive."""
     workload, mode = wanted.trained
     item = Item(
         run_id=run_id,
@@ -297,7 +296,7 @@ def _run_setup(
 ) -> dict[str, Any]:
     """Return the setup of a run, as columns of its measurement row.
 
-    members: the offers of the run's machines. digests: the workload digests by workload name.
+    members: the offers of the run's machines. digests: workload digests by workload name.
     """
     workload, mode = wanted.trained
     trains = wanted.kind in TRAINING

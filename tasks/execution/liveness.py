@@ -1,8 +1,8 @@
-"""Track the machines of a running launch, and decide what follows the loss of a machine.
+"""Track the machines of a running launch, and decide how to continue after a loss.
 
-`decide` is a pure function of the remaining work. It returns one of:
+`decide` is a pure function of the remaining runs. It returns one of:
 
-go on     continue: the notice leaves enough time, or no remaining run needs the machine
+go on     continue: the machine stays long enough, or no remaining run needs it
 replace   request another machine: there is enough time to start it and to measure with it
 fewer     measure only the remaining runs that do not need the machine
 give up   end the launch, and record the loss in a row
@@ -28,12 +28,12 @@ _OVERHEAD_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class RemainingWork:
-    """The items that a launch still has to measure, and the time that is left for them.
+    """The runs that a launch still has to measure, and the time that is left for them.
 
-    items: items without a record; the item under way is the first.
-    under_way_s: seconds that the item under way still needs.
-    host: the node that hosts the rendezvous store of the attempt; None between attempts.
-    seconds: seconds until the campaign's time or money is spent.
+    items: runs without a record; the current run is the first.
+    under_way_s: seconds that the current run still needs.
+    host: the node with the rendezvous store of the current torchrun; None if none runs.
+    seconds: seconds until the time or money of the refresh is spent.
     start_up_s: seconds from the request for a new machine until it can measure.
     no_replacement: why no new machine may be requested; empty if it may.
     """
@@ -47,17 +47,17 @@ class RemainingWork:
 
 
 def expected_s(item: Item) -> float:
-    """Return the seconds within which an item usually ends."""
+    """Return the seconds within which the run `item` usually ends."""
     return item.most_s + _OVERHEAD_S
 
 
 def decide(
     lost: frozenset[int], left: RemainingWork, leaving_s: float | None = None
 ) -> tuple[str, str]:
-    """Decide what a launch does when it loses the nodes `lost`.
+    """Decide how a launch continues after it loses the nodes `lost`.
 
     leaving_s: seconds until the first of these nodes goes; None if they are already gone.
-    Return a pair: the decision ("go on", "replace", "fewer" or "give up"), and the reason.
+    Returns the decision ("go on", "replace", "fewer" or "give up") and the reason.
     """
     needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
     hosts = left.host in lost
@@ -80,13 +80,12 @@ def decide(
 
 
 class Machines:
-    """The state of a launch's machines, according to the provider and the mailbox.
+    """The state of a launch's machines, according to the provider and their reports.
 
-    A launch waits for a machine (it is in `awaited`) until the machine has reported itself and has
-    fetched `data` or failed to fetch them.
-
+    `awaited` has the machines for which the launch waits. A machine leaves it after it has reported
+    itself and has downloaded `data` or failed to do so.
     data: S3 addresses by digest of the data.
-    stop_at: the time on `clock` at which the campaign's time or money is spent.
+    stop_at: the time on `clock` at which the time or money of the refresh is spent.
     """
 
     def __init__(
@@ -106,11 +105,11 @@ class Machines:
 
     @property
     def here(self) -> list[int]:
-        """Return the nodes that can measure, in rank order."""
+        """Return the nodes that can measure now, in rank order."""
         return [node for node in range(self.mailbox.nodes) if node not in self.gone | self.awaited]
 
     def all_here(self) -> bool:
-        """Read the machines' reports, and return True if the launch waits for no machine."""
+        """Read the machines' reports. Return True if the launch waits for no machine."""
         addresses = self.running.addresses
         reported = {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
         self.fetching = set()
@@ -123,10 +122,10 @@ class Machines:
         return not self.awaited
 
     def wait_for_all(self) -> AttemptEnd | None:
-        """Wait until all machines have reported themselves and fetched their data.
+        """Wait until all machines have reported themselves and downloaded their data.
 
-        Return None, or why the wait ended early. Each machine must report itself within the
-        provider's `ready_within_s`. Machines may fetch data until the campaign's time or money is
+        Returns None, or why the wait ended early. Each machine must report itself within the
+        provider's `ready_within_s`. Downloads may last until the time or money of the refresh is
         spent.
         """
         within_s = self.running.ready_within_s
@@ -146,10 +145,10 @@ class Machines:
         return None
 
     def lost(self) -> AttemptEnd | None:
-        """Return the loss of all machines that are newly gone, else of all silent machines.
+        """Return the loss of the machines that are newly lost; None if there are none.
 
-        A silent machine sends no heartbeat. Return None if no machine is lost. If the provider
-        interrupted a machine, the result has that machine's reason.
+        Machines that have ended are reported first, machines that only send no heartbeat later. If
+        the provider interrupted a machine, the result has its reason.
         """
         self.states = self.running.nodes()
         states = enumerate(self.states)
@@ -170,13 +169,13 @@ class Machines:
         return None
 
     def drop(self, lost: frozenset[int]) -> None:
-        """Mark the nodes `lost` as gone, so that nothing waits for them."""
+        """Mark the nodes `lost` as gone, so that the launch does not wait for them."""
         self.awaited -= lost
         self.fetching -= lost
         self.gone |= lost
 
     def leaving(self) -> tuple[frozenset[int], float]:
-        """Return a pair: the nodes with an interruption notice, and seconds until the first goes.
+        """Return the nodes with an interruption notice, and the seconds until the first goes.
 
         The seconds are infinite if no node has a notice. Rebalance recommendations do not count,
         because they take no machine away.
@@ -189,14 +188,17 @@ class Machines:
         return frozenset(going), min(going.values(), default=math.inf)
 
     def out_of_time(self) -> AttemptEnd | None:
-        """Return the end of the attempt if the campaign's time or money is spent, else None."""
+        """Return the end of the attempt if the time or money of the refresh is spent, else None."""
         if self.clock.monotonic() > self.stop_at:
             return AttemptEnd(how="time", reason="the campaign's time is up")
         return None
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return the end of an attempt whose `nodes` did not do `what` within `within_s` seconds."""
+    """Return the end of an attempt because nodes were late.
+
+    what: what `nodes` did not do within `within_s` seconds.
+    """
     named = ", ".join(map(str, sorted(nodes)))
     reason = f"node {named} did not {what} within {within_s:.0f} s"
     return AttemptEnd(how="lost", reason=reason, nodes=tuple(sorted(nodes)))

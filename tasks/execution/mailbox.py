@@ -1,6 +1,7 @@
-"""Read and write the mailbox for the controller, and log the machines of a launch.
+"""Read and write the mailbox in the launching process, and log the machines of a launch.
 
-`node/record.py` describes the files of the mailbox.
+The mailbox is the folder or S3 prefix through which this process and the machines exchange files.
+`node/record.py` describes the files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,13 +28,13 @@ class WorkloadChanged(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Mailbox:
-    """The directory through which the controller and `nodes` machines exchange files."""
+    """The folder through which this process and `nodes` machines exchange files."""
 
     path: Path
     nodes: int
 
     def put_workloads(self, files: Iterable[tuple[WorkloadFile, Source]]) -> None:
-        """Write each workload's code to the path in its `WorkloadFile`.
+        """Write each workload's code to the path that its `WorkloadFile` names.
 
         Raises WorkloadChanged if a workload's digest differs from its `WorkloadFile`.
         """
@@ -52,21 +53,24 @@ class Mailbox:
         write_json(self.path / "controller" / "envelopes.json", dict(run_setups))
 
     def put_plan(self, plan: Plan) -> None:
-        """Write `plan`. Agents start an attempt when the plan's attempt number rises."""
+        """Write the plan of an attempt for the machines.
+
+        Agents start a new attempt when the plan's attempt number increases.
+        """
         write_json(self.path / "plan.json", plan)
 
     def put_data(self, addresses: Mapping[str, str]) -> None:
-        """Write the S3 address of each data set that machines fetch, by digest of the data."""
+        """Write the S3 address of each data set that machines download, by digest of the data."""
         if addresses:
             write_json(self.path / DATA_FILE, {"data": dict(addresses)})
 
     def data_of(self, node: int) -> dict[str, Row]:
-        """Return the state of each data set that machine `node` fetches, by digest of the data."""
+        """Return the download state of each data set of machine `node`, by digest of the data."""
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
 
     def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
-        """Let the armed workers of `attempt` start.
+        """Let the waiting workers of `attempt` start.
 
         order: the nodes in rank order. If it is empty, the order of the plan stays. why: the reason
         for the order, which the nodes log.
@@ -75,13 +79,13 @@ class Mailbox:
         write_json(self.path / f"go-{attempt}.json", body)
 
     def done(self) -> None:
-        """Let the agents exit."""
+        """Tell the agents on the machines to exit."""
         write_json(self.path / "done.json", {})
 
     def ready_of(self, node: int) -> float:
         """Return the Unix time at which machine `node` reported itself.
 
-        The clock of the mailbox's store gives the time. Raises OSError if the machine has not
+        The time is on the clock of the mailbox's store. Raises OSError if the machine has not
         reported itself.
         """
         return (self._node(node) / "ready.json").stat().st_mtime
@@ -89,7 +93,7 @@ class Mailbox:
     def reported(self, node: int, address: str) -> bool:
         """Return True if machine `node` has reported itself from `address`.
 
-        A report from another address comes from a replaced machine and does not count.
+        A report from another address comes from a machine that was replaced, and does not count.
         """
         body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
@@ -101,12 +105,12 @@ class Mailbox:
             (self._node(node) / name).unlink(missing_ok=True)
 
     def armed(self, attempt: int) -> set[int]:
-        """Return the nodes whose workers have joined the process group of `attempt`."""
+        """Return the nodes whose workers have joined `attempt`'s process group and wait."""
         files = self.path.glob(f"node-*/armed-{attempt}.json")
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
     def pairs(self, attempt: int, node: int) -> Row:
-        """Return the links between pairs of machines, as `node` measured them for the attempt.
+        """Return the network links between machines, as `node` measured them in `attempt`.
 
         node: the first node of the attempt. The result is empty if there are no measurements.
         """
@@ -114,7 +118,10 @@ class Mailbox:
         return found if isinstance(found, dict) else {}
 
     def finished(self, attempt: int) -> list[Row]:
-        """Return the content of each `finished-<attempt>.json`, with the key `node` added."""
+        """Return the machines' reports about the end of `attempt`, with the key `node` added.
+
+        They are the contents of the files `finished-<attempt>.json`.
+        """
         found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
         return [{**body, "node": node} for node, body in found if body]
 
@@ -132,21 +139,18 @@ class Mailbox:
         }
 
     def under_way(self, attempt: int) -> set[str]:
-        """Return the ids of the runs that the nodes measure now, as they report it in `attempt`."""
+        """Return the ids of the runs that machines measure now, as they report in `attempt`."""
         found = [self._read(node, "progress.json") for node in range(self.nodes)]
         return {str(body.get("run_id")) for body in found if body.get("attempt") == attempt}
 
     def recorded(self) -> set[str]:
-        """Return the ids of the runs that have a record file.
-
-        Loading decides later which records are valid.
-        """
+        """Return the ids of the runs that have a record file, valid or not."""
         return {file.stem for file in self._records()}
 
     def not_installed(self) -> dict[str, str]:
-        """Return, by workload digest, why a machine could not install the workload's requirements.
+        """Return why machines could not install requirements, by workload digest.
 
-        Workloads without a failed installation are left out.
+        Workloads whose requirements were installed are left out.
         """
         bodies = [read_object(file) or {} for file in self._records()]
         failed = [body for body in bodies if body.get("cause") == INSTALL]
@@ -166,7 +170,7 @@ _FILE = Path("controller") / "machines.json"
 
 
 class MachineLog:
-    """The machines of one launch, and when each was requested, started work and was lost.
+    """The machines of one launch: when each was requested, started work and was lost.
 
     Times are seconds since the launch began. If the disk is full, the log is lost, but the launch
     continues.
@@ -177,16 +181,16 @@ class MachineLog:
         self._rows = [_row(node, 0, offer, 0.0) for node, offer in enumerate(cluster.members)]
 
     def write(self) -> None:
-        """Write the log to disk, so that it is kept if the controller is killed."""
+        """Write the log to disk, so that it is kept if this process is killed."""
         with suppress(OSError):
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
     def at_work(self, startup_s: float) -> None:
-        """Note that the workers on all machines are armed for the first time.
+        """Note that the workers on all machines are ready for the first time.
 
-        startup_s: seconds from the request for the machines until now. The start-up time of one
-        machine excludes the seconds from its report until the report of the last machine, because
-        torchrun starts on all machines at once.
+        startup_s: seconds from the request for the machines until now. torchrun starts on all
+        machines at once. The start-up time of a machine therefore excludes the wait for the last
+        machine.
         """
         ready = {}
         for row in self._rows:
@@ -203,7 +207,7 @@ class MachineLog:
             self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
-        """Note that a machine was requested in place of `node`, `after_s` after the launch began.
+        """Note that a machine was requested to replace `node`, `after_s` after the launch began.
 
         offer: the offer of the new machine.
         """
@@ -212,7 +216,7 @@ class MachineLog:
         self.write()
 
     def replaced(self, node: int, at_s: float) -> None:
-        """Note that the newest machine of `node` started work `at_s` after the launch began."""
+        """Note that the machine that replaces `node` started work `at_s` after the launch began."""
         row = self._newest(node)
         startup_s = at_s - row["from_s"]
         row["startup_s"] = startup_s if startup_s > 0 else None
@@ -223,7 +227,7 @@ class MachineLog:
 
 
 def machine_rows(lease: EndedLease, provider: str) -> list[Row]:
-    """Return a row of the table raw_machines for each machine of an ended lease.
+    """Return a row of the table raw_machines for each machine of an ended launch.
 
     The rows lack the column `refresh_id`.
     """

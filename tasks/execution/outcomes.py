@@ -1,4 +1,7 @@
-"""Describe how an attempt ended, and build the rows of runs and launches without a record."""
+"""Describe how an attempt ended, and build rows for runs and launches without a record.
+
+An attempt is one torchrun of several runs.
+"""
 
 import signal
 from collections.abc import Collection, Mapping, Sequence
@@ -17,11 +20,11 @@ RunSetups = Mapping[str, RunSetup]
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
-    """Describes how one attempt ended.
+    """How one attempt (a torchrun of several runs) ended.
 
     how: "finished"; "failed", if a run failed, so that the next attempt leaves out `culprit`;
-        "lost", if machines were lost; or "time", if the campaign's time or money is spent.
-    culprit: id of the run that caused the end or was under way; empty if there is none.
+        "lost", if machines were lost; or "time", if the time or money of the refresh is spent.
+    culprit: id of the run that caused the end or was running; empty if there is none.
     interrupted: True if the provider took a machine away.
     nodes: the lost machines, or the machines that lack their devices. If machines were lost and
         `nodes` is empty, the launch ends.
@@ -35,7 +38,7 @@ class AttemptEnd:
 
     @property
     def status(self) -> str:
-        """Return the status to write for a run that ended this way."""
+        """Return the status to store for a run that ended this way."""
         return "interrupted" if self.interrupted else "failed"
 
     def __str__(self) -> str:
@@ -43,13 +46,12 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
-    """Return the end of an attempt that did not measure all its runs.
+    """Find the machine and run that made an attempt fail, and return the attempt's end.
 
-    The exit codes of the workers show which node failed first. The result has the reason that this
-    node reported, and the run that it names.
-
-    finished: the reports of the nodes, as `Mailbox.finished` returns them.
-    under_way: id of the run to blame if the node names no run in `planned`.
+    The exit codes of the workers show which machine failed first. The result has the reason and the
+    run that this machine reported.
+    finished: the reports of the machines, as `Mailbox.finished` returns them.
+    under_way: id of the run to blame if the machine names no run in `planned`.
     planned: ids of the attempt's runs.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
@@ -72,7 +74,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
 
 
 def all_lost_a_peer(finished: Sequence[Row]) -> bool:
-    """Return True if every node that failed did so because it lost another node.
+    """Return True if every node that failed reports the loss of another node as the reason.
 
     The lost node itself may never report.
     """
@@ -83,7 +85,7 @@ def all_lost_a_peer(finished: Sequence[Row]) -> bool:
 def retry_id(run_id: str) -> str:
     """Return the id for the next try of an interrupted run.
 
-    The next try needs another id, because the interrupted try keeps its row under the old id.
+    The interrupted try keeps its row under the old id, so the next try needs another id.
     """
     return f"{planned_id(run_id)}{_RETRY}{int(run_id.partition(_RETRY)[2] or 1) + 1}"
 
@@ -94,7 +96,7 @@ def planned_id(run_id: str) -> str:
 
 
 def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: str) -> Row:
-    """Return the controller's row for a run that has no record.
+    """Return a row for a run that has no record from a machine.
 
     status: "failed", "interrupted" or "refused".
     """
@@ -111,9 +113,9 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
 def launch_row(
     lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int = 0
 ) -> Row:
-    """Return the controller's row for a launch that ended while no run was under way.
+    """Return a row for a launch that ended while no run was being measured.
 
-    number: counts the rows of this sort in one launch, so that each has a different id.
+    number: makes the id of the row unique within the launch.
     """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}

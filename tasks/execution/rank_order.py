@@ -1,4 +1,4 @@
-"""Choose the rank order of a launch's machines from the measured links between pairs."""
+"""Choose the rank order of a launch's machines from measured links between pairs of machines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ _Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
 
 
 class _Pairs(BaseModel):
-    """The result of `node.probe.pairs`. It is validated because nodes are not trusted.
+    """The measured links of `node.probe.pairs`, validated because machines may send wrong data.
 
     `latency_s` and `byte_s` (seconds per byte) have a square matrix for each sweep over all pairs.
     """
@@ -40,7 +40,7 @@ class _Pairs(BaseModel):
         latency_s, byte_s = np.array(self.latency_s), np.array(self.byte_s)  # raises if ragged
         shape = (len(self.sharing), len(nodes), len(nodes))
         if self.nodes != list(nodes) or not latency_s.shape == byte_s.shape == shape:
-            raise ValueError("other nodes were measured")
+            raise ValueError("the links of other nodes were measured")
         between = ~np.eye(len(nodes), dtype=bool)
         if min(latency_s[:, between].min(), byte_s[:, between].min()) <= 0:
             raise ValueError("some measured times are not positive")
@@ -51,9 +51,10 @@ class _Pairs(BaseModel):
 
 
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
-    """Return True if the rank order can change a step time and the pairs are few enough to measure.
+    """Return True if the rank order can change a step time, and all pairs can be measured.
 
-    The order does not matter for hosts that share one address, because they have no network.
+    At most a few machines can be measured pair by pair. The order does not matter for hosts with
+    the same address, because they have no network between them.
     """
     if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
         return False
@@ -63,10 +64,10 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 def sending_order(
     reported: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
-    """Return a pair: `nodes` in the fastest order for the traffic of `items`, and the reason.
+    """Return `nodes` in the order that is fastest for the messages of `items`, and the reason.
 
-    reported: the links that the first node measured. The order is empty, and the old order stays,
-    if no order is significantly faster or the measurements are invalid.
+    reported: the links that the first node measured. If no order is significantly faster or the
+    measurements are invalid, the order is empty. Then the present order stays.
     """
     try:
         sweeps = _Pairs.model_validate(dict(reported)).sweeps(nodes)
@@ -83,10 +84,10 @@ def sending_order(
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
-    """Return the rounds of messages that `items` send in a step between `machines` machines.
+    """Return the rounds of messages that the runs `items` send in a step between machines.
 
-    All messages have one size. Strategies that combine pairs (Adasum) exchange halves between
-    pairs. Every other strategy sends along a ring, as a ring all-reduce does.
+    All messages have one size. Adasum exchanges halves between pairs. Every other strategy sends
+    along a ring, as a ring all-reduce does.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

@@ -1,7 +1,7 @@
-"""Load an ended lease from its mailbox: records, the controller's rows, cost and machines.
+"""Load the files of an ended launch: records, rows, cost and machines.
 
-A record that is truncated or invalid is moved to `rejected/` in the home. Its run counts as failed,
-and the remaining records are loaded. A lease that is loaded twice adds its rows once.
+A truncated or invalid record is moved to `rejected/` in the home. Its run counts as failed, and all
+other records are loaded. If a launch is loaded twice, its rows are stored once.
 """
 
 import json
@@ -33,7 +33,7 @@ Spent = Annotated[float, Field(ge=0)]  # seconds or a spread; may be 0
 
 
 class _Wire(BaseModel):
-    """A JSON object from a node. It is validated because nodes are not trusted.
+    """A JSON object from a machine, validated because machines may send wrong data.
 
     Keys without a field are kept.
     """
@@ -152,7 +152,7 @@ class WireDevices(_Wire):
 
 
 class WireRecord(_Wire):
-    """The JSON form of `node.record.Record`. It is validated because nodes are not trusted."""
+    """The JSON form of `node.record.Record`, validated because machines may send wrong data."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -181,11 +181,11 @@ class WireRecord(_Wire):
 
 @dataclass(kw_only=True)
 class Collected:
-    """The result of loading leases.
+    """The result of loading the files of launches.
 
     new: number of rows that the warehouse did not have.
     by_status: number of all rows by status.
-    usd: dollars of the leases.
+    usd: dollars of the launches.
     notes: messages for the user.
     """
 
@@ -205,13 +205,13 @@ class Collected:
 def load_lease(
     workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime
 ) -> Collected:
-    """Load the mailbox of `lease` in one transaction.
+    """Load the files of one ended launch in one transaction.
 
-    refresh_id: the refresh to which the rows belong if the lease's id does not name a refresh.
-
-    The `notes` of the result have a message for each rejected record and for each machine that did
-    not upload all files. Raises WarehouseBusy if another process writes; nothing is loaded or moved
-    then. Raises OSError if a rejected record cannot be moved; the next load tries again.
+    lease: the file that records the launch. refresh_id: the refresh of the rows if the lease's id
+    does not name a refresh. The `notes` of the result have a message for each rejected record and
+    for each machine that did not upload all files. Raises WarehouseBusy if another process writes;
+    nothing is loaded or moved then. Raises OSError if a rejected record cannot be moved; the next
+    load tries again.
     """
     mailbox, provider = lease.mailbox, workspace.provider.name
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
@@ -248,9 +248,10 @@ def load_lease(
 
 
 def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> list[Row]:
-    """Return the rows that describe how the lease ended.
+    """Return the rows that describe how a launch ended.
 
-    A reaped lease has a row for its first run without a record. Each refused request has a row.
+    There is a row for each refused request. If the launch was ended because its controller died or
+    its deadline passed, there is also a row for its first run without a record.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
@@ -268,7 +269,7 @@ def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> lis
 
 
 def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
-    """Return the record in `file` with its planned setup.
+    """Return the record in `file` together with the planned setup of its run.
 
     Raises ValueError if the record is invalid.
     """
@@ -293,9 +294,9 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
 
 
 def _quarantine(file: Path, reason: str, folder: Path) -> str:
-    """Move a rejected record into `folder`.
+    """Move a rejected record into `folder`, and return a message for the user.
 
-    Return the message for the user. Raises OSError if the record cannot be moved.
+    Raises OSError if the record cannot be moved.
     """
     target = folder / f"{file.parents[1].name}-{file.name}"
     # An error stops the load, because the mailbox is deleted after it; a later load tries again.
@@ -305,7 +306,7 @@ def _quarantine(file: Path, reason: str, folder: Path) -> str:
 
 
 def _left_behind(file: Path) -> str:
-    """Return the message about files that a machine did not upload.
+    """Return a message about files that a machine did not upload.
 
     file: the machine's report, whose reason is untrusted text.
     """

@@ -1,7 +1,8 @@
 """Run one job on an acquired cluster, in as many attempts as it needs.
 
-After a fault, the next attempt leaves out the run at fault. After a loss of machines, it uses fewer
-or other machines. Nodes write their records to the mailbox; `collect` loads them.
+An attempt is one torchrun of several runs. After a failure, the next attempt leaves out the failed
+run. After a loss of machines, it uses fewer or other machines. Machines write their records to the
+mailbox, a folder or S3 prefix; `collect` loads them.
 """
 
 import math
@@ -32,7 +33,7 @@ LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to ide
 
 
 class Session:
-    """The work of one acquired cluster on one job, until all runs are recorded or time is up.
+    """Runs one job on one acquired cluster until all runs are recorded or time is up.
 
     served: the result of the launch, which the session fills in.
     stop_at: when to stop, on the clock of `laps`. If the acquired machines cost more than the
@@ -99,7 +100,7 @@ class Session:
     def lose(self, ended: AttemptEnd) -> None:
         """Note that the launch ended early, and add a row with the reason unless time is up.
 
-        The row belongs to the run under way, or to the launch if no run is under way.
+        The row belongs to the current run, or to the launch if no run is being measured.
         """
         self.served.outcome = str(ended)
         if ended.how != "time":
@@ -107,7 +108,7 @@ class Session:
             self._add_row(replace(ended, culprit=ended.culprit or under_way))
 
     def finish(self) -> None:
-        """Let the agents exit, and set `usd`, `recorded` and `lacked_data` of `served`."""
+        """Tell the agents to exit, and set `usd`, `recorded` and `lacked_data` of `served`."""
         with suppress(OSError):  # on a full disk, agents end with their machines
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
@@ -145,10 +146,10 @@ class Session:
     def remaining_work(
         self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
     ) -> RemainingWork:
-        """Return the work that remains: `items` of this attempt, then the items of later attempts.
+        """Return the runs that remain: `items` of this attempt, then those of later attempts.
 
-        under_way_s: seconds that the first item still needs.
-        host: the node that hosts the rendezvous store; None between attempts.
+        under_way_s: seconds that the first run still needs.
+        host: the node with the rendezvous store of torchrun; None between attempts.
         """
         if self.replaced >= MOST_REPLACEMENTS:
             self.no_replacement = f"{MOST_REPLACEMENTS} machines were replaced already"
@@ -163,10 +164,10 @@ class Session:
         )
 
     def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
-        """Decide what follows the loss of `ended.nodes`, and carry it out.
+        """Decide how to continue after the loss of `ended.nodes`, and do it.
 
         This may request other machines. Unless the launch gives up, it also adds a row for the loss
-        and updates `remaining`. Return a pair: the decision and its reason, as from `decide`.
+        and updates `remaining`. Returns the decision and its reason (see `decide`).
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
@@ -185,7 +186,7 @@ class Session:
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
         """Record the loss of machines during an elastic run, and request replacements.
 
-        The run goes on with fewer machines.
+        The run continues with fewer machines.
         """
         setup, now_unix = self.run_setups[run_id], self.running.now_unix()
         losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
@@ -197,7 +198,7 @@ class Session:
                 self._replace(node)
 
     def at_work(self, node: int, waited_s: float = 0.0) -> None:
-        """Note that the replacement `node` started work.
+        """Note that the replacement of `node` started work.
 
         waited_s: seconds that it waited for other machines. They do not count as start-up time.
         """
@@ -205,9 +206,9 @@ class Session:
         self.log.replaced(node, self.laps.passed_s - waited_s)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
-        """Add a row for the run at fault, and remove it from `remaining`.
+        """Add a row for the failed run, and remove it from `remaining`.
 
-        After MOST_ATTEMPTS faults, every run with the same process key is removed.
+        After MOST_ATTEMPTS failures, all runs that could share a torchrun with it are removed too.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -225,7 +226,7 @@ class Session:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
     def _forget(self, lost: frozenset[int]) -> None:
-        """Mark the nodes `lost` as gone, and log those whose machines ended or are interrupted."""
+        """Mark the nodes `lost` as gone. Log those whose machines ended or are interrupted."""
         self.machines.drop(lost)
         self.joining -= lost
         for node in lost:
@@ -235,9 +236,9 @@ class Session:
                 self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
-        """Wait for requested machines, unless the machines that are here can measure a run.
+        """Wait for requested machines, unless the available machines can measure a run.
 
-        The first attempt always waits for all machines. Return None, or why the wait ended early.
+        The first attempt always waits for all machines. Returns None, or why the wait ended early.
         """
         if self.machines.all_here() or (self.attempt is not None and self._runnable()):
             return None
@@ -250,7 +251,7 @@ class Session:
         return ended
 
     def _run_attempt(self) -> AttemptEnd:
-        """Run one attempt with the runnable items that can share a torchrun. Return its end."""
+        """Run one attempt with the possible runs that can share a torchrun. Return its end."""
         for node in self.joining & set(self.machines.here):
             waited_s = self.running.now_unix() - self.mailbox.ready_of(node)
             self.at_work(node, max(0.0, waited_s))
@@ -265,27 +266,27 @@ class Session:
         return ended
 
     def _process_key(self, item: Item) -> tuple[Any, ...]:
-        """Return the process key of `item`. Items with the same key can share one torchrun."""
+        """Return a key that is equal for runs that can share one torchrun."""
         if item.kind == ELASTIC:
             return (planned_id(item.run_id),)
         specs = (spec for spec, _ in self.job.files if spec.name == item.workload)
         return next((spec.process_key for spec in specs), ())
 
     def _runnable(self) -> list[Item]:
-        """Return the remaining items whose machines can all measure now."""
+        """Return the remaining runs whose machines can all measure now."""
         here = set(self.machines.here)
         return [item for item in self.remaining if here.issuperset(item.needs)]
 
     def _possible(self, items: Iterable[Item]) -> list[Item]:
-        """Return those of `items` that need no lost machine."""
+        """Return the runs in `items` that need no lost machine."""
         return [item for item in items if self.machines.gone.isdisjoint(item.needs)]
 
     def _without(self, run_ids: set[str]) -> list[Item]:
-        """Return the remaining items, without the items in `run_ids`."""
+        """Return the remaining runs, except those in `run_ids`."""
         return [item for item in self.remaining if item.run_id not in run_ids]
 
     def _replace(self, node: int) -> bool:
-        """Request another machine in the place of `node`. Return True if it was requested.
+        """Request another machine to replace `node`. Return True if it was granted.
 
         A refusal sets `no_replacement` to the reason.
         """
@@ -321,8 +322,8 @@ class Session:
     def _add_row(self, ended: AttemptEnd) -> None:
         """Add a row for the run `ended.culprit`, or for the launch if there is no such run.
 
-        A run with a record gets no row; the launch then gets it.
-        The row is written to disk at once, so that it is kept if the controller is killed.
+        If the run has a record, the launch gets the row. The row is written to disk at once, so
+        that it is kept if this process is killed.
         """
         lease_id, run_id, why = self.job.lease_id, ended.culprit, (ended.status, ended.reason)
         if run_id and run_id not in self.mailbox.recorded():
@@ -335,9 +336,9 @@ class Session:
 
 
 class _Attempt:
-    """One torchrun of `items` on the machines that these items need.
+    """One torchrun of the runs `items` on the machines that they need.
 
-    After a loss, an elastic run goes on with fewer machines, and replacements join it.
+    After a loss, an elastic run continues with fewer machines, and replacements join it.
     """
 
     def __init__(self, session: Session, items: Sequence[Item]) -> None:
@@ -373,9 +374,9 @@ class _Attempt:
             self.session.laps.lap("measure" if self.is_measuring else "launch torchrun")
 
     def under_way(self) -> str:
-        """Return the id of the run that nodes report as under way.
+        """Return the id of the run that machines report as current.
 
-        If no node reports a run, return the first run without a record. Return "" if no run has
+        If no machine reports a run, return the first run without a record. Return "" if no run has
         started or every run has a record.
         """
         reported = self.mailbox.under_way(self.number)
@@ -383,12 +384,12 @@ class _Attempt:
         return found[0].run_id if found and self.is_measuring else ""
 
     def _missing(self) -> list[Item]:
-        """Return the items without a record, in order."""
+        """Return the runs without a record, in order."""
         recorded = self.mailbox.recorded()
         return [item for item in self.items if item.run_id not in recorded]
 
     def _until_ended(self, plan: Plan) -> AttemptEnd:
-        """Poll machines and mailbox until the attempt ends. Return its end."""
+        """Poll the machines and their files until the attempt ends. Return its end."""
         within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
         arm_by = self.clock.monotonic() + within_s
         failed_at = math.inf
@@ -420,9 +421,9 @@ class _Attempt:
         return AttemptEnd(how="finished")
 
     def _go(self, plan: Plan) -> None:
-        """Let the armed workers start, in the fastest rank order.
+        """Let the waiting workers start, in the fastest rank order.
 
-        Also apply the CPU shares, log the machines' start, and set the time of a planned loss.
+        Also apply the CPU quotas, log the machines' start, and set the time of a planned loss.
         """
         session, self.is_measuring = self.session, True
         session.laps.lap("launch torchrun")
@@ -438,10 +439,10 @@ class _Attempt:
         self.lose_at = self.clock.monotonic() + lose_after_s
 
     def _follow(self, run_id: str, armed: set[int]) -> None:
-        """Report the run under way to the user.
+        """Report the current run to the user.
 
-        For an elastic run, also note replacements that have joined, and revoke the last machine
-        when its planned loss is due.
+        For an elastic run, also note replacements that have joined, and stop the last machine when
+        its planned loss is due.
         """
         session = self.session
         session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
@@ -483,7 +484,7 @@ class _Attempt:
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
 
     def _needs_s(self, item: Item) -> float:
-        """Return the seconds that the run under way, `item`, still needs.
+        """Return the seconds that the current run, `item`, still needs.
 
         A run that takes longer than expected may repeat its measurement, but no longer than the
         job's `patience_s`.
@@ -498,7 +499,7 @@ class _Attempt:
 
 
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
-    """Return `stop_at`, or an earlier time if the machines cost more than the requested machines.
+    """Return `stop_at`, or an earlier time if the machines cost more than those requested.
 
     The seconds shrink in proportion to the price, so that the dollars stay the same.
     """

@@ -1,1 +1,1 @@
-"""Read current offers and prices, and learn how launches of a provider's machines went."""
+"""Read current instance types and prices, and learn from past launches of machines."""

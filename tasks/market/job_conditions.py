@@ -1,4 +1,4 @@
-"""Learn start-up, interruptions, refusals and costs of a provider's machines from launches."""
+"""Learn a provider's start-up times, interruptions, refusals and costs from past launches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,11 +31,11 @@ LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine, so start-ups are partly par
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """What was learned from launches.
+    """Models that were learned from past launches.
 
-    `conditions` are the start-up, checkpoint and interruption models of jobs. `costs` are the costs
-    of launching machines. `interruptions` has a sentence for each instance type that was launched
-    on spot.
+    `conditions` are the start-up, checkpoint and interruption models of jobs. `costs` are the
+    seconds that launches and runs take. `interruptions` has a sentence for each instance type that
+    was launched on spot.
     """
 
     conditions: JobConditions
@@ -44,7 +44,7 @@ class Experience:
 
 
 def experience_of(workspace: Workspace) -> Experience:
-    """Learn from the launches in the warehouse; the result is the prior if there are none.
+    """Learn from the launches in the warehouse. Without launches, return the priors.
 
     srift.toml states how often local hosts are interrupted, and a local host is refused only if it
     does not fit. Interruptions and refusals are therefore not learned for local hosts. Before the
@@ -88,7 +88,7 @@ def experience_of(workspace: Workspace) -> Experience:
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
     """Fit start-up seconds for each market and instance type.
 
-    Local hosts start the same way in both markets, so each local launch is used for both.
+    Local hosts start in the same way in both markets, so each local launch is used for both.
     """
     if not local:
         return fit_startup(launches, EC2_STARTUP_S)
@@ -104,9 +104,9 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
 
 
 def _advised(workspace: Workspace) -> dict[str, float]:
-    """Return the advised interruptions per hour of each instance type in the newest snapshot.
+    """Return the interruptions per hour that the provider publishes, by instance type.
 
-    The rate is the mean of the zones' rates.
+    The rate is the mean of the zones' rates in the newest snapshot of offers.
     """
     offers = reads.mart(workspace.warehouse, "offers", provider=workspace.provider.name)
     advised = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
@@ -114,7 +114,7 @@ def _advised(workspace: Workspace) -> dict[str, float]:
 
 
 def _in_words(held: pd.DataFrame) -> str:
-    """Return a phrase about the interruptions of one instance type's spot machines.
+    """Return a phrase about the observed interruptions of one instance type.
 
     `held` has a row per spot machine of the type (see `spot_held`).
     """

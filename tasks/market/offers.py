@@ -1,4 +1,7 @@
-"""Store snapshots of instance types, workloads and prices, and read the newest offers."""
+"""Store snapshots of instance types, workloads and prices, and read the newest offers.
+
+An offer is an instance type at a price in one market and zone.
+"""
 
 import math
 from collections.abc import Sequence
@@ -38,9 +41,9 @@ Filters = Sequence[tuple[str, str]]  # pairs of one of COLUMNS and a text
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Store the current definitions of workloads and instance types.
 
-    If the provider does not answer, packaged definitions are stored for instance types that have no
-    stored definition. A stored definition is not replaced with a packaged definition, because
-    measurements count only as long as the definition of their type stays the same.
+    If the provider does not answer, packaged definitions are stored for instance types without a
+    stored definition. A packaged definition never replaces a stored definition, because
+    measurements count only while the definition of their type stays the same.
     """
     name = workspace.provider.name
     try:
@@ -62,8 +65,8 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str:
     """Store the current offers and return a sentence about them.
 
-    If the provider does not answer, the offers that come with the package are stored, unless they
-    are older than the last snapshot or equal to it. In these cases the last snapshot stays in use.
+    If the provider does not answer, the offers that ship with Srift are stored. If these are not
+    newer than the last snapshot, the last snapshot stays in use.
     """
     source = ""
     try:
@@ -94,10 +97,7 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
-    """Return why a campaign that buys machines in `market` can measure nothing.
-
-    Return "" if an offer in this market has a price, so that the campaign can measure.
-    """
+    """Return the reason why no machine can be bought in `market`; "" if an offer has a price."""
     if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
         return ""
     return (
@@ -109,8 +109,8 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     """Return the offers that pass all filters.
 
-    An offer passes if the column's value contains the text. Upper and lower case are equal. If some
-    offer's value equals the text, only equal values pass.
+    A filter is a (column, text) pair. An offer passes if the column's value contains the text; case
+    is ignored. If some offer's value equals the text, only equal values pass.
 
     Raises:
         ProviderError: if no offer passes.
@@ -128,12 +128,12 @@ def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
 
 
 def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
-    """Return the offers that pass `filters` as rows with the keys COLUMNS, cheapest first.
+    """Return the offers that pass `filters` as rows, cheapest first and without a price last.
 
-    The offers come from the newest snapshot. If there is no snapshot, they come from the package,
-    and if the package has none, from the provider. `usd_per_hour` is the whole bill of a machine.
-    `interrupted_a_day` is the chance that a spot machine is interrupted within a day, else None.
-    Offers without a price come last.
+    COLUMNS names the keys of a row. The offers come from the newest snapshot. If there is no
+    snapshot, they come from the package, and if the package has none, from the provider.
+    `usd_per_hour` is the whole bill of a machine. `interrupted_a_day` is the chance that a spot
+    machine is interrupted within a day; None for on-demand.
 
     Raises:
         ProviderError: if no offers are known or no offer passes the filters.
@@ -204,9 +204,9 @@ def current_offers(workspace: Workspace) -> list[Offer]:
 
 
 def _packaged(workspace: Workspace) -> list[Offer]:
-    """Return the offers that come with the package.
+    """Return the offers that ship with Srift.
 
-    The list is empty if they are older than the last snapshot or equal to it.
+    The list is empty if they are not newer than the last snapshot.
     """
     offers, last = workspace.provider.packaged_offers(), current_offers(workspace)
     if offers and last and (_newest(offers) < _newest(last) or set(offers) == set(last)):
@@ -219,7 +219,7 @@ def _newest(offers: Sequence[Offer]) -> datetime:
 
 
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
-    """Return the workloads after adding the facts in `known`, a frame of the mart `workloads`.
+    """Add the facts in `known`, a frame of the mart `workloads`, to the workloads.
 
     A fact is used only if it belongs to the same definition (digest) of the workload.
     """
@@ -234,7 +234,7 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
-    """Return the workload after adding the facts in the warehouse."""
+    """Add the facts in the warehouse to the workload."""
     provider, name = workspace.provider.name, workload.name
     known = reads.mart(workspace.warehouse, "workloads", provider=provider, workload=name)
     return with_facts([workload], known)[0]

@@ -1,7 +1,7 @@
-"""Judge new runs for drift and slowness, judge published promises, and store the results.
+"""Compare new runs with predictions, and store drift, slow runs and published mispredictions.
 
-A promise is the step time, hours and dollars of a published choice. The checks run before a
-challenger learns from the new runs.
+A promise is the step time, hours and dollars of a published choice. The checks run before a new
+model learns from the new runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,9 @@ def note_drift(
     refresh_id: str,
     now: datetime,
 ) -> list[str]:
-    """Test whether the champion drifts on runs that it has not learned from, and store the results.
+    """Test if new runs lie outside the intervals of the model in use, and store the results.
 
-    Returns a sentence for each drift.
+    Returns a sentence for each instance type and zone that drifts.
     """
     known = rows_of(reads.drifting(workspace.warehouse, workspace.provider.name))
     if champion is not None:
@@ -64,9 +64,9 @@ def _store(
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """Return the time of the newest measurement of each drifting instance type.
+    """Return the drifting instance types, each with the time of its newest measurement.
 
-    Runs up to that time have to be repeated.
+    Runs of a type up to that time have to be repeated.
     """
     drifting = reads.drifting(workspace.warehouse, workspace.provider.name)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
@@ -76,7 +76,7 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
 def note_alarms(
     workspace: Workspace, champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:
-    """Store an alarm for each slow run that the champion has not learned from.
+    """Store an alarm for each slow run among the runs that the model has not learned from.
 
     Returns sentences on slow runs and slow machines.
     """
@@ -98,7 +98,7 @@ def note_alarms(
 
 
 def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
-    """Return a sentence for each of the newest alarms, and a sentence that counts the other alarms.
+    """Return a sentence for each of the newest alarms, and a sentence that counts the others.
 
     alarms: rows of the mart `alarms`, the newest first.
     """
@@ -111,10 +111,7 @@ def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
 
 
 def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
-    """Return the runs that the model has not learned from.
-
-    Runs of workloads or instance types that the model does not know are left out.
-    """
+    """Return the runs that the model has not learned from but can predict."""
     known = set(model.workloads) - model.guessed
     met = runs["cluster"].map(lambda cluster: model.measured_types.issuperset(types_of(cluster)))
     unseen = ~runs["run_id"].isin(model.trained_on) & runs["workload"].isin(known)
@@ -124,9 +121,9 @@ def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 def judge_promises(
     workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
 ) -> int:
-    """Judge every promise by the runs that were measured after its publication.
+    """Compare published step times, hours and dollars with runs measured after the publication.
 
-    Returns the number of new judgements.
+    Stores a row in raw_ledger for each comparison, and returns the number of new rows.
     """
     promises = reads.mart(workspace.warehouse, "promises", provider=workspace.provider.name)
     types = frames["instance_types"]
@@ -143,9 +140,9 @@ def judge_promises(
 
 
 def ledger_sentence(published: pd.DataFrame) -> str:
-    """Return a sentence that summarizes one provider's published regret_ledger.
+    """Return a sentence that summarizes how good one provider's published choices were.
 
-    Returns "" if no published choice was measured.
+    published: rows of the mart regret_ledger. Returns "" if no published choice was measured.
     """
     summary = ledger_summary(published)
     if not summary["measured"]:

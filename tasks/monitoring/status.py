@@ -1,4 +1,4 @@
-"""Report what runs, what it costs and what is stale, from lease files and the published copy."""
+"""Report what runs, what it costs and what is stale, from lease files and published files."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +22,7 @@ _AGES = ("published_at", "price_as_of", "newest_measurement_at")
 
 
 def status_of(provider: str) -> dict[str, Any]:
-    """Return the running refresh, held leases, ages of the table in hours, and what is stale."""
+    """Return the running refresh, running leases, the table's ages in hours, and what is stale."""
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
     published, stale = _published(workspace, now)
@@ -61,7 +61,7 @@ def status_of(provider: str) -> dict[str, Any]:
 
 
 def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return a pair: facts on the published table, and sentences on what is stale.
+    """Return facts about the published table, and sentences on what is stale.
 
     The facts are the number of rows, the model version and ages in hours. They are None if the
     table is missing, damaged, or has no rows of this provider.

@@ -1,1 +1,1 @@
-"""The package that runs on each machine as `python -m node`; needs only torch."""
+"""The package that runs on each machine as `python -m node`. It needs only torch."""

@@ -1,4 +1,4 @@
-"""Runs the agent of one machine: `python -m node`."""
+"""Run the agent of one machine: `python -m node`."""
 
 from .agent import main
 

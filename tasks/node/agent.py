@@ -1,8 +1,9 @@
-"""Reports a machine to the mailbox, and runs each attempt of the plan with torchrun.
+"""Report a machine to the controller, and run each attempt of the plan with torchrun.
 
-The agent never imports torch, and it outlives its launches. When a launch ends, the agent writes
-`finished-<a>.json` and waits for the next attempt. The agent ends, with all its descendant
-processes, when `done.json` appears, at its deadline, or on SIGTERM.
+The controller is the process that launched the machine. The two exchange files in a folder, the
+mailbox. The agent never imports torch. When a torchrun ends, the agent writes `finished-<a>.json`
+and waits for the next attempt. The agent ends, with all its descendant processes, when `done.json`
+appears, at its deadline, or on SIGTERM.
 """
 
 import argparse
@@ -43,7 +44,7 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIB
 
 
 class Agent:
-    """The process on one machine that reads plans from the mailbox and starts torchrun."""
+    """The process on one machine that reads plans from the mailbox folder and starts torchrun."""
 
     def __init__(self, *, mailbox: Path, node: int, address: str, deadline_unix: float) -> None:
         self.mailbox, self.node, self.address = mailbox.resolve(), node, address
@@ -56,7 +57,7 @@ class Agent:
         self.plan_text = ""
 
     def run(self) -> NoReturn:
-        """Serve plans until `done.json` appears, the deadline passes or a signal arrives."""
+        """Run plans until `done.json` appears, the deadline passes or a signal arrives."""
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.leave(128 + number))
@@ -80,7 +81,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the plan if it has a higher attempt than the last launch, else None."""
+        """Return the plan if it is for a new attempt, else None."""
         try:
             text = (self.mailbox / "plan.json").read_text()
         except FileNotFoundError:
@@ -99,7 +100,7 @@ class Agent:
         return self.scratch / f"plan-{attempt}.json"
 
     def start(self, plan: Plan) -> None:
-        """Start this node's torchrun for `plan`, if the node takes part in the plan."""
+        """Start this machine's torchrun for `plan`, if the machine takes part in it."""
         self.attempt = plan.attempt
         devices = RankLayout.of(plan).devices
         if not plan.items or self.node not in devices:
@@ -136,10 +137,10 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """Return this node's torchrun command, preceded by `node.prepare`. All nodes connect to
-        the first
-        node. An elastic run starts with the nodes that are present, and other nodes may join later.
-        It cannot survive the loss of its first node.
+        """Return the command of this machine's torchrun, which `node.prepare` starts.
+
+        All nodes connect to the first node. An elastic run starts with the nodes that are present,
+        and other nodes may join later. It cannot survive the loss of its first node.
         """
         layout, item = RankLayout.of(plan), plan.elastic
         host, port = plan.addresses[layout.host], plan.port + plan.attempt
@@ -179,7 +180,7 @@ class Agent:
         return [sys.executable, "-m", "node.prepare", *torchrun]
 
     def end_launch(self) -> None:
-        """Kill the launch and its descendants if they still run, and report how it ended."""
+        """Kill torchrun and its descendants if they still run, and report how torchrun ended."""
         if self.launch is None:
             return
         code = self.launch.poll()
@@ -217,7 +218,7 @@ class Agent:
             return ""
 
     def write(self, name: str, body: dict[str, Any]) -> None:
-        """Write `body` as JSON into this node's folder; a full disk does not end the agent."""
+        """Write `body` as JSON into this node's folder. A full disk does not end the agent."""
         try:
             write_json(self.folder / name, body)
         except OSError as error:
@@ -233,7 +234,7 @@ class Agent:
 
 
 def clean_environment(scratch: Path) -> dict[str, str]:
-    """Return the environment variables that a workload sees; `scratch` is its HOME and TMPDIR."""
+    """Return the environment variables for a workload. Its HOME and TMPDIR are `scratch`."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(scratch),
         "TMPDIR": str(scratch),

@@ -1,4 +1,4 @@
-"""Runs a few steps of a workload on this machine's CPU, to find mistakes before buying machines.
+"""Run a few steps of a workload on this machine's CPU, to find mistakes before renting machines.
 
 `python -m node.check ANSWER` reads a JSON question from standard input and writes its answer as
 JSON to the file ANSWER. The question has the `workload` as in a plan, the `folder` with its code,
@@ -42,7 +42,7 @@ _HINTS = {  # a pattern of the error's text, and the advice for such errors
 
 
 def main() -> None:
-    """Answer the question on standard input. Exits 0 even if the workload fails."""
+    """Answer the JSON question on standard input. Exits with 0 even if the workload fails."""
     die_with_parent()
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
@@ -52,9 +52,9 @@ def main() -> None:
 
 
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
-    """Check `workload` in `precision` with `batch` samples per step; return the result.
+    """Run a few steps of `workload` in `precision` and return the result.
 
-    The result is a dictionary with these keys:
+    batch: samples per step. The result is a dictionary with these keys:
 
     precision: the precision that was checked.
     problem: why the workload fails. Empty if it trains, or if this machine cannot check it.
@@ -88,10 +88,10 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
-    """Run a few steps; return the `figures` that `checked` describes.
+    """Run a few steps, and return the `figures` that `checked` describes.
 
-    Raises WorkloadError if a parameter has no gradient, which makes data parallelism hang, and the
-    errors of `train`.
+    Raises WorkloadError if a parameter has no gradient, because data parallelism would hang. Also
+    raises the errors of `train`.
     """
     item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **_TWO_STEPS)
     figures = train(item, built, None, Patience(), place=0)
@@ -111,7 +111,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
 def _notes(
     built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile
 ) -> Iterator[str]:
-    """Yield warnings of probable mistakes."""
+    """Yield warnings about probable mistakes in the workload."""
     loader = built.loader
     if loader is None and batch not in sizes(built.make_batch(batch)):
         yield f"make_batch({batch}) returned no tensor with {batch} in its shape"

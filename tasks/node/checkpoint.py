@@ -1,4 +1,4 @@
-"""Times the checkpoint of a measured run, and stores the checkpoints of an elastic run."""
+"""Time the checkpoint of a measured run, and store the checkpoints of an elastic run."""
 
 import io
 import json
@@ -23,7 +23,7 @@ _KEPT = 2  # checkpoints: the newest, and its predecessor in case the newest is 
 
 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
-    """Write the state to a temporary file; return `checkpoint_bytes` and `checkpoint_s`.
+    """Write the training state to a temporary file. Return `checkpoint_bytes` and `checkpoint_s`.
 
     The file is deleted. `checkpoint_s` is missing if the state is too large or cannot be written.
     """
@@ -46,22 +46,22 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The checkpoints of one training. Their folder outlives the machines that write to it.
+    """The checkpoints of one training, in a folder that outlives the machines.
 
-    `step-<n>.pt` holds a state. `step-<n>.json` is its manifest: the step, bytes and checksum. The
-    manifest is written once the state is on disk. A state without a matching manifest is ignored.
-    Each file is written whole, is never changed and is found by its name, so that a prefix of S3
-    could replace the folder.
+    `step-<n>.pt` is a training state. `step-<n>.json` is its manifest: the step, bytes and
+    checksum. The manifest is written when the state is on disk. A state without a matching manifest
+    is ignored. Each file is written atomically and never changed, so that a prefix of S3 could
+    replace the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, step: int, state: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Write `state` and return its manifest.
+        """Write `state` and return its manifest, a dictionary.
 
-        The manifest also holds `more`, and `seconds`, the time to serialise the state and write it
-        to disk. All but the last _KEPT states are deleted; their manifests stay. Raises OSError if
+        The manifest also has the values `more`, and `seconds`, the time to serialise the state and
+        write it to disk. Only the last _KEPT states are kept, but all manifests. Raises OSError if
         a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
@@ -78,9 +78,9 @@ class Checkpoints:
         return manifest
 
     def newest(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return a pair: the manifest and the state of the newest complete checkpoint.
+        """Return the manifest and the state of the newest complete checkpoint; None without one.
 
-        Returns None if there is no complete checkpoint. The tensors of the state are on `device`.
+        The tensors of the state are on `device`.
         """
         for path in sorted(self.folder.glob("step-*.pt"), reverse=True):
             try:
@@ -98,7 +98,7 @@ class Checkpoints:
         return None
 
     def note_start(self, start: dict[str, Any]) -> None:
-        """Write the report of a start of the workers. Raises OSError if that fails."""
+        """Write a report about a start of the workers. Raises OSError if that fails."""
         write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
 
     def starts(self) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ class Checkpoints:
         return self._read("start-*.json")
 
     def manifests(self) -> list[dict[str, Any]]:
-        """Return the manifests of all checkpoints ever written, in the order of their steps."""
+        """Return the manifests of all checkpoints, including deleted ones, sorted by step."""
         return self._read("step-*.json")
 
     def _read(self, pattern: str) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""Finds the folder of a workload's data on this machine. Imports only the standard library.
+"""Find the folder of a workload's data on this machine. Imports only the standard library.
 
-A plan names a folder of the machine (local hosts), or an S3 address. The machine's courier
-downloads the objects of an address into `data/<digest>/` of the mailbox. If that fails, it writes
-the reason to `data/<digest>.failed`. The controller requests the addresses in `data.json` before it
-writes a plan, and reads the progress in `node-<i>/data.json`:
+A plan names a folder of the machine (local hosts), or an S3 address. A root process on the machine,
+the courier, downloads the objects of an address into `data/<digest>/` of the mailbox folder. If
+that fails, it writes the reason to `data/<digest>.failed`. The controller requests the addresses in
+`data.json` before it writes a plan, and reads the progress in `node-<i>/data.json`:
 
     data.json             {"data": {digest: address}}
     node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason", "bytes",
@@ -24,16 +24,16 @@ FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
 
 class DataMissing(Exception):
-    """Raised if a workload's data are not on this machine."""
+    """A workload's data are not on this machine."""
 
 
 def folder_of(mailbox: Path, digest: str) -> Path:
-    """Return the folder into which the courier downloads the data with that digest."""
+    """Return the folder for downloaded data with this digest."""
     return mailbox / "data" / digest
 
 
 def failure_of(mailbox: Path, digest: str) -> Path:
-    """Return the file in which the courier states why the download failed."""
+    """Return the file that has the reason if the download of the data failed."""
     return mailbox / "data" / f"{digest}.failed"
 
 
@@ -51,15 +51,17 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
         if failure.exists():
             raise DataMissing(failure.read_text())
     if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
-        raise DataMissing(f"its data folder {folder} is gone or cannot be read: refresh again")
+        raise DataMissing(
+            f"the workload's data folder {folder} is gone or cannot be read: refresh again"
+        )
     return str(folder)
 
 
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
-    """Return a dictionary from file names to the `keys` of their S3 objects.
+    """Map file names to S3 keys. A file name is a key without `prefix`.
 
-    A file name is a key without `prefix`. Objects that represent a folder are left out. Raises
-    ValueError if a key would lead out of the folder or cannot be a file name.
+    Objects that represent a folder are left out. Raises ValueError if a key would lead out of the
+    folder or cannot be a file name.
     """
     found: dict[str, str] = {}
     for key in keys:

@@ -1,4 +1,4 @@
-"""Caches the decoded samples of a dataset in memory, or on disk for all ranks and later runs.
+"""Cache the decoded samples of a dataset in memory, or on disk for all ranks and later runs.
 
 You can copy this file beside your training script: it needs only Linux and torch.
 
@@ -8,9 +8,9 @@ The cache is one file, in memory or in a folder, that all processes of a machine
     index    offset, bytes and checksum of each sample; zeros if the cache does not have it
     samples  pickles, one after another
 
-A process holds a lock while it appends a sample, and writes the index entry last. So a half-written
-sample has no entry. A sample damaged by a power failure does not match its checksum. In both cases
-the cache reads the sample from the dataset again.
+A process holds a lock while it appends a sample, and writes the index entry last. A half-written
+sample therefore has no entry. A sample damaged by a power failure does not match its checksum. In
+both cases the cache reads the sample from the dataset again.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class Cached(Dataset[Any]):
-    """A dataset that reads each sample of `dataset` once and keeps it.
+    """A dataset that reads each sample of `dataset` once and caches it.
 
-    Random augmentation inside the cache would repeat the same values in every epoch. So wrap the
-    dataset that reads and decodes, and augment outside the cache:
+    Random augmentation inside the cache would repeat the same values in every epoch. Therefore wrap
+    the dataset that reads and decodes, and augment outside the cache:
 
         loader = DataLoader(Augmented(Cached(Photos(folder), memory_gib=8), RandomCrop(224)), ...)
 
-    The first samples are read twice, and refused if the two readings differ.
+    The first samples are read twice. An error is raised if the two readings differ.
 
     Args:
         memory_gib: GiB of memory for samples, if there is no `folder`. The workers of a loader
-            share the memory; each rank of a machine has its own.
+            share the memory. Each rank of a machine has separate memory.
         folder: a folder on a local disk that keeps all samples, for all processes of this user and
             for later runs, while at least 5 GiB are free. The operating system keeps them in memory
             until other programs need it.
@@ -109,8 +109,8 @@ class Cached(Dataset[Any]):
     def __getitem__(self, place: int) -> Any:
         """Return a copy of the sample at index `place`; negative indices count from the end.
 
-        Raises IndexError if there is no such sample, and ValueError if the sample cannot be pickled
-        or changes when it is read again. Also raises the errors of the dataset.
+        Raises IndexError if there is no such sample. Raises ValueError if the sample cannot be
+        pickled or changes when it is read again. Also raises the errors of the dataset.
         """
         at = operator.index(place)
         at += self._samples if at < 0 else 0
@@ -128,7 +128,7 @@ class Cached(Dataset[Any]):
     def begin_part(self, share: float) -> None:
         """Empty the cache, and from now on keep samples in memory only.
 
-        The memory has `share` of the room of the memory or folder. Srift calls this method to time
+        The memory is the fraction `share` of the present limit. Srift calls this method to time
         steps as in later epochs with only a part of the samples. If a folder kept so few samples,
         they would be in the page cache anyway, so memory gives the same times.
         """
@@ -141,7 +141,7 @@ class Cached(Dataset[Any]):
         return _Store("", self._digest, self._samples, room)
 
     def _content(self, at: int, sample: Any) -> bytes:
-        """Return the pickle of `sample`. Raises ValueError if a second reading differs."""
+        """Return the pickle of `sample`. Raises ValueError if a second reading of it differs."""
         content = _pickled(at, sample)
         if self._to_read_twice:
             self._to_read_twice -= 1
@@ -154,12 +154,12 @@ class Cached(Dataset[Any]):
 
 
 class _Store:
-    """Samples in one file. A sample that cannot be read or kept counts as missing.
+    """Samples in one file. A sample that cannot be read or stored counts as missing.
 
     path: the path of the file; an empty path creates a file in memory.
     digest: the head that the file must have. A file with another head is emptied.
     samples: the number of samples in the index.
-    room: the maximum bytes of samples. If infinite, the store keeps samples as long as _MIN_FREE
+    room: the maximum bytes of samples. If it is infinite, samples are stored as long as _MIN_FREE
         bytes of the disk are free.
     """
 
@@ -186,7 +186,7 @@ class _Store:
                 os.pwrite(self._file, digest, 0)  # last: a file without it is emptied again
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the store such that a spawned process opens the same file."""
+        """Pickle the store so that a spawned process opens the same file."""
         return _Store, (self._path, self._digest, self._samples, self._room)
 
     @property
@@ -206,7 +206,7 @@ class _Store:
         return content if _checksum(content, at) == checksum else None
 
     def put(self, at: int, content: bytes) -> None:
-        """Keep the pickle of sample `at` if there is room and no other process has kept it."""
+        """Store the pickle of sample `at` if there is room and no other process has stored it."""
         try:
             with _locked(self._file):
                 end = os.fstat(self._file).st_size
@@ -227,10 +227,7 @@ class _Store:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that writes only the values of a tensor.
-
-    torch would write the whole storage behind a view.
-    """
+    """A pickler that writes only the values of a tensor view, not its whole storage."""
 
     def reducer_override(self, obj: Any) -> Any:
         is_plain = type(obj) is Tensor and obj.layout is torch.strided and obj.is_cpu
@@ -269,7 +266,7 @@ def _free(place: int | str | os.PathLike[str]) -> int:
 
 @contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Hold the lock of a file against other processes.
+    """Hold the lock of a file against other processes during the block.
 
     Threads of one process share the lock. If two threads write at the same offset, the checksum
     does not match and the sample counts as missing. Raises TimeoutError if another process holds

@@ -1,4 +1,4 @@
-"""Selects the device of this rank, and reads its clock and peak memory."""
+"""Select the device of this rank, and read its clock and peak memory."""
 
 import contextlib
 import ctypes
@@ -19,9 +19,9 @@ from .record import ANY, CPU, Devices
 def own_device(expected: Devices) -> torch.device:
     """Return the device of this rank, and make a GPU torch's current device.
 
-    The device is the CPU if `expected` names CPU, or names ANY on a machine without a GPU. It is
-    `cuda:<local rank>` otherwise. Raises RuntimeError if the machine lacks the expected devices: a
-    CPU never replaces a GPU.
+    The device is the CPU if `expected` names CPU, or names ANY on a machine without a GPU.
+    Otherwise it is `cuda:<local rank>`. Raises RuntimeError if the machine lacks the expected
+    devices: a CPU never replaces a GPU.
     """
     has_gpu = torch.cuda.is_available() and expected.name != CPU
     if not has_gpu and expected.name in (CPU, ANY):
@@ -42,21 +42,21 @@ def name_of(device: torch.device) -> str:
 
 
 def backend(device: torch.device) -> str:
-    """Return the backend of process groups: NCCL for GPU memory, gloo for host memory."""
+    """Return the backend of process groups: NCCL for a GPU, gloo for a CPU."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def now(device: torch.device) -> float:
-    """Wait for the work queued on the device; return the seconds of a monotonic clock."""
+    """Wait for the device's queued work, and return the seconds of a monotonic clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return `value` with its tensors on `device`.
+    """Move all tensors in `value` to `device`.
 
-    `value` are the inputs or the target of a batch, in any structure.
+    `value` are the inputs or the target of a batch, in any nested structure.
     """
 
     def move(leaf: Any) -> Any:
@@ -70,7 +70,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 def usable(device: torch.device) -> bool:
     """Return True if the device still computes.
 
-    After some faults every CUDA call fails until the process ends.
+    After some errors, every CUDA call fails until the process ends.
     """
     try:
         now(device)
@@ -82,7 +82,7 @@ def usable(device: torch.device) -> bool:
 def reset_peak(device: torch.device) -> None:
     """Free unused memory and reset the peak that `peak_bytes` returns.
 
-    On a CPU this needs the permission of the kernel; otherwise the old peak stays.
+    On a CPU, the kernel must permit this; otherwise the previous peak stays.
     """
     gc.collect()
     if device.type == "cuda":
@@ -98,7 +98,7 @@ def reset_peak(device: torch.device) -> None:
 def peak_bytes(device: torch.device) -> int:
     """Return the peak bytes of memory since the last `reset_peak`.
 
-    On a CPU these are the resident bytes of the process. On a GPU they are the bytes of tensors,
+    On a CPU, these are the resident bytes of the process. On a GPU, they are the bytes of tensors,
     plus the memory that CUDA's context and NCCL's buffers use now.
     """
     if device.type == "cuda":

@@ -1,8 +1,8 @@
-"""Checks that a machine has the devices that it was bought for. Imports only the standard library.
+"""Check that a machine has the devices that were paid for. Imports only the standard library.
 
 GPUs may be unusable for some time after boot: on p4d and p5 until NVIDIA's fabric manager runs
-(CUDA error 802). torch does not initialise CUDA again in a process where that failed once. So each
-check runs in a new process.
+(CUDA error 802). If CUDA fails once in a process, torch does not initialise it again there.
+Therefore each check runs in a new process.
 """
 
 import json
@@ -35,10 +35,10 @@ def is_named(expected: str, name: str) -> bool:
     """Return True if torch's `name` of a device matches the provider's name `expected`.
 
     torch adds maker, memory and form ("NVIDIA A100-SXM4-40GB" is an A100), and may order the words
-    differently. So `name` must contain every word of `expected`, as a whole word: an A10 is not an
-    A10G, and an L40S is not an L4. If a part of a device is expected ("L4 1/8"), `name` may be that
-    of a virtual profile or of the whole device. If a whole device is expected, `name` must not be a
-    virtual profile.
+    differently. Therefore `name` must contain every word of `expected` as a whole word: an A10 is
+    not an A10G, and an L40S is not an L4. If a part of a device is expected ("L4 1/8"), `name` may
+    be that of a virtual profile or of the whole device. If a whole device is expected, `name` must
+    not be a virtual profile.
     """
     if expected == ANY or name == expected:
         return True
@@ -48,7 +48,7 @@ def is_named(expected: str, name: str) -> bool:
 
 
 def missing_devices(expected: Devices, names: Sequence[str]) -> str:
-    """Return why a machine lacks `expected` devices, or an empty text if it has enough.
+    """Return why a machine lacks `expected` devices; an empty text if it has enough.
 
     `names` are torch's names of the devices that it can use on the machine.
     """
@@ -61,10 +61,10 @@ def missing_devices(expected: Devices, names: Sequence[str]) -> str:
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
-    """Return why a run did not use the expected devices.
+    """Return why a run did not use the expected devices; an empty text if it did.
 
-    Both sequences have one entry per machine. The text is empty if the devices match, or if the
-    expected devices are unknown.
+    Both sequences have one entry per machine. The text is also empty if the expected devices are
+    unknown.
     """
     for wanted, got in zip(expected, used, strict=False):
         if not is_named(wanted.name, got.name):
@@ -79,12 +79,12 @@ def wait_for_devices(
     wait_s: float,
     most_s: float,
 ) -> str:
-    """Check until the expected devices are usable; return why they are not, or an empty text.
+    """Wait until the expected devices are usable. Return why they are not, or an empty text.
 
-    `look(limit_s)` returns the names of the usable devices and the output of the check, within
-    `limit_s` seconds. The first check reads torch from a slow disk, which takes minutes on a new
-    machine. So `wait_s`, the seconds to wait for a driver, count from the end of the first check.
-    `most_s` limits the whole call.
+    `look(limit_s)` checks once, for at most `limit_s` seconds. It returns the names of the usable
+    devices and the output of the check. The first check reads torch from a slow disk, which takes
+    minutes on a new machine. Therefore the wait for a driver, `wait_s`, counts from the end of the
+    first check. `most_s` limits the whole call.
     """
     ends = time.monotonic() + most_s
     until = None

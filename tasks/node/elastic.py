@@ -1,9 +1,9 @@
-"""Runs one rank of an elastic run, which resumes from the newest checkpoint when machines change.
+"""Run one rank of an elastic run, which resumes from a checkpoint when machines change.
 
 torchrun restarts the workers whenever a node is lost or joins. The global batch stays the same. The
-ranks that are present share it in proportion to the item's batches, in enough micro-steps that no
-device exceeds its batch. The first rank of the item's first node writes the checkpoints, the
-reports of starts, and at the end the run's record.
+ranks that are present divide it in proportion to the run's batches, in enough micro-steps that no
+device exceeds its batch. The first rank of the run's first node writes the checkpoints, the reports
+of starts, and at the end the run's record.
 
     loss of a step = sum over ranks and micro-steps of n / B x (mean loss of n samples)
 """
@@ -46,13 +46,13 @@ _LATE_S = 5.0  # minimum delay of other workers to allow for when workers join
 
 
 def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
-    """Share `global_batch` samples among ranks; return the sizes of each rank's micro-batches.
+    """Divide `global_batch` samples among ranks, and return the micro-batch sizes of each rank.
 
-    `batches` has, for each rank, the maximum samples of a micro-batch. Shares are proportional to
-    these maxima. All ranks have the same number of micro-batches, and some sizes may be 0. A rank's
-    largest micro-batch comes last, because only the last micro-step communicates. Samples go one by
-    one to the rank that is furthest below its share, so ranks with equal maxima differ by at most
-    one sample. Raises ValueError if there are fewer samples than ranks.
+    `batches` has, for each rank, the most samples of a micro-batch. The number of samples of a rank
+    is proportional to it. All ranks have the same number of micro-batches, and some sizes may be 0.
+    A rank's largest micro-batch comes last, because only the last micro-step communicates. Ranks
+    with equal `batches` differ by at most one sample. Raises ValueError if there are fewer samples
+    than ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
@@ -72,7 +72,7 @@ class ElasticRun:
     """One rank of an elastic run, as a worker that torchrun has started or restarted.
 
     The leading rank is the first rank of the first node that takes part. It stores the last
-    finished step in `mark_path`, on its node's disk.
+    finished step in the file `mark_path` on its node's disk.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
@@ -90,8 +90,8 @@ class ElasticRun:
     def built(self) -> LoadedWorkload:
         """Build the workload. At the first start, also try one forward and backward pass.
 
-        Raises ValueError if the item has a strategy or switches that an elastic run does not
-        support, and the errors of `load` and `try_once`.
+        Raises ValueError if the run has a strategy or switches that elastic runs do not support.
+        Also raises the errors of `load` and `try_once`.
         """
         item = self.item
         if item.strategy != DDP or item.switches != NONE:
@@ -103,7 +103,7 @@ class ElasticRun:
         return found
 
     def join(self) -> None:
-        """Join the process group of this start. Raises DistError if a rank joins too late."""
+        """Join the process group. Raises DistError if a rank joins too late."""
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         patience = timedelta(seconds=self.patience_s())
@@ -120,10 +120,10 @@ class ElasticRun:
     def patience_s(self) -> float:
         """Return the seconds to wait for the other ranks to join.
 
-        torchrun does not notify a worker if a machine is lost before the ranks have joined. At the
-        first start, the wait is the plan's `timeout_s`. After a restart all ranks start at the same
-        time, so the wait is _LATE_S plus the start-up time of this worker. It is doubled after each
-        failed attempt to join, up to `timeout_s`.
+        If a machine is lost before the ranks have joined, torchrun does not notify the workers. At
+        the first start, the wait is the plan's `timeout_s`. After a restart all ranks start at the
+        same time, so the wait is _LATE_S plus the start-up time of this worker. It is doubled after
+        each failed attempt to join, up to `timeout_s`.
         """
         starts = len(self.checkpoints.starts())
         if not starts:
@@ -158,7 +158,7 @@ class ElasticRun:
         return taken
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Train to the last step. Return the record's values on the leading rank, {} on others.
+        """Train to the last step. Return the record's values on the leading rank, else {}.
 
         Raises FloatingPointError if the loss is not finite at a checkpoint.
         """
@@ -206,10 +206,10 @@ class ElasticRun:
     def checkpoint(
         self, built: LoadedWorkload, step: int, partial_loss: float, about: dict[str, Any]
     ) -> None:
-        """Write the state after `step` on the leading rank. Every rank must call it.
+        """Write the training state after `step` on the leading rank. Every rank must call it.
 
         The step's loss is the sum of all ranks' `partial_loss`. The entries of `about` are added to
-        the manifest. Raises FloatingPointError if the loss is not finite.
+        the checkpoint's manifest. Raises FloatingPointError if the loss is not finite.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
@@ -225,7 +225,7 @@ class ElasticRun:
         self.checkpoints.write(step, state, loss=loss, **about)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Return the values of the run's record."""
+        """Return the measured values of the run, as a dictionary for its record."""
         written = self.checkpoints.manifests()
         columns = ("step", "bytes", "seconds", "ended_unix", "steps", "steps_s")
         return {
@@ -239,9 +239,9 @@ class ElasticRun:
         }
 
     def wait_for_go(self) -> None:
-        """Report that this node is ready, and wait until the controller writes `go-<attempt>.json`.
+        """Report that this node is ready, and wait for the controller's `go-<attempt>.json`.
 
-        After a restart it returns immediately, since the file exists.
+        After a restart, the file exists already.
         """
         attempt = self.plan.attempt
         if self.is_first_of_node:
@@ -252,7 +252,7 @@ class ElasticRun:
             report(self.mailbox, self.node, "progress.json", progress)
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
-        """Write the run's record. If the run failed, the rank that failed writes it."""
+        """Write the run's record. A failed run's record is written by the rank that failed."""
         name, threads = name_of(self.device), torch.get_num_threads()
         used = [Devices(name=name, count=count, threads=threads) for count in self.item.used]
         record = record_of(
@@ -267,9 +267,9 @@ class ElasticRun:
 
 
 def main() -> None:
-    """Run the worker that torchrun has started.
+    """Run this rank as a worker of torchrun.
 
-    Exits 0 after the last step. Otherwise the last line of the log states the reason.
+    Exits with 0 after the last step. Otherwise the last line of the log states the reason.
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()

@@ -1,4 +1,4 @@
-"""Loads a workload on one rank, checks its parts, and tries one pass before ranks communicate."""
+"""Load a workload on one rank, check its parts, and try one pass before ranks communicate."""
 
 import importlib
 import importlib.util
@@ -31,17 +31,17 @@ _FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as 
 
 
 class WorkloadError(Exception):
-    """Raised if the workload's entrypoint breaks its contract."""
+    """The workload's entrypoint does not return what it must return."""
 
 
 @dataclass(kw_only=True)
 class LoadedWorkload:
-    """The model, loss, batch maker and optimizer that an entrypoint returned.
+    """The model, loss, batch function and optimizer that an entrypoint returned.
 
-    `make_batch(batch)` returns a pair: the inputs and the target of `batch` samples.
-    `loss(model(inputs), target)` is the mean loss of these samples. Model, loss and batches are on
-    `device`. `loader` is the source of batches if the entrypoint returned a DataLoader, else None.
-    `waited_s` is the sum of the seconds spent on making batches or waiting for them.
+    `make_batch(batch)` returns the inputs and the target of `batch` samples. `loss(model(inputs),
+    target)` is the mean loss of these samples. Model, loss and batches are on `device`. `loader` is
+    the source of batches if the entrypoint returned a DataLoader, else None. `waited_s` is the
+    total of the seconds for making batches or waiting for them.
     """
 
     model: nn.Module
@@ -54,7 +54,10 @@ class LoadedWorkload:
     waited_s: float = 0.0
 
     def loss_of(self, module: nn.Module, batch: int) -> Tensor:
-        """Return the loss of a new batch; `module` is the model or its strategy's wrapper."""
+        """Return the loss of a new batch.
+
+        `module` is the model, or the module that a strategy such as DDP made of it.
+        """
         started = time.perf_counter()
         inputs, target = self.make_batch(batch)
         self.waited_s += time.perf_counter() - started
@@ -62,7 +65,7 @@ class LoadedWorkload:
             return self.loss(module(inputs), target)
 
     def close(self) -> None:
-        """End the loader's workers."""
+        """End the worker processes of the loader."""
         if self.loader is not None:
             self.loader.close()
 
@@ -72,7 +75,7 @@ class LoadedWorkload:
 
     @property
     def parameters(self) -> int:
-        """Return the number of elements of all trained weights."""
+        """Return the total number of elements of all trained weights."""
         return sum(weights.numel() for weights in self.trained)
 
     @property
@@ -89,21 +92,21 @@ def build(
     computing: Arithmetic,
     shared: bool = False,
 ) -> LoadedWorkload:
-    """Load and call the entrypoint. All ranks get equal weights, but draw different data.
+    """Call the workload's entrypoint. All ranks get equal weights but draw different data.
 
-    folder: holds the workload's file, or the folder to which its archive was unpacked.
+    folder: has the workload's file, or the files of its archive.
     workload: its `data` is a folder on this machine (data.data_path).
     seed: the seed of the weights. The seed of the data also depends on `rank`.
     computing: the precision, and the device on which the workload computes.
-    shared: True if the strategy shards the model. The model then stays in host memory, since only
+    shared: True if the strategy shards the model. The model then stays in host memory, because only
         its shards must fit on a device.
 
-    A GPU is torch's default device while the entrypoint and its batch maker run, so that new
-    tensors are created there; tensors on other devices are moved. The entrypoint may return a
-    DataLoader instead of a batch maker (loader.py); `close` of the result ends its processes.
+    While the entrypoint and its batch function run, a GPU is torch's default device. New tensors
+    are created there, and tensors on other devices are moved. The entrypoint may return a
+    DataLoader instead of a batch function (loader.py); `close` of the result ends its processes.
 
-    Raises WorkloadError if the entrypoint breaks its contract, LoaderError if the loader cannot be
-    rebuilt, DataMissing if the data are not on this machine, and the errors of the user's code.
+    Raises WorkloadError if the entrypoint returns wrong objects, LoaderError if the loader cannot
+    be rebuilt, DataMissing if the data are not on this machine, and the errors of the user's code.
     """
     device = computing.device
     torch.manual_seed(seed)
@@ -118,7 +121,7 @@ def build(
             f"no function {workload.function!r} in the file of workload {workload.name!r}"
         )
     if workload.data.startswith(S3):
-        raise DataMissing(f"its data, {workload.data}, are not on this machine")
+        raise DataMissing(f"the workload's data {workload.data} are not on this machine")
     data = {"data": workload.data} if workload.data else {}
     with _CPU if shared else device:
         parts = function(**workload.arguments, **data)
@@ -150,9 +153,9 @@ def build(
 
 
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
-    """Import the workload's module.
+    """Import the workload's Python module.
 
-    A module of a folder is imported by its name, so a process imports it once.
+    A module of a folder is imported by its name, so that a process imports it once.
     """
     if workload.module:
         root = str(folder / workload.folder)
@@ -172,9 +175,9 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Return where in the workload's code an error arose, as `mine.py, line 14, in make_batch`.
+    """Return the line of the workload's code that raised: `mine.py, line 14, in make_batch`.
 
-    Errors of loader workers carry their traceback in their message. The result is empty if no frame
+    Errors of loader workers have their traceback in their message. The result is empty if no frame
     is in the workload's code.
     """
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
@@ -190,10 +193,10 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
 
 
 def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:
-    """Return a batch maker that moves the batches of `make_batch` to `device`.
+    """Return a batch function that moves the batches of `make_batch` to `device`.
 
     If `made_there` is True, `device` is torch's default device while `make_batch` runs. Otherwise
-    the batches are made in host memory, as those of a loader.
+    the batches are made in host memory, like those of a loader.
     """
     if device.type == "cpu":
         return make_batch
@@ -209,9 +212,8 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
 def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None:
     """Run one forward and backward pass on this rank alone, to fail before the first collective.
 
-    If the strategy shards the model (`shared`), this only makes a batch, since the whole model may
-    not fit on a device.
-    Raises the errors of torch and of the user's code.
+    If the strategy shards the model (`shared`), only a batch is made, because the whole model may
+    not fit on a device. Raises the errors of torch and of the user's code.
     """
     if shared:
         built.make_batch(batch)

@@ -1,10 +1,10 @@
-"""Represents a launch on one rank: process groups, synchronisation with other ranks, and reports.
+"""Manage one rank of a torchrun: process groups, waits for other ranks, and reports.
 
-Items that use one node run at the same time on different nodes, since they use no network. While an
-item of several nodes runs, no other item runs: every rank waits for all earlier items, and then for
-the end of this item. A node runs its items one after another, also if they use different devices.
-To wait, a rank blocks on a key of the launch's store, which costs no CPU time. The first rank of an
-item sets the key when the item ends.
+An item is one run of the plan. Items on one node run at the same time on different nodes, because
+they use no network. While an item on several nodes runs, no other item runs: every rank waits for
+all earlier items, and then for the end of this item. A node runs its items one after another, also
+if they use different devices. To wait, a rank blocks on a key of the shared store, which needs no
+CPU time. The first rank of an item sets the key when the item ends.
 """
 
 import os
@@ -39,16 +39,15 @@ _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 
 
 class Launch:
-    """The launch as this rank sees it: the plan, its rank, the shared store and the process groups.
+    """One rank of a torchrun: the plan, the rank's number, the store and the process groups.
 
-    devices: a pair for each rank: the name of its device, and its number of threads.
+    devices: for each rank, the name of its device and its number of threads.
     written: the names of workloads whose checkpoint this rank has timed.
-    pairs: the measurement of the links between machines; empty except on the first rank of a
-        machine.
+    pairs: the measured links between machines; empty except on the first rank of a machine.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
-        """Join the process groups of the launch and of each item, and run a tiny step.
+        """Join the process groups of all ranks and of each run, and run a tiny step.
 
         The tiny step loads much of torch, which would otherwise slow down the first measured step.
         Raises RuntimeError if the machine lacks the devices that the plan expects.
@@ -87,10 +86,10 @@ class Launch:
         return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
-        """Create the items' process groups again, with their ranks in the sending order of `go`.
+        """Create the runs' process groups again, with their ranks in the order that `go` states.
 
-        `go` is the content of `go-<attempt>.json`. Does nothing if `go` has no order. Every rank
-        must call it.
+        `go` is the content of `go-<attempt>.json`. If it has no order, nothing is done. Every rank
+        must call this method.
         """
         self.layout = layout = replace(self.layout, sending=tuple(go.get("order") or ()))
         ordered = {layout.ranks(item): layout.sending_ranks(item) for item in self.plan.items}
@@ -100,7 +99,7 @@ class Launch:
 
     @property
     def reports(self) -> bool:
-        """True for the first rank of a node, which serves all its items and reports for it."""
+        """True for the first rank of a node, which writes its reports and joins all its runs."""
         return self.layout.places[self.rank][1] == 0
 
     @property
@@ -108,19 +107,19 @@ class Launch:
         return self.layout.label(self.rank)
 
     def leads(self, item: Item) -> bool:
-        """True for the first rank of `item`, which writes its record."""
+        """True for the first rank of the run `item`, which writes its record."""
         return self.rank == self.layout.ranks(item)[0]
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
-        """Return the item's process group; None if the item has one rank."""
+        """Return the process group of the run `item`; None if the run has one rank."""
         ranks = self.layout.ranks(item)
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_node(self, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` of a record with their lists in the order of the item's nodes.
+        """Return a record's values with their lists in the order of the run's nodes.
 
-        The lists in `values` are in the sending order. If a sending order was chosen for the item,
-        the result also has this order.
+        The lists in `values` are in the order in which ranks send. If a sending order was chosen
+        for the run, the result also has this order.
         """
         placed, found = self.layout.placed(item), dict(values)
         if placed is item:
@@ -135,7 +134,7 @@ class Launch:
         return found
 
     def used(self, item: Item) -> list[Devices]:
-        """Return the devices that `item` uses, with one entry per node."""
+        """Return the devices that the run `item` uses, with one entry per node."""
         found = []
         for node, count in zip(item.nodes, item.used, strict=True):
             name, threads = self.devices[self.layout.places.index((node, 0))]
@@ -143,9 +142,9 @@ class Launch:
         return found
 
     def wait_for(self, *indices: int) -> None:
-        """Wait until the items with these indices have ended.
+        """Wait until the runs at these positions of the plan have ended.
 
-        Ends the process if an item was aborted or the launch's store is gone.
+        Ends the process if a run was aborted or the shared store is gone.
         """
         for index in indices:
             key = f"item-{index}-done"
@@ -167,12 +166,11 @@ def load(
     device: torch.device,
     shared: bool = False,
 ) -> LoadedWorkload:
-    """Build the workload of `item` on this rank.
+    """Build the workload of the run `item` on this rank.
 
-    `place` is a pair: this process's node and rank. `node.prepare` has already unpacked the
-    workload's archive. `shared` is passed to `build`. Raises the errors of `data_path`,
-    `arithmetic`
-    and `build`.
+    `place` has this process's node and rank. `node.prepare` has already unpacked the workload's
+    archive. `shared` is passed to `build`. Raises the errors of `data_path`, `arithmetic` and
+    `build`.
     """
     node, rank = place
     workload = plan.workload(item)
@@ -188,7 +186,7 @@ def load(
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
-    """Run two tiny steps in the process group `alone`, which has this rank only.
+    """Run two tiny training steps in a process group of only this rank.
 
     The first step of a process takes about a second of CPU time, so no measurement may include it.
     """
@@ -201,7 +199,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def report(mailbox: Path, node: int, name: str, body: Any) -> None:
-    """Write `body` to the file `name` of the node's folder; end the process if that fails."""
+    """Write `body` to the file `name` of the node's folder. If that fails, end the process."""
     path = mailbox / f"node-{node}" / name
     try:
         write_json(path, body)
@@ -215,7 +213,7 @@ def report(mailbox: Path, node: int, name: str, body: Any) -> None:
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     """Return one line: the error's type, the first line of its message, and its line of code.
 
-    The line of code is the last one in the code of `workload`; it is left out if there is none.
+    The line of code is the last line in the code of `workload`; it is left out if there is none.
     """
     text = str(getattr(error, "msg", error)).strip()  # a SyntaxError without its place
     lines = text.splitlines() or [""]

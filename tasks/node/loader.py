@@ -1,14 +1,14 @@
-"""Rebuilds a workload's DataLoader for a batch size, watches its workers, and ends them.
+"""Rebuild a workload's DataLoader for a batch size, watch its workers, and end them.
 
 The rebuilt loader keeps the user's settings, with three exceptions. The batch size is set. The
 timeout is at most _MAX_WAIT_S. If the dataset has indices, samples are drawn at random, with a seed
 that differs on each rank. When the data end, the loader starts again. An incomplete last batch is
 dropped.
 
-In most epochs of a training the cache (data_cache.py) is full, so steps are timed as in later
+In most epochs of a training, the cache (data_cache.py) is full, so steps are timed as in later
 epochs. To fill the caches quickly, a few samples are read before the first step, and batches are
-drawn from these samples only. The caches are made smaller in proportion, so that they hold the same
-share of the samples as they would hold of the whole dataset.
+drawn from these samples only. The caches are made smaller in proportion. They then hold the same
+fraction of these samples as they would hold of the whole dataset.
 """
 
 import multiprocessing
@@ -44,15 +44,15 @@ _KEPT_WITH_WORKERS = (
 
 
 class LoaderError(Exception):
-    """Raised if the loader gives no batch or a wrong batch, or if it cannot be rebuilt."""
+    """The loader returns no batch or a wrong batch, or it cannot be rebuilt."""
 
 
 class Loader:
     """The source of a rank's batches: `loader(batch)` returns the next batch of `batch` samples.
 
     `workers` is the user's number of worker processes. If `in_process` is True, this process loads
-    the batches itself. The constructor raises LoaderError if `given` overrides `__iter__` or has no
-    `batch_size`, since its batch size could then not be changed.
+    the batches itself. The constructor raises LoaderError if the DataLoader `given` overrides
+    `__iter__` or has no `batch_size`, because its batch size can then not be changed.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
@@ -66,14 +66,16 @@ class Loader:
         self._processes: list[BaseProcess] = []
         if type(given).__iter__ is not DataLoader.__iter__:
             raise LoaderError(
-                f"its loader, {type(given).__name__}, has its own __iter__."
+                f"the workload's loader {type(given).__name__} overrides __iter__."
                 " Return a torch.utils.data.DataLoader"
             )
         if given.batch_size is None:
-            raise LoaderError("its loader has no batch_size. Give its DataLoader a batch_size")
+            raise LoaderError(
+                "the workload's loader has no batch_size. Give its DataLoader a batch_size"
+            )
 
     def __call__(self, batch: int) -> tuple[Any, Any]:
-        """Return a pair: the inputs and the target of `batch` samples.
+        """Return the inputs and the target of `batch` samples.
 
         Raises LoaderError if no such batch arrives, and the errors of torch and of user code.
         """
@@ -85,14 +87,16 @@ class Loader:
             self._start()
             made = next(self._iterator, None)  # type: ignore[arg-type]
         if made is None:
-            raise LoaderError(f"its loader ends before any worker has {batch} samples")
+            raise LoaderError(f"the workload's loader ended before a worker had {batch} samples")
         inputs, target = made
         if batch not in sizes(inputs) & sizes(target):
-            raise LoaderError(f"inputs or target of its loader do not have {batch} samples")
+            raise LoaderError(
+                f"inputs or target of the workload's loader do not have {batch} samples"
+            )
         return inputs, target
 
     def as_in_later_epochs(self) -> None:
-        """Fill the dataset's caches, so that the next batches cost as much as in later epochs.
+        """Fill the dataset's caches. Batches then take as long as in later epochs.
 
         Does nothing if the dataset has no cache. Raises the errors of the dataset.
         """
@@ -122,7 +126,7 @@ class Loader:
                 os.kill(process.pid, number)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """End the workers; the next batch starts new workers."""
+        """End the workers. The next batch starts new workers."""
         self.signal(signal.SIGCONT)
         # torch shuts the workers down only when the iterator is deleted
         shut_down = getattr(self._iterator, "_shutdown_workers", None)
@@ -152,7 +156,7 @@ class Loader:
             samples = len(dataset)  # type: ignore[arg-type]
             if samples < batch:
                 few = f"has {samples} samples, fewer than a batch of {batch}"
-                raise LoaderError(f"the dataset of its loader {few}")
+                raise LoaderError(f"the dataset of the workload's loader {few}")
             options["sampler"] = _Draws(self._places or range(samples), self._generator())
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
 
@@ -192,7 +196,7 @@ def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int)
 
 @cache
 def _folder_of_sockets() -> str:
-    """Return a path to the temporary folder that is short enough for sockets.
+    """Return a path of the temporary folder that is short enough for sockets.
 
     The path of a socket may have at most 107 characters [unix(7)].
     """
@@ -201,10 +205,10 @@ def _folder_of_sockets() -> str:
 
 
 def _caches(dataset: Any) -> Iterator[Any]:
-    """Yield the caches that a dataset contains.
+    """Yield the sample caches that a dataset contains.
 
-    Searches the attributes of the dataset and the first items of lists. A cache is recognised by
-    its method `begin_part`, since a user's copy of data_cache.py defines another class.
+    The attributes of the dataset and the first items of lists are searched. A cache is recognised
+    by its method `begin_part`, because a user's copy of data_cache.py defines another class.
     """
     seen: set[int] = set()
     left = [dataset]
@@ -235,7 +239,7 @@ def sizes(data: Any) -> set[int]:
 
 @contextmanager
 def worker_deaths_ignored() -> Iterator[None]:
-    """Disable torch's handler of dead workers inside this context.
+    """Disable torch's handler of dead loader workers during the block.
 
     The handler could raise an error and thereby hide the error that is being reported.
     """
@@ -248,9 +252,9 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 @contextmanager
 def running(loader: Loader | None) -> Iterator[None]:
-    """Let the loader's workers run inside this context, and pause them at its end.
+    """Let the loader's workers run during the block, and pause them after it.
 
-    So workers load batches only while steps are measured.
+    Workers then load batches only while steps are measured.
     """
     if loader is not None:
         loader.signal(signal.SIGCONT)

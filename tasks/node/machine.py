@@ -1,6 +1,6 @@
-"""Describes this machine: processor, cores, GPUs, network interface and fingerprint.
+"""Describe this machine: processor, cores, GPUs, network interface and fingerprint.
 
-Only measurements of machines with the same fingerprint are pooled.
+Only measurements of machines with the same fingerprint are combined.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ def cores() -> int:
 def gpus() -> list[str]:
     """Return the models of the NVIDIA GPUs as their driver names them.
 
-    The list is empty if there is no driver, or if CUDA_VISIBLE_DEVICES is set to an empty text.
+    The list is empty if there is no driver, or if CUDA_VISIBLE_DEVICES is an empty text.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
@@ -47,7 +47,7 @@ def gpus() -> list[str]:
 
 
 def fingerprint() -> str:
-    """Return twelve hex digits, a hash of processor, core count, architecture and GPUs."""
+    """Return twelve hex digits that identify the processor, core count, architecture and GPUs."""
     described = "|".join([cpu(), str(os.cpu_count()), platform.machine(), *gpus()])
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 

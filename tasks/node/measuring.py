@@ -1,10 +1,10 @@
-"""Controls measurements: starts ranks together, repeats disturbed blocks, stops at precise results.
+"""Control measurements: start ranks together, repeat disturbed blocks, stop at precise results.
 
-/proc/stat counts time as stolen while a virtual CPU is ready to run but the host does not run it
-[proc(5)]. Stolen time makes steps slower. Hosts steal for seconds to minutes, so repeating helps.
-The stolen share of the kept blocks goes into the record. Stolen time does not show that neighbours
-use shared caches or lower the clock rate. The fixed work around each block shows both
-effects (reference.py).
+A block is a group of consecutive steps. /proc/stat counts time as stolen while a virtual CPU is
+ready to run but the hypervisor does not run it [proc(5)]. Stolen time makes steps slower.
+Hypervisors steal for seconds to minutes, so repeating helps. The record has the stolen fraction of
+the accepted blocks. Stolen time does not show that neighbours use shared caches or lower the clock
+rate. The reference computation before and after each block shows both effects (reference.py).
 """
 
 import math
@@ -31,19 +31,21 @@ _Result = TypeVar("_Result")
 
 
 class NotMeasured(Exception):
-    """Raised on every rank of an item at once if its measurement has no result."""
+    """The measurement of a run has no result. All ranks of the run raise this error together."""
 
 
 @dataclass
 class Patience:
-    """Repeats disturbed measurements while time is left, and collects figures of the kept blocks.
+    """Repeats disturbed measurements while time is left, and adds up figures of accepted blocks.
+
+    A block is a group of consecutive steps. It is disturbed if the hypervisor took CPU time away.
 
     left_s: seconds left for repeated measurements.
-    taken, wanted: the stolen and the wanted CPU ticks (processor_ticks), summed over kept blocks.
-        Of each block, only the machine with the largest stolen share is included.
-    reference: the fixed work to time before and after each block; None to time no work.
-    references: a list for each kept block: the mean seconds of the fixed work around it on each
-        rank.
+    taken, wanted: stolen and wanted CPU ticks (processor_ticks) of the accepted blocks. For each
+        block, only the machine with the largest stolen fraction counts.
+    reference: the reference computation to time before and after each block; None for none.
+    references: for each accepted block, a list of the mean seconds of the reference computation
+        around it on each rank.
     """
 
     left_s: float = 0.0
@@ -54,16 +56,16 @@ class Patience:
 
     @property
     def taken_share(self) -> float:
-        """Return the share of CPU time that hosts stole during the item's kept blocks."""
+        """Return the fraction of CPU time that was stolen during the run's accepted blocks."""
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Forget the figures of the previous item, but keep `left_s`."""
+        """Forget the figures of the previous run, but keep `left_s`."""
         self.taken = self.wanted = 0.0
         self.references = []
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
-        """Return a record's values about the fixed work, or {} if a rank did not run the work.
+        """Return a record's values on the reference computation; {} if a rank did not run it.
 
         `used` lists the number of devices of each machine. `reference_s` lists, for each machine,
         the median seconds over blocks on its slowest device. `reference_spread` is the relative
@@ -85,10 +87,11 @@ class Patience:
     def undisturbed(
         self, measure: Callable[[], _Result], group: dist.ProcessGroup | None
     ) -> _Result:
-        """Repeat `measure` until no machine of `group` is disturbed, or until no time is left.
+        """Repeat `measure` until no machine is disturbed or no time is left.
 
-        Returns the result of the last repetition. All ranks decide from the same gathered numbers,
-        so they repeat equally often.
+        A machine is disturbed if too much of its CPU time was stolen. Returns the result of the
+        last repetition. All ranks of `group` decide from the same gathered numbers, so they repeat
+        equally often.
         """
         while True:
             reference_s = self._reference_s()
@@ -114,10 +117,10 @@ class Patience:
 
 
 def processor_ticks() -> tuple[float, float]:
-    """Return two counts of CPU ticks since this machine started: stolen and wanted.
+    """Return this machine's stolen and wanted CPU ticks since boot.
 
-    Stolen ticks were taken by the host. Wanted ticks were used by this machine, or stolen. Both
-    counts are 0 if the kernel does not count stolen ticks.
+    The hypervisor took the stolen ticks. Wanted ticks are used plus stolen ticks. Both counts are 0
+    if the kernel does not count stolen ticks.
     """
     try:
         words = _STAT.read_text().split("\n", 1)[0].split()
@@ -147,9 +150,9 @@ def median_error(values: Sequence[float]) -> float:
 def central(values: Sequence[float]) -> list[int]:
     """Return the indices of the middle half of the sorted `values`.
 
-    The mean of these values is the interquartile mean. Under a CPU quota short intervals take one
-    of two values: they run without a pause, or wait for the next period. The median jumps between
-    the two values; the interquartile mean does not.
+    The mean of these values is the interquartile mean. Under a CPU quota, a short interval takes
+    one of two durations: it runs without a pause, or it waits for the next quota period. The median
+    jumps between the two durations; the interquartile mean does not.
     """
     order = sorted(range(len(values)), key=values.__getitem__)
     cut = len(order) // 4
@@ -172,8 +175,8 @@ def enough(
 ) -> bool:
     """Return True if the measurement can stop.
 
-    It stops after `most` steps or `most_s` seconds, or after at least `least` steps once the median
-    is precise and does not drift. `seconds` lists the seconds of each step so far.
+    It stops after `most` steps or `most_s` seconds. It also stops after at least `least` steps if
+    the median is precise and does not drift. `seconds` lists the seconds of each step so far.
     """
     if not seconds or len(seconds) >= most or elapsed_s >= most_s:
         return bool(seconds)
@@ -181,9 +184,9 @@ def enough(
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
-    """Return the number of steps of the next block: half of `least`, or fewer if `most` is near.
+    """Return the number of steps to time next: half of `least`, or fewer to stay within `most`.
 
-    `seconds` lists the seconds of each step so far. `most` limits the steps of all blocks.
+    `seconds` lists the seconds of each step so far. `most` is the limit of all steps.
     """
     return max(1, min(max(2, least // 2), most - len(seconds)))
 

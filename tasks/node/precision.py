@@ -1,4 +1,4 @@
-"""Sets the numeric format of a run.
+"""Set the numeric format of a run.
 
 fp32   32 bits; TF32, which torch enables for convolutions by default, is off
 tf32   products of 32-bit numbers on tensor cores, which drop 13 bits of each factor (since Ampere)
@@ -20,7 +20,7 @@ _CPU = torch.device("cpu")
 
 
 class NoSuchPrecision(ValueError):
-    """Raised if the device does not support the precision."""
+    """The device does not support the precision."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Arithmetic:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == SCALED)
 
     def hold(self) -> None:
-        """Set this process's format of 32-bit products, which other code may have changed."""
+        """Set the precision of float32 products again, because other code may have changed it."""
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 
@@ -51,7 +51,7 @@ class Arithmetic:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the optimizer's step; if scaled gradients overflow, halve the scale instead."""
+        """Take the optimizer's step. If scaled gradients overflow, halve the loss scale instead."""
         self.scaler.step(optimizer)
         self.scaler.update()
 
@@ -64,7 +64,7 @@ class Arithmetic:
 def arithmetic(precision: str, device: torch.device) -> Arithmetic:
     """Enable `precision` on `device` for this process.
 
-    Raises NoSuchPrecision if the device lacks it.
+    Raises NoSuchPrecision if the device does not support it.
     """
     if precision not in PRECISIONS:
         raise NoSuchPrecision(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")

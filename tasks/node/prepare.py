@@ -1,4 +1,4 @@
-"""Prepares a machine for a launch: checks devices, unpacks folders, installs requirements.
+"""Prepare a machine for torchrun: check devices, unpack code, install requirements.
 
 `python -m node.prepare PYTHON ...` then becomes the command `PYTHON ...`, with the Python of the
 workloads' environment, in their folder and with their environment variables. If the preparation
@@ -17,10 +17,10 @@ from .requirements import NotInstalled, environment_of, install, installed, unpa
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
-    """Unpack the folder of `workload` below `scratch`; return the Python that runs the workload.
+    """Unpack the code of `workload` below `scratch`, and return the Python that runs it.
 
     Raises NotInstalled if the requirements cannot be installed or their environment is gone, and
-    OSError if the folder cannot be unpacked.
+    OSError if the code cannot be unpacked.
     """
     if workload.folder:
         unpacked = scratch / workload.folder
@@ -42,7 +42,7 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
 def main() -> NoReturn:
     """Prepare the machine, and replace this process by the command in its arguments.
 
-    If the preparation fails, every run on the node fails, and the last line of the log states the
+    If the preparation fails, every run on the node fails. The last line of the log states the
     reason.
     """
     mailbox, plan, node = task_of_process()

@@ -1,4 +1,4 @@
-"""Measures network links: all-reduces by message size, and messages between pairs of machines."""
+"""Measure network links: all-reduces by message size, and messages between pairs of machines."""
 
 import time
 from functools import partial
@@ -31,9 +31,9 @@ Matrix = list[list[float]]
 def probe(
     item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
 ) -> dict[str, Any]:
-    """Time all-reduces and return the values of a probe record.
+    """Time all-reduces and return the values of the run's record.
 
-    `rows` in the values has one entry per message size: bytes, and seconds, the interquartile mean
+    `rows` in the values has an entry per message size: bytes, and seconds, the interquartile mean
     of the times of an all-reduce on its slowest rank. Raises NotMeasured for a single device.
     """
     if group is None:
@@ -55,9 +55,9 @@ def probe(
 
 
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
-    """Run `repeats` all-reduces; return the seconds of each all-reduce on its slowest rank.
+    """Run `repeats` all-reduces, and return the seconds of each on its slowest rank.
 
-    The all-reduces run back to back after a barrier.
+    The all-reduces follow each other without a pause after a barrier.
     """
     mine = []
     meet(group)
@@ -72,7 +72,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, one rank of each machine.
 
     One pair exchanges messages at a time, and all other ranks are idle. Every rank of `group` must
-    call it. Returns a dictionary. Its lists have one entry per sweep.
+    call it. Returns a dictionary. Its lists have one entry for each sweep over all pairs.
 
     latency_s: (n, n) lists of the seconds of a one-byte message from i to j while j also sends to
         i. The slower of both ends counts.
@@ -105,7 +105,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 class _Links:
     """This rank's links to the other ranks of `group`.
 
-    `sizes` lists, for each rank, the bytes of a message to it that the sweeps time. The sizes are 0
+    `sizes` has, for each rank, the bytes of the long message to it that is timed. The sizes are 0
     until the first sweep has chosen them.
     """
 
@@ -114,7 +114,7 @@ class _Links:
         self.sizes = [0] * dist.get_world_size(group)
 
     def sweep(self) -> tuple[Matrix, Matrix]:
-        """Return two (n, n) matrices: the latency, and the seconds per byte, of each pair."""
+        """Measure every pair once. Return two (n, n) matrices: latency, and seconds per byte."""
         latency_s, byte_s = [0.0] * len(self.sizes), [0.0] * len(self.sizes)
         for pair in combinations(range(len(self.sizes)), 2):
             meet(self.group)
@@ -142,7 +142,7 @@ class _Links:
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
     def _slower(self, mine: list[float]) -> Matrix:
-        """Return an (n, n) matrix with the larger of the measurements at both ends of each link.
+        """Return an (n, n) matrix with the slower of the measurements at both ends of each link.
 
         `mine` lists this rank's measurement of its link to each rank.
         """
@@ -151,7 +151,7 @@ class _Links:
         return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
 
     def _size(self, peer: int) -> int:
-        """Return the bytes of a message that takes about _PAIR_S; both ends find the same size."""
+        """Return the size of a message that takes about _PAIR_S seconds. Both ends agree on it."""
         size = _MIN_BYTES
         while size < _MAX_BYTES:
             mine = torch.tensor([self._steady_s(size, peer)], dtype=torch.float64)
@@ -163,15 +163,16 @@ class _Links:
         return size
 
     def _steady_s(self, size: int, peer: int) -> float:
-        """Exchange `size` bytes with `peer` twice; return the seconds of the faster exchange.
+        """Exchange `size` bytes with `peer` twice, and return the seconds of the faster exchange.
 
-        An earlier exchange is not timed, since rate limits let the first bytes pass at full speed.
+        An earlier exchange is not timed, because rate limits let the first bytes pass at full
+        speed.
         """
         self._exchange_s(size, peer)
         return min(self._exchange_s(size, peer) for _ in range(2))
 
     def _exchange_s(self, size: int, peer: int) -> float:
-        """Exchange `size` bytes with `peer` in both directions; return the seconds."""
+        """Exchange `size` bytes with `peer` in both directions, and return the seconds."""
         sent, received = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
         before = time.monotonic()
         exchange([(sent, peer)], [(received, peer)], self.group)

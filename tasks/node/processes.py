@@ -1,7 +1,7 @@
-"""Ends processes of a node with their parents, and finds in a log why a worker ended.
+"""End processes of a node together with their parents, and find in a log why a worker ended.
 
-torchrun gives each worker its own session, so killing a process group is not enough. Imports only
-the standard library.
+torchrun gives each worker a separate session, so killing a process group is not enough. Imports
+only the standard library.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends.
+    """Make the kernel kill this process when its parent ends.
 
     Call it after a change of the process's user, which clears the setting.
     """
@@ -58,7 +58,7 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants() -> None:
-    """Kill and reap all descendants of this process, in any session."""
+    """Kill all descendants of this process, in any session, and wait for them."""
     while True:
         for process in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -93,7 +93,7 @@ def blame_rank(code: Any) -> int:
 
 
 def leave(code: int, message: str) -> NoReturn:
-    """Print `message` in a form that `exit_reason` finds in the log, and exit with `code`.
+    """Print `message` so that `exit_reason` finds it in the log, and exit with `code`.
 
     The process exits immediately. This closes its sockets, which wakes the ranks that wait for it.
     """
@@ -102,7 +102,7 @@ def leave(code: int, message: str) -> NoReturn:
 
 
 def worker_exit_code(log: str) -> int | None:
-    """Return the exit code of the rank that caused the failure, from torchrun's log.
+    """Find the exit code of the rank that caused the failure, in torchrun's log.
 
     Returns None if the log has no exit code.
     """
@@ -116,11 +116,11 @@ def worker_exit_code(log: str) -> int | None:
 
 
 def exit_reason(log: str, worker_code: int | None) -> str:
-    """Return the reason of a failure from a log.
+    """Find the reason of a failure in a log.
 
-    This is the last message of a worker that left with `worker_code`. If the log has no such
-    message, it is the last message of any worker. A log without messages gives a sentence with the
-    exit code.
+    This is the last message of a worker that exited with `worker_code`. If the log has no such
+    message, it is the last message of any worker. For a log without messages, it is a sentence with
+    the exit code.
     """
     lines = _LAST_LINE.findall(log)
     matching = [line for line in lines if line[0] == str(worker_code)] or lines

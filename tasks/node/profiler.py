@@ -1,4 +1,4 @@
-"""Profiles a workload on one device: seconds of the parts of a step, and its gradient buckets."""
+"""Profile a workload on one device: seconds of the parts of a step, and gradient buckets."""
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
 
@@ -34,7 +34,7 @@ Profile = dict[str, Any]
 def profile(
     item: Item, built: LoadedWorkload, group: dist.ProcessGroup, patience: Patience
 ) -> Profile:
-    """Profile the batch sizes of `item` and return the record's values.
+    """Profile the batch sizes of the run `item` and return the values of its record.
 
     `group` contains only this rank; the measurement of buckets needs it for DDP. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes
@@ -133,10 +133,10 @@ def _thread_counters() -> list[float]:
 
 
 def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float, float]:
-    """Return three values per sample: CPU seconds, seconds of waiting for storage, and bytes read.
+    """Return per sample: CPU seconds, seconds of waiting for storage, and bytes read.
 
     `before` and `after` are the thread's counters before and after it made a batch. The bytes are
-    the larger of requested and fetched bytes: memory-mapped files are fetched without read calls,
+    the larger of requested and fetched bytes. Memory-mapped files are fetched without read calls,
     and files in the page cache are requested without a fetch.
     """
     wall_s, processor_s, queued_s, asked, stored = (
@@ -146,10 +146,10 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Yield repeat numbers until `max_s` seconds are spent.
+    """Yield the numbers of repeats until `max_s` seconds are spent.
 
-    Yields at least `_MIN_REPEATS` and at most `_MAX_REPEATS` repeats after the first `left_out`,
-    which the caller ignores.
+    The caller ignores the first `left_out` repeats. After them, there are at least _MIN_REPEATS and
+    at most _MAX_REPEATS repeats.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):
@@ -168,10 +168,10 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 
 
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
-    """Return `bytes` and `ready_fraction` of each gradient bucket.
+    """Return `bytes` and `ready_fraction` of each of DDP's gradient buckets.
 
-    `ready_fraction` is the share of the backward seconds after which the bucket is ready. The first
-    two passes are left out, since DDP rebuilds its buckets after the first pass.
+    `ready_fraction` is the fraction of the backward seconds after which the bucket is ready. The
+    first two passes are left out, because DDP rebuilds its buckets after the first pass.
     """
     clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)

@@ -1,7 +1,8 @@
-"""Defines the plan that a controller writes, the records that nodes write back, and their JSON.
+"""Define the plan that a controller writes, the records that nodes write back, and their JSON.
 
-Imports only the standard library. The mailbox is a directory or, for EC2, an S3 prefix. These are
-its files; `a` is the number of the attempt, from 1:
+Imports only the standard library. The controller is the process that launched the nodes. The
+mailbox is a folder or, for EC2, an S3 prefix. These are its files; `a` is the number of the
+attempt, from 1:
 
     controller
         plan.json           the Plan; rewritten with a higher attempt to try again
@@ -22,7 +23,7 @@ its files; `a` is the number of the attempt, from 1:
                             asks for them
         progress.json       attempt, run_id and index of the current item
         records/<run_id>.json   a record, from the run's first node or from the node that failed
-    node-<i>/, courier
+    node-<i>/, courier (root process on EC2)
         data.json           progress of the downloads
         notice.json         EC2's notice that it takes the machine back
         refused.json        why files of this machine were not uploaded
@@ -53,7 +54,7 @@ ANY = "any"  # any device: used in emulations, where a machine represents a mach
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFile:
-    """A workload: a file in the mailbox, the function in it, and the function's arguments.
+    """A workload in a plan: its code in the mailbox, a function in it, and its arguments.
 
     source: the user's name of the file, for messages.
     file: a Python file, or an archive. The node unpacks an archive and imports `module` with the
@@ -61,7 +62,7 @@ class WorkloadFile:
     requirements: path of the requirements file in the archive.
     requirements_digest: hash of all files that pip reads.
     environment: the folder of the installed requirements; empty if the node installs them.
-    env: environment variables that the code sees.
+    env: environment variables for the code.
     data: a folder or an S3 address; empty if the function takes no data. The function gets the
         folder on the machine as its argument `data` (data.py). `data_digest` identifies the data.
     """
@@ -97,11 +98,11 @@ class WorkloadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Devices of one kind on one machine: their name and number, and the threads of each rank.
+    """Devices of one kind on one machine: their name, number, and threads per rank.
 
-    In a plan, these are the devices that the machine was bought for. `name` is then the provider's
-    name, CPU or ANY, and 0 `threads` means one thread per core. In a record, these are the devices
-    that a run used, and `name` is torch's name.
+    In a plan, these are the devices that the machine must have. `name` is then the provider's name,
+    CPU or ANY, and 0 `threads` means one thread per core. In a record, these are the devices that a
+    run used, and `name` is torch's name.
     """
 
     name: str
@@ -116,21 +117,21 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A run of a plan. Its `kind` is profile, probe or one of TRAINING: train, learn or elastic.
+    """A run of a plan. Its `kind` is profile, probe, train, learn or elastic.
 
     nodes: indices of the nodes that take part, in ascending order.
-    devices: the number of devices that the item uses on each of `nodes`; empty means one each. An
-        item uses the first devices of a machine. A node starts as many ranks as the item with the
-        most devices there needs.
+    devices: the number of devices that the run uses on each of `nodes`; empty means one each. A run
+        uses the first devices of a machine. A node starts as many ranks as the run with the most
+        devices needs there.
     batches: for train, learn and elastic, the samples per device and micro-step on each of `nodes`.
         For profile, which runs on one device of one node, the batch sizes to profile.
     message_bytes: for probe, the message sizes to all-reduce.
 
-    A learn item records losses. It takes `most_steps` steps in `windows` windows of equal length,
-    or as many windows as fit in `most_s` seconds. Losses of items with the same seed, nodes,
+    A learn run records training losses. It takes `most_steps` steps in `windows` windows of equal
+    length, or as many windows as fit in `most_s` seconds. Losses of runs with the same seed, nodes,
     devices and batches can be compared.
 
-    An elastic item is the only item of its plan. The nodes that are present share the global batch,
+    An elastic run is the only run of its plan. The nodes that are present divide the global batch,
     and write a checkpoint every `checkpoint_every` of `most_steps` steps. When a node is lost, the
     other nodes wait `wait_s` seconds for a replacement. The first node must not be lost.
     """
@@ -162,24 +163,24 @@ class Item:
 
     @property
     def needs(self) -> list[int]:
-        """Return the nodes without which the item cannot run."""
+        """Return the nodes without which the run is impossible."""
         return self.nodes[:1] if self.kind == ELASTIC else self.nodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one launch runs: the nodes' addresses, the workloads' files, and the items in order.
+    """The work of one torchrun: the nodes' addresses, the workloads' files, and the runs.
 
-    expected: the devices that each node was bought for. A node that lacks them fails.
+    expected: the devices that each node must have. A node that lacks them fails.
     port: torchrun's port on the first node; the number of the attempt is added.
     timeout_s: seconds after which a collective fails. torch's default would be half an hour.
-    join_s: seconds that nodes wait for each other at the start, since a new machine reads torch
-        from a slow disk. The check of a node's devices may take as long again.
+    join_s: seconds that nodes wait for each other at the start. A new machine reads torch from a
+        slow disk. The check of a node's devices may take as long again.
     prepare_s: seconds for nodes to install requirements.
     patience_s: seconds for repeating disturbed measurements (measuring.py).
     ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
     pairs: True if the machines first measure the link of each pair of machines.
-    checkpoints: the checkpoint folder of an elastic item. All nodes share the folder, and it
+    checkpoints: the checkpoint folder of an elastic run. All nodes share the folder, and it
         outlives the nodes.
     """
 
@@ -200,11 +201,11 @@ class Plan:
 
     @property
     def elastic(self) -> Item | None:
-        """Return the elastic item, the only item of its plan; None in other plans."""
+        """Return the elastic run, which is the only run of its plan; None in other plans."""
         return next((item for item in self.items if item.kind == ELASTIC), None)
 
     def workload(self, item: Item) -> WorkloadFile | None:
-        """Return the item's workload; None for a probe."""
+        """Return the workload of a run; None for a probe of the network."""
         return next((file for file in self.workloads if file.name == item.workload), None)
 
     @property
@@ -225,9 +226,9 @@ class RankLayout:
     """The assignment of torchrun's ranks to nodes and devices.
 
     devices: maps the index of each node that takes part to its number of ranks, which is the
-        largest number of devices that an item uses on the node. Ranks are numbered node by node,
+        largest number of devices that a run uses on the node. Ranks are numbered node by node,
         as in torchrun's static rendezvous.
-    sending: the order of nodes in which the ranks of an item send to each other, for items of
+    sending: the order of nodes in which the ranks of a run send to each other, for runs of
         LEAST_ORDERED nodes or more; empty means the order of ranks.
     """
 
@@ -236,9 +237,9 @@ class RankLayout:
 
     @classmethod
     def of(cls, plan: Plan) -> RankLayout:
-        """Return the layout of `plan`.
+        """Assign ranks to the nodes and devices of `plan`.
 
-        Raises ValueError if an item needs a node that does not take part in the attempt.
+        Raises ValueError if a run needs a node that does not take part in the attempt.
         """
         devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
         for item in plan.items:
@@ -247,13 +248,14 @@ class RankLayout:
                     devices[node] = max(devices[node], used)
                 elif node in item.needs:
                     raise ValueError(
-                        f"{item.run_id} needs node {node}, which takes no part in the attempt"
+                        f"run {item.run_id} needs node {node}, which does not take part"
+                        " in the attempt"
                     )
         return cls(devices=devices)
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Return a pair for each rank: its node, and the index of its device on that node."""
+        """Return, for each rank, its node and the index of its device on that node."""
         return [(node, device) for node, count in self.devices.items() for device in range(count)]
 
     @property
@@ -262,14 +264,14 @@ class RankLayout:
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
-        """Return the ranks of `item` in ascending order: those of its nodes' first devices."""
+        """Return the ranks of the run `item` in ascending order: its nodes' first devices."""
         used = dict(zip(item.nodes, item.used, strict=True))
         return tuple(
             rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0)
         )
 
     def placed(self, item: Item) -> Item:
-        """Return `item` with nodes, devices and batches in the sending order."""
+        """Return the run with nodes, devices and batches in the sending order."""
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
         by_node = {"nodes": item.nodes, "devices": item.devices}
@@ -280,7 +282,7 @@ class RankLayout:
         return replace(item, **moved)  # type: ignore[arg-type]
 
     def sending_ranks(self, item: Item) -> tuple[int, ...]:
-        """Return the ranks of `item` in the sending order."""
+        """Return the ranks of the run `item` in the order in which they send."""
         ranks, nodes = self.ranks(item), self.placed(item).nodes
         return tuple(sorted(ranks, key=lambda rank: nodes.index(self.places[rank][0])))
 
@@ -299,7 +301,10 @@ def plan_from_json(text: str) -> Plan:
 
 
 def task_of_process() -> tuple[Path, Plan, int]:
-    """Read the environment variables that the agent sets; return mailbox, plan and node."""
+    """Return the mailbox folder, the plan and the node's index of this process.
+
+    They come from environment variables that the agent sets.
+    """
     plan = plan_from_json(Path(os.environ["SRIFT_PLAN"]).read_text())
     return Path(os.environ["SRIFT_MAILBOX"]), plan, int(os.environ["SRIFT_NODE"])
 
@@ -313,12 +318,13 @@ def record_of(
     values: dict[str, Any] | None = None,
     devices: Sequence[Devices] = (),
 ) -> dict[str, Any]:
-    """Return the record of `item`, with status "failed" if there is a `problem`, else "measured".
+    """Return the record of a run: "failed" if there is a `problem`, else "measured".
 
-    `problem` is the reason from launch.explain. `devices` are the devices that the run used, one
-    entry per node. The record's `cause` is DATA if the workload's data were missing, and else
-    empty; if a failed record has no cause, the workload is at fault. `fail_runs` sets other causes.
-    The types of the fields are in tasks/execution/record_loader.py.
+    `problem` is the reason from launch.explain. `values` are the measured values. `devices` are the
+    devices that the run used, one entry per node. The record's `cause` is DATA if the workload's
+    data were missing, else empty. A failed record without a cause means that the workload is at
+    fault; `fail_runs` sets other causes. The types of the fields are in
+    tasks/execution/record_loader.py.
     """
     workload = plan.workload(item)
     return {
@@ -346,7 +352,7 @@ def fail_runs(
     """Write a failed record for each run on `node`, and exit with `code`.
 
     `cause` is MACHINE if the machine lacks its devices, and INSTALL if the package index did not
-    answer or the installation took too long. It is empty if the workload is at fault.
+    respond or the installation took too long. It is empty if the workload is at fault.
     """
     for item in plan.items:
         if node in item.nodes:
@@ -363,7 +369,7 @@ def write_json(path: Path, body: Any) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path` such that a reader sees the whole file or none.
+    """Write `content` to `path` atomically: a reader sees the whole file or none.
 
     The content goes to a temporary file in the same folder, is flushed to disk, and is renamed. The
     call follows no symbolic link in the folder. Raises OSError if a step fails.

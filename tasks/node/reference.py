@@ -1,8 +1,9 @@
-"""Times a fixed amount of work around each measured block, to show how fast the machine was then.
+"""Time a fixed computation around each measurement, to show how fast the machine was then.
 
-The work consists of products of small matrices and copies of memory. It is the same on every
-machine of a type, for every workload. Neighbours, shared caches and clock rates slow down the work
-as they slow down training. Compare its seconds only between machines of one type.
+The computation consists of products of small matrices and copies of memory. It is the same on every
+machine of a type, for every workload. Neighbours, shared caches and clock rates slow down the
+computation as they slow down training. Its seconds can be compared only between machines of one
+type.
 """
 
 import torch
@@ -18,9 +19,9 @@ _LEAST_S = 0.05  # several periods of a CPU quota, which would distort a shorter
 
 
 class Reference:
-    """The fixed work on one device.
+    """A fixed computation on one device, which shows how fast the machine is.
 
-    It keeps its matrices on the device, and remembers torch's number of threads at its creation.
+    Its matrices stay on the device. It uses torch's number of threads at its creation.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,11 +34,11 @@ class Reference:
         self.seconds()
 
     def seconds(self) -> float:
-        """Return the mean seconds of one repetition of the fixed work.
+        """Return the mean seconds of one repetition of the fixed computation.
 
-        The work always uses the same number of threads and float32 products. The workload's
-        settings are restored afterwards. The first repetition is not timed, since the caches still
-        hold the workload's data.
+        The computation always uses the same number of threads and float32 products. The workload's
+        settings are restored afterwards. The first repetition is not timed, because the caches
+        still have the workload's data.
         """
         threads = self.threads
         before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()

@@ -1,8 +1,8 @@
-"""Installs a workload's requirements into a Python environment that uses this node's torch.
+"""Install a workload's requirements into a Python environment that uses this node's torch.
 
-The environment sees all packages of the Python that creates it. pip adds the missing packages and
-keeps torch at its version. An environment is created once for each combination of requirements,
-Python and torch, by one process at a time. It is complete once its marker file exists. Imports only
+The environment includes all packages of the Python that creates it. pip adds the missing packages
+and keeps torch at its version. An environment is created once for each combination of requirements,
+Python and torch, by one process at a time. It is complete when its marker file exists. Imports only
 the standard library.
 """
 
@@ -38,7 +38,7 @@ _UNREACHED = "connection broken by"  # in pip's output if an index does not answ
 
 
 class NotInstalled(Exception):
-    """Raised if requirements cannot be installed; the message contains pip's output.
+    """Requirements cannot be installed. The message contains pip's output.
 
     `passing` is True if the network or the time limit may be the cause, so that a retry may help.
     """
@@ -82,11 +82,11 @@ def installed(environment: Path) -> str | None:
 
 
 def install(requirements: str, root: Path, environment: Path, workload: str) -> str:
-    """Create `environment` if it does not exist, and return its Python.
+    """Create `environment` if it does not exist, and return its Python executable.
 
-    `requirements` is the path of a requirements file relative to `root`, where pip runs. Waits if
-    another process is creating the environment. Messages name `workload`. Raises NotInstalled if
-    pip fails or exceeds INSTALL_S.
+    `requirements` is the path of a requirements file relative to `root`, where pip runs. If another
+    process is creating the environment, the function waits. Messages name `workload`. Raises
+    NotInstalled if pip fails or exceeds INSTALL_S.
     """
     environment.parent.mkdir(parents=True, exist_ok=True)
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
@@ -120,9 +120,9 @@ def _make(requirements: str, root: Path, environment: Path, workload: str) -> No
 
 
 def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]:
-    """Run a command in `root`; return its exit code and its output.
+    """Run a command in `root`, and return its exit code and its output.
 
-    After INSTALL_S seconds the command and its children are killed, and the exit code is None.
+    After INSTALL_S seconds, the command and its children are killed, and the exit code is None.
     """
     environment = {
         name: value

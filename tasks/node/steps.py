@@ -1,14 +1,14 @@
-"""Trains on one rank: times steady steps and steps without communication, or records losses.
+"""Train on one rank: time steady steps and steps without communication, or record losses.
 
-Data parallelism averages gradients over W ranks. Each rank's mean loss is scaled by W b_i / B, so
-that unequal batches b_i train as one global batch B would. Between blocks, outside measured steps,
+Data parallelism averages gradients over W ranks. Each rank's mean loss is multiplied by W b_i / B,
+so that unequal batches b_i train like one global batch B. Between blocks, outside measured steps,
 the ranks agree on when to stop.
 
 Loader workers finish batches at about the same time, so waits for batches come in bursts. The step
 time of a workload with a loader is therefore the median of the steps without their waits, plus the
 mean wait. The number of steps is a multiple of the number of workers. Workers start the warm-up
-without prefetched batches, and are paused between blocks, so that they can sustain the measured
-rate.
+without prefetched batches, and are paused between blocks. The measured rate is then a rate that
+they can sustain.
 """
 
 import math
@@ -47,7 +47,7 @@ def one_step(
     scale: float,
     sync: bool = True,
 ) -> float:
-    """Take one optimizer step; return the mean loss of its samples.
+    """Take one optimizer step, and return the mean loss of its samples.
 
     sizes: the sizes of the micro-batches.
     scale: the factor of each sample's loss, which is the number of ranks divided by the global
@@ -71,7 +71,7 @@ def one_step(
 
 @dataclass(kw_only=True)
 class TimedSteps:
-    """Times blocks of steps that all ranks of `group` begin together; repeats disturbed blocks.
+    """Times blocks of steps that all ranks of `group` begin together, and repeats disturbed blocks.
 
     Times are tensors of shape (ranks, steps, 2). The last dimension has the seconds of a step, and
     the seconds that it waited for batches. `step` is a function that takes one optimizer step and
@@ -91,7 +91,7 @@ class TimedSteps:
         return 0 if self.built.loader is None else self.built.loader.workers
 
     def train(self, steps: int = 1) -> None:
-        """Take steps that are not timed."""
+        """Take `steps` steps without timing them."""
         self.losses += [self.step(sync=True) for _ in range(steps)]
 
     def warm_up(self, item: Item) -> None:
@@ -115,9 +115,10 @@ class TimedSteps:
             self.train()
 
     def block(self, count: int, *, sync: bool = True) -> Tensor:
-        """Time `count` steps, and time them again while a machine is disturbed. Return the times.
+        """Time `count` steps, repeat them while a machine is disturbed, and return the times.
 
-        If `sync` is False, the steps do not communicate gradients.
+        The result has the shape (ranks, steps, 2): seconds of a step, and seconds of waiting for
+        its batch. If `sync` is False, the steps do not communicate gradients.
         """
         clock_s = partial(now, self.built.device)
 
@@ -139,7 +140,11 @@ class TimedSteps:
         return by_rank[:, 1:].reshape(len(by_rank), count, 2)
 
     def until_steady(self, item: Item) -> Tensor:
-        """Time steps until the measurement can stop (measuring.enough); return their times."""
+        """Time steps until the measurement can stop (measuring.enough), and return their times.
+
+        The result has the shape (ranks, steps, 2): seconds of a step, and seconds of waiting for
+        its batch.
+        """
         times = torch.empty((sum(item.used), 0, 2), dtype=torch.float64)
         seconds: list[float] = []
         bounds = {"least": self._rounds(item.least_steps), "most": self._rounds(item.most_steps)}
@@ -162,14 +167,14 @@ class TimedSteps:
     def _rounds(self, steps: int) -> int:
         """Round `steps` up to a multiple of the number of workers.
 
-        Then each worker makes equally many batches.
+        Each worker then makes the same number of batches.
         """
         each = max(1, self.workers)
         return -(-steps // each) * each
 
 
 def slowest(times: Tensor) -> tuple[list[float], list[float]]:
-    """Return two lists: the seconds and the wait of each step, both as the maximum over ranks.
+    """Return the seconds and the wait of each step, both as the maximum over ranks.
 
     `times` has the shape (ranks, steps, 2).
     """
@@ -180,7 +185,7 @@ def slowest(times: Tensor) -> tuple[list[float], list[float]]:
 def _prepared(
     item: Item, built: LoadedWorkload, group: Group, place: int
 ) -> tuple[Callable[..., float], float]:
-    """Apply the item's strategy to the model.
+    """Apply the strategy of the run `item` to the model.
 
     Returns a function that takes an optimizer step, and this rank's share of the global batch.
     `place` is the index of this node in `item.nodes`.
@@ -198,12 +203,12 @@ def _prepared(
 
 
 def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dict[str, Any]:
-    """Train and return the values of a learn record.
+    """Train, and return the losses and other values of the run's record.
 
-    `place` is the index of this node in `item.nodes`. Ranks exchange their losses after each
-    window. Training ends after
-    `item.windows` windows, after `item.most_s` seconds, or when a loss is not finite. In the last
-    case, `diverged` is True and `losses` ends before that window.
+    `place` is the index of this node in `item.nodes`. A window is a group of consecutive steps;
+    ranks exchange their losses after each window. Training ends after `item.windows` windows, after
+    `item.most_s` seconds, or when a loss is not finite. In the last case, `diverged` is True and
+    `losses` ends before that window.
     """
     step, weight = _prepared(item, built, group, place)
     steps = item.most_steps // item.windows
@@ -226,7 +231,7 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dic
 def train(
     item: Item, built: LoadedWorkload, group: Group, patience: Patience, *, place: int
 ) -> dict[str, Any]:
-    """Time steps and return the values of a train record.
+    """Time training steps and return the values of the run's record.
 
     `place` is the index of this node in `item.nodes`. Raises NotMeasured if the loss is not finite,
     and the error of `warm_up`.
@@ -267,7 +272,9 @@ def train(
     first_losses, last_losses, peaks = zip(*by_rank, strict=True)
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
     if not all(map(math.isfinite, losses.values())):
-        raise NotMeasured(f"the loss goes from {losses['first_loss']} to {losses['last_loss']}")
+        raise NotMeasured(
+            f"training diverged: the loss goes from {losses['first_loss']} to {losses['last_loss']}"
+        )
     workers = {} if loader is None else {"loader_workers": loader.workers}
     return {
         "step_s": step_s,

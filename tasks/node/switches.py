@@ -1,4 +1,4 @@
-"""Applies the switches of a setup to a model. A setup joins several switches by +.
+"""Apply a setup's switches to a model. A `+` joins several switches.
 
 checkpointing   the activations of a block are recomputed in the backward pass
 compile         torch.compile; it compiles at the first step of each shape, which counts as start-up
@@ -22,7 +22,7 @@ _BLOCKS = 8  # a block holds at most 1 / _BLOCKS of all weights, unless a single
 
 
 def on(switches: str) -> frozenset[str]:
-    """Return the switches in a text such as "compile+offload".
+    """Return the set of switches in a text such as "compile+offload".
 
     Raises ValueError if a switch is unknown.
     """
@@ -33,9 +33,9 @@ def on(switches: str) -> frozenset[str]:
 
 
 def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
-    """Enable activation checkpointing and compilation on `model`, as `switches` say.
+    """Enable activation checkpointing and compilation on `model`, as `switches` says.
 
-    If `whole` is False, each block is compiled separately, since sharded weights are gathered
+    If `whole` is False, each block is compiled separately, because sharded weights are gathered
     between blocks. The strategy implements `offload`, so this function ignores it. Raises
     ValueError if a switch is unknown, or if no module has several layers to recompute.
     """
@@ -58,7 +58,7 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
 
 
 def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `forward` in a function, since torch does not compile methods of its own classes."""
+    """Wrap `forward` in a function, because torch does not compile methods of its own classes."""
 
     def compute(*inputs: Any, **named: Any) -> Any:
         return forward(*inputs, **named)
@@ -67,15 +67,15 @@ def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_nothing(switches: str) -> bool:
-    """Return True if `compile` is on but torch has compiled no graph; call it after a few steps."""
+    """Return True if `compile` is on but torch has compiled no graph. Call it after a few steps."""
     return COMPILE in on(switches) and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose weights are gathered together.
+    """Return the modules whose sharded weights are gathered together.
 
     A module has at most 1 / _BLOCKS of all weights, unless it cannot be divided. Modules that share
-    a weight with the rest of the model, as a tied head does, are left out.
+    a weight with the rest of the model, like a tied head, are left out.
     """
     uses = uses_of(model)
     return [
@@ -86,10 +86,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose activations are recomputed together.
-
-    Single layers are left out.
-    """
+    """Return the modules whose activations are recomputed together, without single layers."""
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())
@@ -101,10 +98,10 @@ def _several_layers(model: nn.Module) -> list[nn.Module]:
 def _modules(
     module: nn.Module, limit: float, divides: Callable[[nn.Module], bool]
 ) -> Iterator[nn.Module]:
-    """Yield the largest modules of at most `limit` weights, and larger ones that stay whole.
+    """Yield the largest modules of at most `limit` weights, and larger modules that stay whole.
 
     `divides` returns False for a module that must stay whole. Module lists are always divided,
-    since a list is never called. torch's own classes, except for `_CALL_CHILDREN`, are never
+    because a list is never called. torch's own classes, except for `_CALL_CHILDREN`, are never
     divided: they use the weights of their children without calling the children.
     """
     for child in module.children():
@@ -117,7 +114,7 @@ def _modules(
 
 
 def uses_of(module: nn.Module) -> Counter[int]:
-    """Return how often each parameter occurs in a module. The keys are the parameters' id()."""
+    """Return how often each parameter occurs in a module, by the parameter's id()."""
     return Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
 
 

@@ -1,10 +1,10 @@
-"""Lets torchvision be imported although its compiled operators do not load.
+"""Make torchvision importable if its compiled operators do not load.
 
-They do not load if torchvision was built for CUDA and torch for the CPU. At its import torchvision
+They do not load if torchvision was built for CUDA and torch for the CPU. At its import, torchvision
 0.28 registers descriptions of the operators `nms` and `qnms`, and fails if they are not declared.
 Then imports of transformers, torchmetrics and Lightning fail too, although their networks do not
-use the operators. This module declares the operators. They have no implementation, so a call of
-them raises an error.
+use the operators. This module declares the operators without an implementation, so that only a call
+of them raises an error.
 """
 
 from importlib.machinery import PathFinder
@@ -17,7 +17,7 @@ _DECLARED: list[Any] = []  # keeps the library alive, and its declarations with 
 
 
 def declare_what_did_not_load() -> None:
-    """Declare both operators if torchvision is installed but its compiled library does not load."""
+    """Declare nms and qnms if torchvision is installed but its compiled library does not load."""
     package = find_spec("torchvision")
     if _DECLARED or package is None or hasattr(torch.ops.torchvision, "nms"):
         return

@@ -1,7 +1,8 @@
-"""Runs one rank of a launch: joins the process group, waits for the controller, runs the items.
+"""Run one rank of a torchrun: join the process group, wait for the controller, do the runs.
 
-If a workload fails before its first collective, only its own run fails. If a rank fails inside a
-collective, the launch ends, and the controller starts the next attempt without that item.
+The controller is the process that launched the machines. If a workload fails before its first
+collective, only its own run fails. If a rank fails inside a collective, torchrun ends, and the
+controller starts the next attempt without that run.
 """
 
 import json
@@ -41,9 +42,9 @@ _PEER_LOST = re.compile(
 
 
 def main() -> None:
-    """Run the items of one attempt on this rank.
+    """Do all runs of one attempt on this rank.
 
-    Exits 0 when every item has a record. Otherwise the last line of the log states the reason.
+    Exits with 0 when every run has a record. Otherwise the last line of the log states the reason.
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()
@@ -76,7 +77,7 @@ def main() -> None:
 
 
 def wait_for_go(mailbox: Path, attempt: int) -> dict[str, Any]:
-    """Wait until the controller writes `go-<attempt>.json`; return its content."""
+    """Wait until the controller writes `go-<attempt>.json`, and return its content."""
     go = mailbox / f"go-{attempt}.json"
     while not go.exists():
         time.sleep(0.05)
@@ -84,10 +85,10 @@ def wait_for_go(mailbox: Path, attempt: int) -> dict[str, Any]:
 
 
 def serve(launch: Launch, index: int, item: Item) -> None:
-    """Measure `item` together with the other ranks that take part in it.
+    """Measure the run `item` together with the other ranks that take part in it.
 
-    The first rank of the item, or a rank that fails, writes the record. `index` is the item's place
-    in the plan.
+    The first rank of the run, or a rank that fails, writes the record. `index` is the run's
+    position in the plan.
     """
     reset_peak(launch.device)
     started_unix = time.time()
@@ -123,8 +124,8 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """Build the workload and try one pass on this rank alone.
 
-    Returns a pair: the workload (None for a probe) and an empty text. If a step fails, the pair is
-    None and the reason.
+    Returns the workload (None for a probe of the network) and an empty text. If a step fails,
+    returns None and the reason.
     """
     if item.kind == "probe":
         return None, ""
@@ -155,11 +156,10 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
 
 
 def agree(launch: Launch, item: Item, problem: str) -> str:
-    """Exchange `problem` with the other ranks of the item; return the reasons of all ranks.
+    """Exchange `problem` with the other ranks of the run, and return the reasons of all ranks.
 
     The result is empty if every rank is ready. Equal reasons are stated once. Raises RuntimeError
-    if
-    a rank is lost.
+    if a rank is lost.
     """
     group, ranks = launch.group(item), launch.layout.sending_ranks(item)
     problems = [problem] if group is None else of_ranks(problem, group)
@@ -170,7 +170,7 @@ def agree(launch: Launch, item: Item, problem: str) -> str:
 
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[str, Any]:
-    """Measure the item and return the record's values.
+    """Measure the run `item` and return the values of its record.
 
     Raises NotMeasured if there are none, and the errors of the workload.
     """
@@ -200,9 +200,9 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
 def abort(
     launch: Launch, index: int, item: Item, error: Exception, started_unix: float
 ) -> NoReturn:
-    """End the launch, and write a failed record unless `error` means that a peer was lost.
+    """End torchrun, and write a failed record unless `error` means that a peer was lost.
 
-    If a peer was lost, the controller finds the reason. Each rank at fault writes a record, since
+    If a peer was lost, the controller finds the reason. Each rank at fault writes a record, because
     torchrun may end the other ranks before they notice the abort.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
@@ -236,7 +236,7 @@ def write_record(
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return True if `error` means a lost connection rather than a fault of the workload."""
+    """Return True if `error` means a lost connection rather than an error of the workload."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and bool(_PEER_LOST.search(str(error)))
     )

@@ -1,1 +1,1 @@
-"""Acquire and end machines. Each provider implements the protocols in `base`."""
+"""Acquire and end machines. Each provider implements the interfaces in `base`."""

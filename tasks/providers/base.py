@@ -1,7 +1,10 @@
 """Define the interface of a provider of machines, and its errors.
 
+A lease is the file that records a launch and its machines. The reaper ends machines that outlived
+their deadline or their controller, the process that launched them.
+
 ProviderError
-+-- NoCapacity       no machines at the moment; the refusal becomes a row and the flow continues
++-- NoCapacity       no machines at the moment; the flow stores the refusal and continues
 +-- NotSupported     this machine or account can never serve the request
 +-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still run
 +-- NotSwept         the reaper could not check every region and lease; lists what it ended
@@ -21,7 +24,7 @@ MAX_JSON_DEPTH = 32  # records have six levels; json and DuckDB recurse at each 
 
 
 class ProviderError(Exception):
-    """A failed request to a provider. The message says what to do."""
+    """A request to a provider failed. The message says what to do."""
 
     exit_code = 1
 
@@ -35,14 +38,14 @@ class NotSupported(ProviderError):
 
 
 class LeaseUnreadable(ProviderError):
-    """A lease file exists but cannot be read."""
+    """The file that records a launch exists but cannot be read. Its machines may still run."""
 
 
 class NotSwept(ProviderError):
-    """The reaper could not check every region and lease.
+    """The search for overdue machines could not check every region and lease.
 
-    `unswept` maps each unchecked region or lease to the reason. `done` has a sentence for
-    everything that the reaper ended. `provider` is empty if several providers are concerned.
+    `unswept` maps each unchecked region or lease to the reason. `done` has a sentence for each
+    ended lease or machine. `provider` is empty if several providers are concerned.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -60,7 +63,7 @@ class NotSwept(ProviderError):
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Machines that a controller holds.
+    """The machines of one launch that still run, and the process that launched them.
 
     `problem` says why the lease file is unreadable; it is empty for a readable file.
     """
@@ -84,10 +87,11 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedLease:
-    """A lease that no longer holds machines. Its mailbox may still have to be loaded.
+    """The record of a launch whose machines have ended.
 
-    `outcome` is "released", "reaped", or "refused" if the lease never held machines. `refusals` has
-    a sentence for each refused request. `usd` is None if the cost is unknown.
+    Its measurements may still have to be loaded. `outcome` is "released", "reaped" (ended because
+    it was overdue or abandoned), or "refused" if no machine was launched. `refusals` has a sentence
+    for each refused request. `usd` is None if the cost is unknown.
     """
 
     lease_id: str
@@ -105,10 +109,10 @@ class EndedLease:
 class NodeState:
     """The state of one machine, as its provider reports it.
 
-    `interrupted` is True if the provider took the machine away. `reason` says why the machine is
-    not alive. `leaving_s` is the number of seconds until the announced end of the machine, or None
-    if no end is announced. `notice` is "interruption" for an announced end, "rebalance" for a
-    warning, or "".
+    `interrupted` is True if the provider took the machine away. `reason` says why the machine has
+    ended. `leaving_s` is the number of seconds until the announced end of the machine; None if no
+    end is announced. `notice` is "interruption" for an announced end, "rebalance" for a warning, or
+    "".
     """
 
     alive: bool
@@ -121,9 +125,10 @@ class NodeState:
 class RunningCluster(Protocol):
     """Acquired machines, each with a node agent that reports to `mailbox`.
 
-    `cluster` has the zones and prices of the acquired machines. `addresses` are in rank order. A
-    machine that does not report within `ready_within_s` seconds counts as lost. `checkpoints` is a
-    folder that all machines share, or None if they share no folder.
+    `mailbox` is the folder for files from and to the machines. `cluster` has the zones and prices
+    of the acquired machines. `addresses` are in rank order. A machine that does not report within
+    `ready_within_s` seconds counts as lost. `checkpoints` is a folder that all machines share, or
+    None if they share no folder.
     """
 
     lease_id: str
@@ -135,21 +140,22 @@ class RunningCluster(Protocol):
     image_id: str  # image of all machines; "" if the provider has no images
 
     def settle(self) -> None:
-        """Apply the CPU shares of the instance types.
+        """Apply the CPU quotas of the instance types.
 
-        The caller does this when all workers wait for `go`, because start-up is not measured.
+        The caller does this when all workers are ready to measure, because start-up is not
+        measured.
         """
         return
 
     def unsettle(self) -> None:
-        """Lift the CPU shares, so that the next attempt starts quickly."""
+        """Remove the CPU quotas, so that the next attempt starts quickly."""
         return
 
     def nodes(self) -> Sequence[NodeState]:
         """Return the state of each machine, in rank order."""
 
     def now_unix(self) -> float:
-        """Return the Unix time on the clock of the mailbox's store.
+        """Return the Unix time on the clock of the store that holds the machines' files.
 
         The age of a heartbeat is this time minus the time of the heartbeat's file.
         """
@@ -158,7 +164,7 @@ class RunningCluster(Protocol):
         """Return the dollars since the machines were acquired; None if a price is unknown."""
 
     def replace(self, node: int) -> bool:
-        """Replace a lost or leaving machine; return False if no machine can replace it.
+        """Replace a lost or leaving machine. Return False if no machine can replace it.
 
         After a replacement, `addresses`, `nodes()` and `cluster` describe the new machine, and the
         new machine writes to the node's mailbox folder.
@@ -187,68 +193,73 @@ class Provider(Protocol):
         """
 
     def limits(self) -> list[str]:
-        """Return sentences on what this provider cannot do here and how to fix it."""
+        """Return sentences on what this provider cannot do on this installation, with fixes."""
 
     def fits(self, cluster: Cluster) -> str:
-        """Return why the cluster cannot be acquired even on idle machines; "" if it can."""
+        """Return the reason why the cluster can never be acquired here; "" if it can."""
 
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> AbstractContextManager[RunningCluster]:
-        """Acquire machines with agents; release them on exit. Raises NoCapacity, NotSupported."""
+        """Launch machines with agents for the block, and end them after it.
+
+        deadline_s: seconds until the machines end themselves. Raises NoCapacity or NotSupported if
+        the machines cannot be launched.
+        """
 
     def leases(self) -> list[Lease]:
-        """Return the held leases and the unreadable leases. Unreadable leases have a `problem`."""
+        """Return the leases whose machines run, and unreadable leases, which have a `problem`."""
 
     def ended(self) -> list[EndedLease]:
-        """Return the leases that ended and were not deleted by `forget`."""
+        """Return the leases that have ended and were not deleted by `forget`."""
 
     def forget(self, lease_id: str) -> None:
-        """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
+        """Delete an ended lease and its mailbox. Raises ProviderError if its machines still run."""
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End the leases whose deadline has passed or whose controller is gone.
+        """End the leases whose deadline has passed or whose controller process has died.
 
-        Return a sentence for everything that was ended. `all_of_them` ends every lease. Raises
+        Returns a sentence for each ended lease or machine. `all_of_them` ends every lease. Raises
         NotSwept, after everything else is done, if a region or lease could not be checked.
         """
 
     def closed(self) -> list[EndedLease]:
-        """Return the leases that ended, including leases whose uploads are not fetched yet.
+        """Return the leases that have ended, also if their uploads are not downloaded yet.
 
         Raises LeaseUnreadable if a lease file cannot be read.
         """
         return self.ended()
 
     def launches(self, cluster: Cluster) -> str:
-        """Return why this installation refuses to launch the cluster; "" if it does not refuse."""
+        """Return the reason why the settings refuse to launch the cluster; "" if they allow it."""
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return `offers` with the prices that this installation pays, all costs included.
+        """Return `offers` at the prices that this installation pays, with volumes and addresses.
 
         A second call changes nothing.
         """
         return list(offers)
 
     def packaged_types(self) -> list[InstanceType]:
-        """Return the types of the dated snapshot that comes with the package."""
+        """Return the instance types of the dated snapshot that ships with Srift."""
         return []
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the offers of the dated snapshot that comes with the package."""
+        """Return the offers of the dated snapshot that ships with Srift."""
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
-        """Return, for each zone, how likely a spot request for `count` machines succeeds.
+        """Return, by zone, a score for the chance that a spot request succeeds.
 
-        The result is a score from 1 (unlikely) to 10 (likely), or empty if this provider has no
-        scores. `names` are the accepted instance types. Raises ProviderError if the query fails.
+        The request is for `count` machines of any type in `names`. The score is 1 (unlikely) to 10
+        (likely). The result is empty if the provider has no scores. Raises ProviderError if the
+        query fails.
         """
         return {}
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions that the reaper has not checked since `moment`."""
+        """Return the regions that were not searched for overdue machines since `moment`."""
         return []
 
     def was_used(self) -> bool:
@@ -257,7 +268,7 @@ class Provider(Protocol):
 
 
 def json_of_node(text: str, **options: Any) -> Any:
-    """Parse JSON text from a node. `options` are passed to `json.loads`.
+    """Parse JSON text that a machine wrote. `options` are passed to `json.loads`.
 
     Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
     """
@@ -279,7 +290,7 @@ def json_of_node(text: str, **options: Any) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `file`; None if the file is missing or holds no JSON object."""
+    """Return the JSON object in `file`; None if the file is missing or has no JSON object."""
     try:
         body = json_of_node(file.read_text())
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):

@@ -1,7 +1,7 @@
-"""Store each lease in a directory. lease.json is written before machines are requested.
+"""Store each launch in a folder. lease.json is written before machines are requested.
 
-<root>/<lease_id>/lease.json   what was started, and how the lease ended
-                  mailbox/     reports of the nodes, kept until they are loaded
+<root>/<lease_id>/lease.json   what was started, and how the launch ended
+                  mailbox/     files of the machines, kept until they are loaded
 """
 
 import fcntl
@@ -29,7 +29,7 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 @dataclass(frozen=True, kw_only=True)
 class HeldLease:
-    """The fields of every lease.json. `ended_at`, `usd` and `outcome` are set when it ends."""
+    """The fields of every lease.json. `ended_at`, `usd` and `outcome` are set at the end."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -49,7 +49,7 @@ class HeldLease:
     def new(
         cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **fields: Any
     ) -> Self:
-        """Return a lease of `cluster` that starts at `now` and is held by this process.
+        """Return a lease that starts at `now` and belongs to this process.
 
         The deadline is `deadline_s` seconds after `now`. `fields` are the additional fields of a
         subclass.
@@ -68,7 +68,7 @@ class HeldLease:
 
     @property
     def controller_alive(self) -> bool:
-        """Return True if the process that holds the lease still runs."""
+        """Return True if the process that made the launch still runs."""
         return self.boot_id == boot_id() and is_running(self.controller)
 
     @property
@@ -76,7 +76,7 @@ class HeldLease:
         return self.ended_at is None
 
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
-        """Return why the reaper must end this lease at `now`; "" if it must not."""
+        """Return why the reaper must end this launch at `now`; "" if it must not."""
         if not self.controller_alive:
             return f"its controller (process {self.controller.pid}) is gone"
         if now >= self.deadline_at:
@@ -84,12 +84,12 @@ class HeldLease:
         return "all leases have to end" if all_of_them else ""
 
     def shared(self, kind: type) -> dict[str, Any]:
-        """Return those fields of the dataclass `kind` that this lease has, by name."""
+        """Return the fields that this lease and the dataclass `kind` have in common, by name."""
         names = [field.name for field in fields(kind) if hasattr(self, field.name)]
         return {name: getattr(self, name) for name in names}
 
     def held(self) -> Lease:
-        """Return the lease with the fields that all providers share."""
+        """Convert to a `Lease`, which has the fields that all providers share."""
         return Lease(**self.shared(Lease))
 
 
@@ -97,7 +97,7 @@ L = TypeVar("L", bound=HeldLease)
 
 
 class LeaseFolder(Generic[L]):
-    """The leases below `root`, each an instance of `kind`."""
+    """The folder `root` of leases, each an instance of the class `kind`."""
 
     kind: type[L]
 
@@ -106,7 +106,7 @@ class LeaseFolder(Generic[L]):
         self._schema = TypeAdapter(self.kind)
 
     def directory(self, lease_id: str) -> Path:
-        """Return a lease's directory. Raises ProviderError if the id is not a plain name."""
+        """Return the folder of a lease. Raises ProviderError if the id is not a plain name."""
         if NAME.match(lease_id) is None:
             raise ProviderError(f"lease id {lease_id!r} must be letters, digits, '_', '.' and '-'")
         return self.root / lease_id
@@ -116,9 +116,10 @@ class LeaseFolder(Generic[L]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this home, so that one process at a time acquires or reaps.
+        """Hold the lock of this home during the block.
 
-        If the process dies, the system releases the lock.
+        Only one process at a time can then launch or end machines. If the process dies, the kernel
+        releases the lock.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a") as file:
@@ -126,9 +127,9 @@ class LeaseFolder(Generic[L]):
             yield
 
     def create(self, lease: L) -> Path:
-        """Create the lease's directory with lease.json.
+        """Create the lease's folder with lease.json.
 
-        Raises ProviderError if the directory exists or cannot be written.
+        Raises ProviderError if the folder exists or cannot be written.
         """
         directory = self.directory(lease.lease_id)
         try:
@@ -145,7 +146,7 @@ class LeaseFolder(Generic[L]):
         return directory
 
     def write(self, lease: L) -> None:
-        """Write lease.json. Raises OSError if that fails; the old file then stays."""
+        """Write lease.json. If that fails, raise OSError and keep the previous file."""
         replace_durably(self.directory(lease.lease_id) / "lease.json", asdict(lease))
 
     def read(self, lease_id: str) -> L | None:
@@ -168,12 +169,12 @@ class LeaseFolder(Generic[L]):
             ) from error
 
     def ids(self) -> list[str]:
-        """Return the ids of all leases with a directory, including ended leases."""
+        """Return the ids of all leases with a folder, including ended leases."""
         paths = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
-        """Return a pair: the readable leases, and the errors of the unreadable leases by id.
+        """Return the readable leases, and the errors of unreadable leases by id.
 
         Both include ended leases.
         """
@@ -202,9 +203,9 @@ class LeaseFolder(Generic[L]):
         return found
 
     def held(self) -> list[Lease]:
-        """Return the held leases and the unreadable leases.
+        """Return the leases that have not ended, and the unreadable leases.
 
-        The dollars and the controller of an unreadable lease are unknown.
+        The dollars and the controller process of an unreadable lease are unknown.
         """
         found, unreadable = self.read_all()
         held = [lease.held() for lease in found if lease.is_held]
@@ -231,20 +232,23 @@ class LeaseFolder(Generic[L]):
         ]
 
     def forget(self, lease_id: str) -> None:
-        """Delete a lease's directory with its mailbox. Does nothing if there is no directory."""
+        """Delete a lease's folder and its mailbox. Does nothing if there is no folder."""
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)
 
     def forget_ended(self, lease_id: str) -> None:
-        """Delete an ended lease. Raises ProviderError if the lease is held or unreadable."""
+        """Delete an ended lease. Raises ProviderError if it has not ended or is unreadable."""
         lease = self.read(lease_id)
         if lease is not None and lease.ended_at is None:
-            raise ProviderError(f"lease {lease_id} is still held. Run `srift reap` to end it first")
+            raise ProviderError(
+                f"lease {lease_id} is still held. Run `srift reap` to end its machines first"
+            )
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> str:
-        """Delete the directory of a lease without lease.json, but keep its records.
+        """Delete the folder of a lease without lease.json, but keep its records.
 
-        A mailbox with records is moved to `rejected/` in the home. Return what was done.
+        A mailbox with records is moved to `rejected/` in the home. Returns a sentence on what was
+        done.
         """
         mailbox, what = self.mailbox(lease_id), "it has no records"
         if any(mailbox.glob("node-*/records/*.json")):
@@ -262,7 +266,7 @@ class LeaseFolder(Generic[L]):
 def replace_durably(path: Path, body: Any) -> None:
     """Write `body` as JSON to `path` atomically, and wait until it is on disk.
 
-    Raises OSError if that fails; the old file then stays.
+    If that fails, raises OSError and keeps the previous file.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

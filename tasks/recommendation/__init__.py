@@ -1,1 +1,1 @@
-"""Answer questions with the champion, name pilots, and publish the table."""
+"""Answer questions with the model in use, suggest measurements, and publish the table."""

@@ -1,4 +1,4 @@
-"""Answer a user's question about one workload, with the champion model and the newest prices."""
+"""Answer a user's question about one workload, with the model in use and the newest prices."""
 
 import math
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")  # of transformers that are know
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question: a workload, one goal, and filters of the machines to compare.
+    """A user's question: a workload, one goal, and filters of the machines to compare.
 
     `samples` (of the whole job) and `batch` (the global batch) override the values of srift.toml.
     `tokens` (of the whole job) replace `samples` for a transformer. `transformer` is the facts of
@@ -52,14 +52,14 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     """Return at most `top` rows that answer the question, best first.
 
     The first row has three additional keys. `frontier` is the Pareto frontier of expected hours and
-    dollars, `candidates` the number of candidates. `pilots` is the result of `pilots_for` with up
-    to `pilots` runs that would settle the choice, or None if the argument `pilots` is 0. If the
-    workload is known only from public data and there is no model, the data is loaded and a first
-    model is fitted.
+    dollars, `candidates` the number of candidates. `pilots` has up to `pilots` runs that would make
+    the choice certain (see `pilots_for`); it is None if the argument `pilots` is 0. If only public
+    data is known about the workload and there is no model, the data is loaded and a first model is
+    fitted.
 
     Raises:
         SettingsError: if the workload is unknown, or an import lacks samples or batch.
-        WarehouseMissing: if there is no champion.
+        WarehouseMissing: if there is no model.
         ProviderError: if no offer has the machines of the question.
     """
     name, shape = question.workload, question.transformer
@@ -95,7 +95,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
-    """Store the current prices, fit a first model to public data, and return it as the champion."""
+    """Store the current prices, fit a first model to public data, and promote it."""
     now, name = datetime.now(UTC), workspace.provider.name
     reporter().say(f"there is no model of {name} machines yet: fitting one to public step times")
     note_definitions(workspace, now)
@@ -154,7 +154,9 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
 
 
 def _imported(workspace: Workspace, name: str) -> Workload:
-    """Return an imported workload. Its batch is 0, and so are its samples if they are unknown.
+    """Return an imported workload.
+
+    Its batch is 0, because imports do not state it. Its samples are 0 if they are unknown.
 
     Raises:
         SettingsError: if the workload is unknown.

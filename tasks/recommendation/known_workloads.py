@@ -17,8 +17,8 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
     """Return a row for each pair of workload and provider with measurements or facts.
 
     A row has the facts about the workload, the numbers of its measured, imported and public rows,
-    and the devices of these rows. Workloads of srift.toml without any data come last; their
-    `provider` is "".
+    and the devices of these rows. Workloads of srift.toml without any data come last, with the
+    provider "".
     """
     with warehouse.read() as connection:
         found = rows_of_query(connection, "from known_workloads")

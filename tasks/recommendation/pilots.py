@@ -1,4 +1,4 @@
-"""Name the runs (pilots) that would settle an open choice, and their costs. Nothing is bought."""
+"""Suggest runs (pilots) that would make an uncertain choice certain. Nothing is bought."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,9 +37,10 @@ Found = dict[str, Any]
 
 
 def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
-    """Return the pilots for the first goal of the case's workload, as a dictionary.
+    """Return suggested runs (pilots) for the first goal of the case's workload.
 
-    Keys of the result:
+    Regret is the expected loss of the choice compared with the best setup. Keys of the result:
+
         settled: True if the expected regret is below SETTLED, so that no run is needed. None if a
             few runs would not settle the choice, or if no run can be named. Otherwise False.
         regret: the expected regret of choosing now, or None if it is unknown.
@@ -63,20 +64,20 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers of the campaign's market that have a known price.
 
-    If there is none, returns the offers of all markets that have a known price.
+    If there is none, return the offers of all markets that have a known price.
     """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
 
 
 def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supply:
-    """Return the supply of clusters that a campaign would launch from `offers`."""
+    """Return the supply of clusters that a refresh could launch from `offers`."""
     supply = supply_of(case.workspace, case.workload, offers, case.experience.conditions)
     return replace(supply, max_hosts=max_hosts, fits=case.workspace.provider.launches)
 
 
 def _no_runs(why: str) -> Found:
-    """Return the result of `pilots_for` if no run can be named. `why` is the reason."""
+    """Return the result of `pilots_for` if no run can be suggested. `why` is the reason."""
     reason = f"no pilots can be named: {why}"
     return {"settled": None, "regret": None, "runs": [], "reason": reason}
 
@@ -119,9 +120,9 @@ def _candidates(
 ) -> list[Setup]:
     """Return unmeasured setups on at most _MOST_HOSTS machines, which pilots may measure.
 
-    Setups of the choice set come first, then other setups, sorted by dollars per hour. If the
+    Setups that may be chosen come first, then other setups, sorted by dollars per hour. If the
     workload was never measured, setups of one device come before all others, because its compute
-    time is the most uncertain.
+    time is most uncertain.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     supply = launched_supply(case, sold, hosts)
@@ -148,7 +149,7 @@ def _candidates(
 
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
-    """Yield the setups of the choice set that can be bought from the supply.
+    """Yield those setups of the choice set whose machines the supply sells.
 
     The offers of each setup are replaced by the supply's offers of the same instance types.
     """
@@ -166,7 +167,7 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
 
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return the entry of `runs` in `pilots_for` for a run that takes `run_s` seconds on `cluster`.
+    """Return a suggested run of `pilots_for` that takes `run_s` seconds on `cluster`.
 
     `seconds` is the billed time and `usd` the cost if a separate launch makes only this run.
     """
@@ -183,10 +184,7 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
 
 
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
-    """Return the first `count` runs that a campaign for only this workload would buy.
-
-    Profiles come first.
-    """
+    """Return the first `count` runs that a refresh would buy for this workload, profiles first."""
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:
         return _no_runs("the speed of this workload is unknown; import its flops_per_sample"

@@ -1,4 +1,4 @@
-"""Check and store a publication, and update the published files and the report page."""
+"""Check and store a table of recommendations, and update the published files and report page."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -26,10 +26,10 @@ def store_publication(
     refresh_id: str,
     now: datetime,
 ) -> int:
-    """Store `rows` as one publication and return the number of rows.
+    """Store `rows` as a new table of recommendations, and return the number of rows.
 
     Raises:
-        PublicationRefused: if a check finds a wrong row. In this case, nothing is stored.
+        PublicationRefused: if a check finds a wrong row. Nothing is stored then.
     """
     publication = Publication(
         publication_id=refresh_id,
@@ -56,7 +56,7 @@ def export_copies(workspace: Workspace) -> list[Row]:
 
 
 def _renew_page(workspace: Workspace) -> None:
-    """Draw the report page. If drawing fails, the old page stays and a note is printed."""
+    """Draw the report page. If drawing fails, the previous page stays and a note is printed."""
     page = workspace.report_page
     try:
         frames = reported(workspace.warehouse)

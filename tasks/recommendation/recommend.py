@@ -1,4 +1,4 @@
-"""Plan each workload with the champion model, and add facts of the warehouse to the rows."""
+"""Plan each workload with the model in use, and add facts of the warehouse to the rows."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Case:
     """A workload with everything that its recommendation is based on.
 
     Attributes:
-        champion: the model in use, if there is one.
+        champion: the registered model in use, if there is one.
         workload: the workload, with only the modes that can be predicted.
         offers: the offers of the machines to compare.
         runs: rows of the workload's measured setups.
         experience: interruptions, start-up times and costs of earlier launches.
-        model: the model that predicts the workload, or None if not even a guess is possible.
+        model: the model that predicts the workload; None if it cannot be predicted.
         guessed: True if the workload was never measured and is predicted from its FLOPs.
         known: the offers of machines on which step times can be predicted.
         by_data_sheet: devices without measurements, which are predicted from their data sheets.
@@ -79,7 +79,7 @@ class Case:
     ) -> Case:
         """Return the case of `workload`, with facts from the warehouse.
 
-        `runs` may contain other workloads. If `experience` is None, it is read from the workspace.
+        `runs` may contain other workloads. If `experience` is None, it is read from the warehouse.
         """
         case = cls(
             workspace=workspace,
@@ -140,7 +140,7 @@ class Case:
         return self.stamped(planned(self.planning(top)))
 
     def planning(self, top: int = 5) -> partial[Recommendation]:
-        """Return a function without arguments that runs the planner. The function is picklable."""
+        """Return a picklable function without arguments that runs the planner."""
         if self.model is None or not self.known:
             return partial(planner.nothing, self.workload, _unpredictable(self), "unknown")
         supply = supply_of(self.workspace, self.workload, self.known, self.experience.conditions)
@@ -149,9 +149,9 @@ class Case:
         )
 
     def stamped(self, found: Recommendation) -> Recommendation:
-        """Return the planner's answer `found` with all columns that the planner does not fill.
+        """Fill the columns of the planner's answer `found` that the planner leaves empty.
 
-        These are the provider, the model version, times and sources. Cautions are added to the
+        These are the provider, the model version, times and sources. Warnings are added to the
         reasons.
         """
         measured = self.runs["measured_at"].max() if len(self.runs) else None
@@ -178,7 +178,7 @@ class Case:
 def planned(planning: partial[Recommendation]) -> Recommendation:
     """Call `planning` and return its result.
 
-    This is a module-level function because a process pool can call no other kind.
+    A process pool can call only functions of a module, so this wrapper is needed.
     """
     return planning()
 
@@ -189,8 +189,8 @@ def comparable(
     """Return the offers whose instance type the model can predict.
 
     The type's definition must not have changed since its measurements. Its device must have been
-    measured or must have a data sheet. If `guessed` is True, because the workload was never
-    measured, the data sheet is required.
+    measured or must have a data sheet. `guessed` is True if the workload was never measured; the
+    data sheet is then required.
     """
     return [
         one
@@ -214,7 +214,7 @@ def supply_of(
 ) -> Supply:
     """Return the clusters that can be chosen for `workload`.
 
-    Modes that were not shown to converge like DDP are vetoed.
+    Modes that were not shown to converge like DDP may not be chosen.
     """
     learning = reads.learning(workspace.warehouse, workspace.provider.name)
     return Supply(
@@ -234,7 +234,7 @@ def recommend_all(
     *,
     each: Each = map,
 ) -> list[Row]:
-    """Return the recommendations of every workload and goal of the workspace.
+    """Return the recommendations for every workload and goal of the workspace.
 
     `each` is a function like `map`, used to plan the workloads; it may use other processes.
     """
@@ -250,11 +250,11 @@ def recommend_all(
 
 
 def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with spot placement scores added, if the provider has such scores.
+    """Add spot placement scores to the rows, if the provider has such scores.
 
     A score is the provider's rating of the chance to get the machines. A row gets a score only if
-    its spot machines all have the same instance type and zone. A request for several types would
-    return a score for getting any one of them.
+    its spot machines all have the same instance type and zone. The score of a request for several
+    types would be the chance to get any of them.
     """
     scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
     scored: list[Row] = []
@@ -284,10 +284,10 @@ def contending(
 
 
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Return where the interruption rates of a row come from, or None if no source is known.
+    """Return the source of a row's interruption rates; None if it is unknown.
 
     `experience` names the source for each instance type with rates from earlier launches. For all
-    other types, the source is the one stated with the offer.
+    other types, the source is stated with the offer.
     """
     spot = [offer for offer in offers if offer.market == "spot"]
     sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]
@@ -304,7 +304,7 @@ def _caution(case: Case) -> str:
 
 
 def _unpredictable(case: Case) -> str:
-    """Return why no step time can be predicted, and which command would help."""
+    """Return the reason why no step time can be predicted, and the command that would help."""
     name = case.workspace.provider.name
     remedy = f"`srift import FILE`, then `{refresh_command(name, '0')}`"
     if case.workspace.can_launch:
@@ -317,7 +317,7 @@ def _unpredictable(case: Case) -> str:
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
-    """Return the planner's reason, with further texts added.
+    """Return the planner's reason for a row, with more texts appended.
 
     The added texts name devices that were predicted from data sheets, and explain prices that
     differ from the public price or are estimates. In the first row, the case's notes and cautions

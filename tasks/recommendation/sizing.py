@@ -1,4 +1,4 @@
-"""Answer `srift size`: how far a workload scales, and its best batch, according to its runs."""
+"""Answer `srift size`: how far a workload scales, and its best batch, from measured runs."""
 
 import math
 from datetime import UTC, datetime

@@ -1,1 +1,1 @@
-"""Show progress and results to people: on the terminal, as a report page, and as metrics."""
+"""Show progress and results: on the terminal, as a report page, and as metrics."""

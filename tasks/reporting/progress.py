@@ -1,4 +1,4 @@
-"""Report the progress and results of a flow as lines, and as Prefect artifacts and events."""
+"""Report the progress and results of a flow as lines of text, Prefect artifacts and events."""
 
 import shutil
 import sys
@@ -18,7 +18,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Reporter:
-    """Writes lines to standard error, and on a terminal the current step of a campaign."""
+    """Writes lines to standard error and, on a terminal, the current step of the measurements."""
 
     _runs = 0
 
@@ -28,11 +28,11 @@ class Reporter:
         self._write(f"{text}\n")
 
     def start(self, runs: int) -> None:
-        """Start the progress display of a campaign of `runs` runs."""
+        """Start the progress display for measurements of `runs` runs."""
         self._runs = runs
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """Show the progress of the campaign on a terminal.
+        """Show the progress of the measurements on a terminal.
 
         what: the current step. done: number of finished runs.
         usd: dollars so far; None if a price is unknown.
@@ -43,7 +43,7 @@ class Reporter:
             self._write(f"{done}/{self._runs} runs  {spent}  {what}"[:columns])
 
     def stop(self) -> None:
-        """End the progress display of the campaign."""
+        """End the progress display."""
         self._write("")
 
     def _write(self, text: str) -> None:
@@ -60,7 +60,7 @@ def reporter() -> Reporter:
 
 
 def log_to_run(text: str) -> None:
-    """Log `text` to the Prefect run of this context, if there is one."""
+    """Log `text` to the current Prefect flow run, if there is one."""
     if "prefect" not in sys.modules:
         return
     from prefect.exceptions import MissingContextError
@@ -71,7 +71,7 @@ def log_to_run(text: str) -> None:
 
 
 def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path) -> None:
-    """Attach the table, its changes and a link to the report page to the flow run."""
+    """Attach the table, its changes and a link to the report page to the Prefect flow run."""
     from prefect.artifacts import (
         create_link_artifact,
         create_markdown_artifact,
@@ -95,7 +95,7 @@ def announce(event: str, about: str, said: str, **more: Any) -> None:
     event: name of the event.
     about: the resource, such as `recommendation.ec2.vit.cheapest`.
     said: the sentence that notifications print.
-    more: further values of the event's payload.
+    more: other values of the event's payload.
     """
     from prefect.events import emit_event
 
@@ -104,7 +104,7 @@ def announce(event: str, about: str, said: str, **more: Any) -> None:
 
 
 def announce_changes(provider: str, changes: Sequence[Row]) -> None:
-    """Send an event for each goal whose first choice differs from the previous publication."""
+    """Send a Prefect event for each goal whose first choice differs from the previous table."""
     for change in changes:
         if change["change"] in _CHOICES:
             about = f"recommendation.{provider}.{change['workload']}.{change['goal']}"

@@ -42,8 +42,8 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, Row]) -> str:
     """Return the page as HTML.
 
     frames: the result of `warehouse.reads.reported`.
-    sources: for every provider that has published, `illustrative` (True if its prices are not real)
-    and `refresh`, the command that refreshes its recommendations.
+    sources: a row for every provider with published recommendations. `illustrative` is True if its
+    prices are not real. `refresh` is the command that refreshes its recommendations.
     """
     rows = {name: _rows(frame) for name, frame in frames.items()}
     recommended = rows["recommendations"]
@@ -78,7 +78,7 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, Row]) -> str:
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
     """Return a list for each goal, with its rows in order of rank.
 
-    Each entry has a row, its line of the table, and its reason without cautions.
+    Each entry has a row, its line of the table, and its reason without warnings.
     """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row, line in zip(recommended, table.lines, strict=True):
@@ -89,7 +89,7 @@ def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str,
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the frame's rows, with None for a missing value."""
+    """Return the frame's rows as dictionaries, with None for a missing value."""
     return rows_of(frame.astype(object).where(frame.notna(), None))
 
 
@@ -97,7 +97,7 @@ Plot = Callable[["Axes", pd.DataFrame], None]
 
 
 def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> Sequence[Row]:
-    """Return a panel for each title in `rows`: a table, and a chart if `plot` is given."""
+    """Return a panel for each title in `rows`: a table and, if `plot` is given, a chart."""
     panels = []
     for title, group in groupby(rows, key=itemgetter("title")):
         shown = list(group)
@@ -110,7 +110,7 @@ def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> Sequ
 def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
     """Draw the frame as SVG with the function `plot`.
 
-    Black becomes the text colour of the page, so that the chart is readable in dark mode.
+    Black is replaced by the text colour of the page, so that the chart is readable in dark mode.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -130,7 +130,7 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
     """Plot the dollars of each setup against its hours.
 
-    Lines lead to the 90th percentiles, and steps show the Pareto frontier.
+    Lines connect expected values with 90th percentiles. Steps show the Pareto frontier.
     """
     best = frame[frame["judged"] == "not beaten"]
     axes.plot(frame[["hours", "hours_p90"]].T, frame[["usd", "usd_p90"]].T, color=_GREY, lw=1)

@@ -30,15 +30,15 @@ _CAUTION = re.compile(r"; caution: ([^;]+)")
 
 
 def as_caution(sentence: str) -> str:
-    """Return the suffix that adds a caution to a published reason.
+    """Return the text that appends the warning `sentence` to a published reason.
 
-    sentence: must not contain a semicolon.
+    `sentence` must not contain a semicolon.
     """
     return f"; caution: {sentence}"
 
 
 def cautions_in(reasons: Iterable[str]) -> list[str]:
-    """Return the distinct sentences that `as_caution` added to `reasons`."""
+    """Return the distinct warnings that `as_caution` appended to `reasons`."""
     return list(dict.fromkeys(text for reason in reasons for text in _CAUTION.findall(reason)))
 
 
@@ -98,7 +98,7 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
 
 
 def _print(shown: Any, style: str = "") -> None:
-    """Print a text or a rich table, folded to the width of a terminal and plain elsewhere."""
+    """Print a text or a rich table: folded to the width of a terminal, without style elsewhere."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDE
@@ -176,7 +176,7 @@ _PILOTS = """
 def print_recommendations(
     rows: Sequence[Row], now: datetime | None = None, illustrative: Collection[str] = ("local",)
 ) -> None:
-    """Print each workload's goals with their first choices, rivals and reasons.
+    """Print each workload's goals with their first choices, alternatives and reasons.
 
     rows: rows of the published table, or of `recommend`.
     illustrative: providers whose prices are not real. Other prices are printed with their age.
@@ -225,7 +225,7 @@ def _print_workload(rows: Sequence[Row]) -> None:
 
 
 def _print_pilots(pilots: Row) -> None:
-    """Print the most informative runs, or why no run is suggested."""
+    """Print the most informative runs to measure, or the reason why no run is suggested."""
     runs, regret = pilots["runs"], pilots["regret"]
     loss = (
         "the workload was never measured as it is now"
@@ -282,14 +282,14 @@ def _described(row: Row) -> dict[str, Any]:
 
 
 def _mode(row: Row) -> str:
-    """Return the mode of the row as text; empty for the default mode."""
+    """Return precision, strategy and switches of the row as text; empty for the defaults."""
     usual = Mode()
     mode = Mode(**{name: row.get(name) or value for name, value in usual._asdict().items()})
     return "" if mode == usual else str(mode)
 
 
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print the launches of a dry run, each different note once, and the total cost."""
+    """Print the launches of a dry run, their notes without repetitions, and the total cost."""
     columns = """
         cluster: {cluster}
         market: {market}
@@ -390,7 +390,7 @@ _LEASES = """
 
 
 def print_workloads(known: Sequence[Row]) -> None:
-    """Print one line per workload and provider (empty for a workload without data)."""
+    """Print one line per workload and provider; the provider is empty without data."""
     columns = """
         workload: {workload}
         provider: {provider}
@@ -493,7 +493,7 @@ def print_sizing(found: Row) -> None:
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows with the texts `type_and_mode`, `units` and `mark`.
 
-    The mark is `*` for a size whose step is composed of micro-steps, else empty.
+    The mark is `*` if the step time was composed of micro-steps, else empty.
     """
     shown = []
     for row in rows:

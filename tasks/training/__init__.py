@@ -1,1 +1,1 @@
-"""Fit challengers, and keep models in the MLflow registry."""
+"""Fit new models, and keep models in the MLflow registry."""

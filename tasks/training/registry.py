@@ -1,7 +1,7 @@
-"""Store models in the MLflow registry, and load the champion.
+"""Store models in the MLflow registry, and load the model in use (alias `champion`).
 
-The registry is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another registry. MLflow
-is imported inside functions, because the import takes seconds.
+The registry is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another registry. MLflow is
+imported inside functions, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RegistryError(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Champion:
-    """The model in use, its registered version and its scoreboard."""
+    """The model in use, its registered version, and its errors in cross-validation."""
 
     version: int
     model: StepTimeModel
@@ -71,7 +71,7 @@ class Champion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The data, code and refresh from which a version was fitted."""
+    """The data, code and refresh from which a model version was fitted."""
 
     training_digest: str
     training_rows: int
@@ -84,12 +84,12 @@ class Provenance:
 
 
 def name_of(provider: str) -> str:
-    """Return the registered model name of a provider. Providers never share a model."""
+    """Return the registered model name of a provider. Each provider has a separate model."""
     return f"srift-step-time-{provider}"
 
 
 def signature() -> ModelSignature:
-    """Return the columns of the model's input and output."""
+    """Return the MLflow signature: the columns of the model's input and output."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
@@ -121,7 +121,7 @@ def _own_store(home: Path) -> str:
 
 @contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
-    """Open the registry. Converts every error of MLflow or its store to RegistryError."""
+    """Open the registry, and convert every error of MLflow or its store to RegistryError."""
     import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -144,7 +144,9 @@ def _client(home: Path) -> Iterator[MlflowClient]:
             yield mlflow.MlflowClient(uri, uri)
         except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
             why = disk_trouble(error) or str(error).partition("\n")[0]
-            raise RegistryError(f"the model registry failed, the champion stays: {why}") from error
+            raise RegistryError(
+                f"the model registry failed, and the model in use stays: {why}"
+            ) from error
 
 
 def log_challenger(
@@ -156,9 +158,10 @@ def log_challenger(
     card: str,
     provenance: Provenance,
 ) -> int:
-    """Register a new version under the alias `challenger`. Returns its number.
+    """Register a new model version with the alias `challenger`, and return its number.
 
-    card: description of the version, in Markdown. Raises RegistryError if the registry fails.
+    scoreboard: errors and interval coverage by split and group. card: description of the version,
+    in Markdown. Raises RegistryError if the registry fails.
     """
     import mlflow
 
@@ -196,9 +199,9 @@ def log_challenger(
 def promote(
     home: Path, provider: str, number: int, reason: str, *, over: int | None = None
 ) -> None:
-    """Make version `number` the champion.
+    """Give version `number` the alias `champion`: it becomes the model in use.
 
-    over: the version that it replaces; None if there was no champion.
+    over: the version that it replaces; None if no model was in use.
     """
     name, text = name_of(provider), str(number)
     with _client(home) as client:
@@ -210,14 +213,14 @@ def promote(
 
 
 def refuse(home: Path, provider: str, number: int, reason: str) -> None:
-    """Record why version `number` was not promoted."""
+    """Store the reason why version `number` was not promoted."""
     with _client(home) as client:
         name = name_of(provider)
         client.set_model_version_tag(name, str(number), "promotion", f"refused: {reason}")
 
 
 def load_champion(home: Path, provider: str) -> Champion | None:
-    """Return the champion, or None if no model was ever promoted.
+    """Return the model in use, or None if no model was ever promoted.
 
     Raises RegistryError if the registry or the model cannot be read.
     """
@@ -235,16 +238,16 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         scores = pd.read_json(folder / "artifacts" / "scoreboard.json", dtype=False)
     except (OSError, ValueError, KeyError) as error:
         raise RegistryError(
-            f"version {number} of {name} cannot be read: {error}. Artifacts have absolute paths:"
+            f"model {name} version {number} is unreadable: {error}. Artifacts have absolute paths:"
             " move SRIFT_HOME back, or delete its mlflow.db and run `srift refresh`"
         ) from error
     return Champion(version=number, model=model, scoreboard=scores)
 
 
 def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
-    """Download the champion with MLflow, and return its version and folder.
+    """Download the model in use with MLflow, and return its version and folder.
 
-    Returns None if there is no champion.
+    Returns None if no model is in use.
     """
     import mlflow
 
@@ -256,7 +259,7 @@ def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
 
 
 def _number_of(client: MlflowClient, name: str, alias: str) -> int | None:
-    """Return the version with `alias`, or None if no version has the alias."""
+    """Return the number of the model version with `alias`, or None if there is none."""
     models = client.search_registered_models(f"name = '{name}'")
     numbers = [model.aliases[alias] for model in models if alias in model.aliases]
     return int(numbers[0]) if numbers else None
@@ -277,9 +280,9 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
 
 
 def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
-    """Return the scoreboard's values by metric name, which is `split/group/figure`.
+    """Return the scoreboard's values by metric name, `split/group/column`.
 
-    A character that MLflow does not accept in names is replaced with `_`.
+    Characters that MLflow does not accept in names are replaced with `_`.
     """
     figures = ["mean_error", "median_error", "p90_error", "coverage_90", "median_width"]
     long = scoreboard.melt(["split", "group"], figures).dropna()

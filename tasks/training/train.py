@@ -1,4 +1,4 @@
-"""Fit a challenger, score it on unseen setups, and promote it if the rule agrees."""
+"""Fit a new model, score it on held-out runs, and promote it if it is better than the old one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ SEED = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
-    """A fitted model, its predictions of held-out rows, its scoreboard and the promotion decision.
+    """A new model, its predictions of held-out rows, its errors and the promotion decision.
 
-    over: version of the champion with which the model was compared; None if there was no champion.
+    over: version of the model in use with which it was compared; None if there was none.
     """
 
     model: StepTimeModel
@@ -40,7 +40,7 @@ class Challenger:
 def challenge(
     frames: Mapping[str, pd.DataFrame], champion: Champion | None, each: Each = side_by_side
 ) -> Challenger | None:
-    """Fit a challenger on all rows, score it on held-out groups, and compare it with the champion.
+    """Fit a new model, score it on held-out groups, and compare it with the model in use.
 
     frames: the result of `warehouse.reads.training_frames`.
     each: a function like `map`, which may run the fits of the held-out groups in parallel.
@@ -64,7 +64,8 @@ def challenge(
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
     """Fit a first model on the rows of the warehouse, and promote it without scores.
 
-    Scores would take a minute, and the next refresh computes them. Returns None if the warehouse has no rows. Raises Busy if a refresh runs.
+    The next refresh computes the scores, which take a minute. Returns None if the warehouse has no
+    rows. Raises Busy if a refresh runs.
     """
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
@@ -83,10 +84,10 @@ def register(
     refresh_id: str,
     now: datetime,
 ) -> tuple[int, Promotion]:
-    """Log the challenger, then promote or refuse it. Returns its version and the decision.
+    """Register the new model, then promote or refuse it. Returns its version and the decision.
 
-    If another machine of the team has promoted a new champion since the challenger was judged, the
-    challenger is compared with the new champion.
+    If another machine of the team promoted a model after the new model was compared, the new model
+    is compared again, with the promoted model.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(
@@ -128,7 +129,7 @@ def register(
 
 
 def card(provider: str, challenger: Challenger, provenance: Provenance, now: datetime) -> str:
-    """Return the model card: what the model predicts, its errors, and how to call it."""
+    """Return the description of a model version: what it predicts, its errors, how to call it."""
     name, pooled = registry.name_of(provider), challenger.scoreboard.query("group == 'all'")
     scores = "\n".join(
         f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows, mean error"

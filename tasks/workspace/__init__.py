@@ -1,4 +1,4 @@
-"""Open the settings and the workspace, and prepare what a flow needs.
+"""Load the settings, open the workspace, and prepare what a flow needs.
 
-These are a locked SRIFT_HOME, the workloads' data and environments, and Prefect's server.
+A flow needs a locked SRIFT_HOME, the workloads' data and Python environments, and Prefect's server.
 """

@@ -1,6 +1,6 @@
-"""Limit linear algebra to one thread, because several threads spin on busy cores.
+"""Limit linear algebra to one thread, because several threads slow each other down on busy cores.
 
-A fit of 4,853 rows on 2 busy cores takes 48 to 90 s with two threads, 4 to 6 s with one.
+A fit of 4,853 rows on 2 busy cores takes 48 to 90 s with two threads, but 4 to 6 s with one.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Create the credential of SRIFT_HOME, `srift:PASSWORD`, for the servers of `make up`."""
+"""Create the password for the servers of `make up`, in SRIFT_HOME, as the text `srift:PASSWORD`."""
 
 import os
 import secrets
@@ -10,9 +10,9 @@ USER = "srift"
 
 
 def make_credential(home: Path) -> str:
-    """Return the credential in `home`.
+    """Return the text `srift:PASSWORD` that is stored in `home`.
 
-    Creates the credential if it is missing. Replaces it if other users could read the file.
+    Creates it if it is missing. Creates a new password if other users could read the file.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = home / FILE

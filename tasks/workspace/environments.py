@@ -1,6 +1,6 @@
 """Install workloads' requirements into Python environments in SRIFT_HOME/environments.
 
-Local hosts have no network, so their environments are installed before they start.
+Local hosts have no network, so their environments are installed before the hosts start.
 """
 
 import shutil
@@ -18,14 +18,14 @@ _UNUSED_DAYS = 30.0
 
 
 def environment_at(home: Path, spec: WorkloadFile) -> Path:
-    """Return the folder of the environment for the requirements of `spec`."""
+    """Return the folder in `home` of the Python environment with the requirements of `spec`."""
     return environment_of(home / "environments", spec.requirements_digest)
 
 
 def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
-    """Install the requirements of `spec` if needed. Returns the environment's Python executable.
+    """Install the requirements of `spec` if they are not installed yet.
 
-    Raises NotInstalled if the installation fails.
+    Returns the environment's Python executable. Raises NotInstalled if the installation fails.
     """
     environment = environment_at(home, spec)
     if installed(environment) is None:
@@ -37,9 +37,9 @@ def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
 
 
 def not_installable(settings: Settings) -> dict[str, str]:
-    """Install the requirements of every workload. Return the error message of each failed workload.
+    """Install the requirements of every workload, and return the errors by workload.
 
-    Also removes environments that no workload needs and that were unused for a month.
+    Also removes environments that no workload needs and that were not used for a month.
     """
     refused, used = {}, set()
     for name, stated in settings.workloads.items():

@@ -26,15 +26,15 @@ _READ_ONLY = ("readonly database", "Read-only file system")
 
 
 class Wrong(ProviderError):
-    """A check failed; the message names the problem and the fix."""
+    """A check of the installation failed. The message names the problem and the fix."""
 
 
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
-    """Return the version number and folder of the model version that has the alias `alias`.
+    """Return the version number and folder of the model version with an alias, such as "champion".
 
-    name: the registered model. The function reads MLflow's SQLite file without importing MLflow,
-    which takes seconds. Returns None if the file does not name the version or its folder is
-    missing; the caller then uses MLflow.
+    name: the registered model. The function reads MLflow's SQLite file `store` directly, because
+    the import of MLflow takes seconds. Returns None if the file does not name the version or its
+    folder is missing. The caller then uses MLflow.
     """
     try:
         with closing(_opened(store)) as connection:
@@ -71,7 +71,7 @@ def check_home(home: Path) -> str:
 
 
 def registry_damage(home: Path) -> str:
-    """Return a sentence on the damage of the home's model registry and the fix.
+    """Return a sentence on the damage of the model registry in `home` and the fix.
 
     Returns "" if the file is intact, missing or locked.
     """
@@ -94,8 +94,7 @@ def registry_damage(home: Path) -> str:
 def disk_trouble(error: BaseException | None) -> str | None:
     """Return a message if a full or read-only disk caused `error`; else None.
 
-    The function also looks at the exceptions that led to `error`, because libraries wrap the
-    system's error.
+    Libraries wrap the system's error, so the causes of the exception are examined too.
     """
     while error is not None:
         number, text = getattr(error, "errno", None), str(error).partition("\n")[0]

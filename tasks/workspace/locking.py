@@ -23,7 +23,7 @@ _POLL_S = 2.0
 
 
 class Busy(Exception):
-    """Another refresh runs in this home. `other` is the result of `at_work`."""
+    """Another refresh runs in this home. `other` has its refresh_id, pid and start time."""
 
     exit_code = 1
 
@@ -43,7 +43,7 @@ def refresh_lock(
     patience_s: float = 0.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Hold the lock of SRIFT_HOME within the block, so that no other refresh runs.
+    """Hold the lock of SRIFT_HOME during the block, so that no other refresh runs.
 
     Waits up to `patience_s` seconds for another refresh, then raises Busy.
     """
@@ -79,24 +79,24 @@ def _locked(file: IO[str], how: int) -> bool:
 
 
 def refuse_if_at_work(home: Path) -> None:
-    """Raise Busy if a refresh runs. Commands call this before they start Prefect, which is slow."""
+    """Raise Busy if a refresh runs in `home`.
+
+    Commands call this function before they start Prefect, because Prefect starts slowly.
+    """
     other = at_work(home)
     if other is not None:
         raise Busy(other)
 
 
 def patience_s() -> float:
-    """Return the seconds to wait for the lock: 6 hours in a scheduled run, else 0."""
+    """Return the seconds to wait for the refresh lock: 6 hours in a scheduled run, else 0."""
     from prefect.runtime import deployment
 
     return _PATIENCE_S if deployment.id else 0.0
 
 
 def at_work(home: Path) -> dict[str, Any] | None:
-    """Return `{refresh_id, pid, started_at}` of the refresh that runs in `home`.
-
-    Returns None if no refresh runs.
-    """
+    """Return `{refresh_id, pid, started_at}` of the refresh that runs in `home`, or None."""
     path = home / "refresh.json"
     if not path.exists():
         return None
@@ -107,9 +107,9 @@ def at_work(home: Path) -> dict[str, Any] | None:
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
-    """Return what `at_work` returns, but only if another process runs the refresh.
+    """Return `{refresh_id, pid, started_at}` of a refresh in `home` by another process.
 
-    Returns None if this process runs the refresh, or if no refresh runs.
+    Returns None if no refresh runs, or if this process runs it.
     """
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other
@@ -117,7 +117,7 @@ def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def alone(home: Path, name: str) -> Iterator[None]:
-    """Hold the lock `name` of this home within the block. Waits until the lock is free."""
+    """Wait until the lock `name` of this home is free, and hold it during the block."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / f".{name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -125,7 +125,7 @@ def alone(home: Path, name: str) -> Iterator[None]:
 
 
 def store_timings(workspace: Workspace, refresh_id: str, seconds: Mapping[str, float]) -> None:
-    """Store the seconds of each phase of a refresh."""
+    """Store the seconds of each phase of a refresh in the warehouse."""
     rows = [{"phase": phase, "seconds": spent} for phase, spent in seconds.items()]
     with workspace.warehouse.transact() as connection:
         append.append(connection, "raw_timings", rows, refresh_id=refresh_id)

@@ -1,4 +1,4 @@
-"""Map a function over values in several processes, for commands that run outside a flow."""
+"""Run the calls of a `map` in several processes, for commands that run outside a Prefect flow."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ _MAX_PROCESSES = 4  # each process loads its libraries and data, about 300 MB
 
 
 def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """Map `function` over `values` in parallel: one process per core, at most four."""
+    """Call `function` on each of `values` in parallel: one process per core, at most four."""
     from joblib import Parallel, cpu_count, delayed, parallel_config
 
     processes = max(1, int(min(cpu_count(), quota_cores(), _MAX_PROCESSES)))
@@ -19,5 +19,5 @@ def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[
 
 
 def _print_to_stderr() -> None:
-    """Redirect standard output to standard error, to keep libraries' prints out of the output."""
+    """Redirect standard output to standard error, so that libraries do not print into results."""
     os.dup2(2, 1)

@@ -29,10 +29,10 @@ _START_S = 120.0
 
 @contextmanager
 def own_server() -> Iterator[None]:
-    """Run Prefect's server within the block, unless PREFECT_API_URL names a server.
+    """Run Prefect's server during the block, unless PREFECT_API_URL names another server.
 
-    The server runs in a separate process session, so that Ctrl-C ends the flow first and the flow
-    can report its end to the server. Raises Wrong if the server does not start.
+    The server has a separate process session, so that Ctrl-C ends the flow first. The flow can then
+    report its end to the server. Raises Wrong if the server does not start.
     """
     if get_current_settings().api.url is not None:
         yield
@@ -83,13 +83,13 @@ def own_server() -> Iterator[None]:
 
 
 class ServerEnded(Exception):
-    """A server ended or did not listen in time."""
+    """The server ended or did not start to listen in time."""
 
 
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
     """Wait until `server` listens on the loopback port.
 
-    Another user's process on the port does not count, because it must not get the credential.
+    The function checks that no other process listens there, because it would receive the password.
     Raises ServerEnded if `server` ends or does not listen in time.
     """
     end = time.monotonic() + _START_S

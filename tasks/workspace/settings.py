@@ -1,4 +1,4 @@
-"""Load the settings from srift.toml and from SRIFT_* variables, which override the file.
+"""Load the settings from srift.toml. Variables SRIFT_* override values of the file.
 
 The file is the nearest srift.toml in the working directory or a folder above it.
 """
@@ -66,7 +66,7 @@ NVIDIA_TF32_OVERRIDE TORCHDYNAMO_* TORCH_COMPILE_* TORCHINDUCTOR_* ACCELERATE_MI
 
 
 class SettingsError(Exception):
-    """`srift.toml`, a variable or an option is wrong."""
+    """A value in srift.toml, an environment variable or an option is wrong."""
 
     exit_code = 2
 
@@ -76,9 +76,9 @@ class _Section(BaseModel):
 
 
 class Campaign(_Section):
-    """Limits of one refresh.
+    """The section [campaign]: limits of the measurements of one refresh.
 
-    elastic_runs: if True, the campaign also measures the cost of losing a machine.
+    elastic_runs: if True, the refresh also measures the cost of losing a machine.
     """
 
     max_usd: float = Field(default=1.0, ge=0)
@@ -91,7 +91,7 @@ class Campaign(_Section):
 
 
 class Choice(_Section):
-    """How the planner weighs a missed limit.
+    """The section [choice]: how the planner treats setups that exceed a limit.
 
     overshoot_price: each 1 % over the limit costs this many percent of the objective.
     """
@@ -100,7 +100,7 @@ class Choice(_Section):
 
 
 def _one_of(names: Sequence[str]) -> AfterValidator:
-    """Return a validator that accepts `names`, and suggests the nearest name for any other name."""
+    """Return a pydantic validator that accepts only `names` and suggests the nearest name."""
 
     def check(name: str) -> str:
         if name not in names:
@@ -111,9 +111,9 @@ def _one_of(names: Sequence[str]) -> AfterValidator:
 
 
 class GoalSettings(_Section):
-    """A goal of a workload, with its limit in hours or dollars.
+    """A goal of a workload, with its deadline in hours or budget in dollars.
 
-    p_required: probability with which a recommended cluster must meet the limit.
+    p_required: probability with which a recommended cluster must keep the limit.
     """
 
     goal: Annotated[str, _one_of(GOALS)]
@@ -130,7 +130,7 @@ class GoalSettings(_Section):
 
 
 class WorkloadSettings(_Section):
-    """A workload: its code, samples, global batch and goals.
+    """The section of a workload: its code, samples, global batch and goals.
 
     `entrypoint` is `file.py:function` next to srift.toml, or `module:function` in the folder
     `path`. A workload without an entrypoint has only imported measurements. `precisions`,
@@ -164,7 +164,7 @@ class WorkloadSettings(_Section):
     def _allowed(cls, env: dict[str, str]) -> dict[str, str]:
         for name in env:
             if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"{name!r} is not the name of a variable")
+                raise ValueError(f"{name!r} is not a valid name of an environment variable")
             if any(fnmatchcase(name, pattern) for pattern in _RESERVED.split()):
                 raise ValueError(f"{name} is reserved: Srift, torchrun or the machine sets it")
         return env
@@ -177,13 +177,13 @@ class WorkloadSettings(_Section):
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """Return every valid combination of precision, strategy and switches."""
+        """Return every valid combination of the allowed precisions, strategies and switches."""
         modes = (Mode(*parts) for parts in product(self.precisions, self.strategies, self.switches))
         return tuple(mode for mode in dict.fromkeys(modes) if mode in MODES)
 
     @property
     def batches(self) -> tuple[int, int]:
-        """Return the least and the largest global batch."""
+        """Return the least and the largest allowed global batch."""
         batch = self.global_batch
         return (batch, batch) if isinstance(batch, int) else batch
 
@@ -209,10 +209,11 @@ class WorkloadSettings(_Section):
 
 
 class Shared(_Section):
-    """PostgreSQL at `host`, and files in `data`, that several machines share.
+    """The section [shared]: PostgreSQL and a file store that several machines use.
 
-    `data` is a folder or `s3://bucket/prefix`. libpq finds the password (PGPASSWORD, PGPASSFILE).
-    `dask` is the address of a Dask scheduler, which works without `host` and `data` too.
+    `host` is the PostgreSQL host. libpq finds the password (PGPASSWORD, PGPASSFILE). `data` is a
+    folder or `s3://bucket/prefix`. `dask` is the address of a Dask scheduler, which does not need
+    `host` and `data`.
     """
 
     host: str = Field(default="", pattern=r"^[^@:]*$")
@@ -260,24 +261,21 @@ class Settings(_Section):
         return (root / home.expanduser()).resolve()
 
     def shared_data(self, kind: str) -> str:
-        """Return the folder or S3 prefix for `kind` below `shared.data`.
-
-        kind: "warehouse" or "mlflow".
-        """
+        """Return the folder or S3 prefix below `shared.data` for "warehouse" or "mlflow"."""
         stated = self.shared.data
         if stated.startswith("s3://"):
             return f"{stated.rstrip('/')}/{kind}"
         return str(self.root / Path(stated).expanduser() / kind)
 
     def set_server_variables(self) -> None:
-        """Set each of `server_variables` in the environment, unless it is already set."""
+        """Set the environment variables of `server_variables` that are not set yet."""
         for name, value in self.server_variables().items():
             os.environ.setdefault(name, value)
 
     def server_variables(self) -> dict[str, str]:
         """Return the environment variables that make Prefect and MLflow use the shared stores.
 
-        Empty if srift.toml names no shared host.
+        The result is empty if srift.toml names no shared host.
         """
         if not self.shared.host:
             return {}
@@ -289,7 +287,7 @@ class Settings(_Section):
         }
 
     def workload(self, name: str) -> Workload:
-        """Return the workload with the digest of its current code.
+        """Return the workload `name` with the digest of its current code.
 
         Raises SettingsError if the name is unknown or the code cannot be read.
         """
@@ -318,7 +316,7 @@ class Settings(_Section):
             raise SettingsError(f"workloads.{name}.transformer: {error}") from None
 
     def stated(self, name: str) -> WorkloadSettings:
-        """Return the workload's section of srift.toml.
+        """Return the section of workload `name` in srift.toml.
 
         Raises SettingsError if the name is unknown.
         """
@@ -327,7 +325,7 @@ class Settings(_Section):
         return self.workloads[name]
 
     def source(self, name: str) -> tuple[Source, str]:
-        """Return a pair: a workload's code, and the name of its function.
+        """Return the files of a workload's code, and the name of its function.
 
         Raises SettingsError if the name is unknown or the code cannot be sent to machines.
         """
@@ -348,7 +346,7 @@ class Settings(_Section):
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """Return a pair: the description of a workload that is sent to machines, and its code.
+        """Return the description of a workload that is sent to machines, and its code.
 
         Raises SettingsError if the name is unknown or the data cannot be read, and OSError if the
         code cannot be read.
@@ -378,7 +376,7 @@ class Settings(_Section):
         ), source
 
     def data(self, name: str) -> WorkloadData | None:
-        """Return a workload's data, or None if it has none.
+        """Return the location and digest of a workload's data, or None if it has no data.
 
         The result is cached for later calls. Raises SettingsError if the data cannot be sent to
         machines.
@@ -392,9 +390,10 @@ class Settings(_Section):
         return self._data.get(name)
 
     def workload_digest(self, name: str) -> str:
-        """Return a digest of code, function, arguments, requirements, env and data.
+        """Return twelve hex digits that change if the workload changes.
 
-        The digest has twelve hex digits. It is IMPORTED for a workload without code.
+        They cover the code, function, arguments, requirements, environment variables and data. A
+        workload without code has the digest IMPORTED.
         """
         if self.workloads[name].entrypoint is None:
             return IMPORTED
@@ -415,10 +414,10 @@ def read_transformer(
 
 
 def load_settings(file: Path | None = None) -> Settings:
-    """Return the settings of `file`, or of the nearest srift.toml if `file` is None.
+    """Return the settings of `file`; None means the nearest srift.toml.
 
-    The search for srift.toml starts at the folder SRIFT_ROOT if this variable is set, else at the
-    working directory, and continues in the folders above. Raises SettingsError, which names every
+    The search for srift.toml starts in the folder SRIFT_ROOT if this variable is set, else in the
+    working directory. It continues in the folders above. Raises SettingsError, which names every
     wrong key.
     """
     here = Path(os.environ.get(f"{PREFIX}ROOT") or ".").resolve()
@@ -452,9 +451,10 @@ def load_settings(file: Path | None = None) -> Settings:
 
 
 def _stated_by(variable: str) -> dict[str, Any]:
-    """Return what the variable SRIFT_SECTION__KEY states, in the form of a parsed srift.toml.
+    """Parse the environment variable SRIFT_SECTION__KEY, and return it as a nested dictionary.
 
-    The variable holds JSON for a list or a section. Raises ValueError if it is malformed.
+    The result has the form of a parsed srift.toml. A list or a section is written as JSON. Raises
+    ValueError if the variable is malformed.
     """
     *sections, key = variable.lower()[len(PREFIX) :].split("__")
     value: Any = os.environ[variable]
@@ -468,7 +468,7 @@ def _stated_by(variable: str) -> dict[str, Any]:
 
 
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Override values in `body` with `changes`. Sections are merged key by key.
+    """Override values in `body` with those in `changes`, section by section.
 
     Raises ValueError if `changes` has a section where `body` has a plain value.
     """

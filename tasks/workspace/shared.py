@@ -1,4 +1,4 @@
-"""Open the warehouse of an installation: the file in SRIFT_HOME, or a shared warehouse."""
+"""Choose the warehouse of an installation: a file in SRIFT_HOME, or a shared warehouse."""
 
 from warehouse.database import WAIT_S, Warehouse
 from warehouse.lake import TURN_S, Lake, SharedWarehouse

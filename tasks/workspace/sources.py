@@ -25,7 +25,7 @@ _READS_FILES = re.compile(r"^\s*-|/|\.whl|\.zip|\.tar\.gz", re.MULTILINE)
 
 
 class SourceRefused(Exception):
-    """The code cannot be sent to machines. `key` is the workload's setting to correct."""
+    """The workload's code cannot be sent to machines. `key` is the setting to correct."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -34,12 +34,12 @@ class SourceRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The files of a workload.
+    """The files of a workload's code.
 
     files: the path on this machine of each file, by its name on the training machine.
     entry: the file with the function. module: its dotted name; empty for a single file.
     requirements: the requirements file; empty if there is none.
-    left_out: links that are not sent to machines.
+    left_out: symbolic links that are not sent to machines.
     """
 
     files: Mapping[str, Path]
@@ -50,11 +50,11 @@ class Source:
 
     @property
     def packed(self) -> bool:
-        """True if the code travels as an archive, False if it is a single file."""
+        """True if the code is sent as an archive, False if it is sent as a single file."""
         return bool(self.module or self.requirements)
 
     def read(self) -> dict[str, bytes]:
-        """Return the content of each file. Raises OSError if a file cannot be read."""
+        """Return the content of each file by its name. Raises OSError if a file cannot be read."""
         return {name: path.read_bytes() for name, path in self.files.items()}
 
     def digest(
@@ -66,9 +66,10 @@ class Source:
         env: Mapping[str, str],
         data: str = "",
     ) -> str:
-        """Return twelve hex digits that identify the workload.
+        """Return twelve hex digits that change if the code, its arguments or its data change.
 
-        contents: the result of `read`. data: digest of the workload's data; empty if it has none.
+        contents: the result of `read`. env: environment variables of the workload. data: digest of
+        the workload's data; empty if it has none.
         """
         content = hashed(contents).digest() if self.packed else contents[self.entry]
         called = f"{self.module}:{function}" if self.module else function
@@ -79,7 +80,7 @@ class Source:
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
         """Return the digest of the files that pip reads; empty if there is no requirements file.
 
-        The digest covers all files if the requirements file may refer to other files.
+        If the requirements file may refer to other files, the digest covers all files.
         """
         if not self.requirements:
             return ""
@@ -91,14 +92,14 @@ class Source:
         return str(needed.hexdigest()[:12])
 
     def travels_as(self, contents: Mapping[str, bytes]) -> bytes:
-        """Return the bytes to send: the content of a single file, or an archive."""
+        """Return the bytes to send to machines: the content of the single file, or an archive."""
         return archive(contents) if self.packed else contents[self.entry]
 
 
 def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
-    """Return the digest of a workload.
+    """Return twelve hex digits that identify a workload's code, function and arguments.
 
-    more: further values that the digest covers. Empty values do not change the digest.
+    more: other values that the digest covers. Empty values do not change it.
     """
     options = {name: value for name, value in more.items() if value}
     called = [function, dict(arguments), *([options] if options else [])]
@@ -107,7 +108,7 @@ def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **mor
 
 
 def hashed(contents: Mapping[str, bytes]) -> Any:
-    """Return a SHA-256 hash object of the names and contents, sorted by name."""
+    """Return a SHA-256 hash object of the files' names and contents, sorted by name."""
     whole = hashlib.sha256()
     for name in sorted(contents):
         whole.update(f"{name}\0{len(contents[name])}\0".encode(errors="surrogateescape"))
@@ -116,7 +117,10 @@ def hashed(contents: Mapping[str, bytes]) -> Any:
 
 
 def archive(contents: Mapping[str, bytes]) -> bytes:
-    """Return a tar.gz. Equal contents give equal bytes, since owners, modes and times are fixed."""
+    """Return a tar.gz of the files. Equal contents give equal bytes.
+
+    Owners, modes and times of the files are fixed.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(contents):
@@ -170,9 +174,9 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
 
 
 def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:
-    """Return a pair: the paths of the files to send by name, and the names of skipped links.
+    """Return the paths of the files to send, by name, and the names of skipped symbolic links.
 
-    Leaves out hidden files, Python environments and compiled code.
+    Hidden files, Python environments and compiled code are left out.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []

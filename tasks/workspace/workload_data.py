@@ -1,4 +1,4 @@
-"""Read the setting `data` of a workload: a folder of this machine, or a prefix in S3."""
+"""Read the setting `data` of a workload: a folder of this machine or a prefix in S3."""
 
 import hashlib
 import json
@@ -22,9 +22,9 @@ class BadData(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The objects in S3 bucket `bucket` whose keys begin with `prefix`.
+    """An S3 prefix: all objects in `bucket` whose keys begin with `prefix`.
 
-    The prefix is empty or ends with a slash.
+    `prefix` is empty or ends with a slash.
     """
 
     bucket: str
@@ -36,10 +36,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadData:
-    """The data of a workload: a folder or an S3 address.
+    """The location of a workload's data, a folder or an S3 address, with a digest.
 
     text: the setting in srift.toml.
-    digest: digest of the text and, for a folder, of the names and sizes of its files.
+    digest: covers the text and, for a folder, the names and sizes of its files.
     """
 
     text: str
@@ -47,14 +47,14 @@ class WorkloadData:
     digest: str
 
     def fetched_below(self, home: Path) -> Path:
-        """Return the folder in `home` that holds the downloaded S3 data for local hosts."""
+        """Return the folder in `home` into which S3 data is downloaded for local hosts."""
         return home / "data" / self.digest
 
 
 def source_of(text: str, root: Path) -> Path | Address:
-    """Parse the setting `data`. A folder is relative to `root`.
+    """Parse the setting `data`: a folder relative to `root`, or an S3 address.
 
-    Raises BadData if the text is neither a folder nor an S3 address.
+    Raises BadData if the text has neither form.
     """
     if text.strip() and text.isprintable() and "://" not in text:
         return (root / Path(text).expanduser()).resolve()
@@ -85,8 +85,8 @@ def read_data(text: str, root: Path, home: Path) -> WorkloadData:
 def files_below(folder: Path) -> dict[str, int]:
     """Return the size in bytes of each file below `folder`, by name.
 
-    A link to a file counts as the file. Raises BadData if the folder is empty or has too many
-    files, names that S3 refuses, or links to folders, which may form a cycle.
+    A symbolic link to a file counts as the file. Raises BadData if the folder is empty or has too
+    many files, names that S3 refuses, or links to folders, which may form a cycle.
     """
     found: dict[str, int] = {}
     for name, size in _walk(folder, ""):
@@ -118,17 +118,17 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
 
 
 def digest_of_data(text: str, files: dict[str, int] | None) -> str:
-    """Return a digest of twelve hex digits.
+    """Return twelve hex digits that change if the setting or a file's name or size changes.
 
-    text: the setting. files: for a folder, the size in bytes of each file by name; None for an S3
-    address.
+    text: the setting `data`. files: the size in bytes of each file of a folder, by name; None for
+    an S3 address.
     """
     content = json.dumps([text.rstrip("/") or text, files])
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def said_bytes(size: int) -> str:
-    """Return `size` in bytes as text, such as `3.2 GiB`."""
+    """Format a size in bytes, such as `3.2 GiB`."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

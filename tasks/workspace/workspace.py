@@ -29,7 +29,7 @@ PROVIDERS = tuple(_SPENDS_MONEY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """The settings, warehouse and provider that a flow works on."""
+    """The settings, the warehouse and the provider with which a flow works."""
 
     settings: Settings
     warehouse: Warehouse
@@ -47,7 +47,7 @@ class Workspace:
     def can_launch(self) -> bool:
         """Return True if machines can be launched.
 
-        Machines that cost money need an S3 bucket for their reports.
+        Machines that cost money need an S3 bucket to which they write their records.
         """
         return not self.spends_money or self.settings.ec2.bucket is not None
 
@@ -58,7 +58,7 @@ class Workspace:
 
     @property
     def max_minutes(self) -> float:
-        """Return the time limit of a campaign, in minutes."""
+        """Return the time limit of a refresh's measurements, in minutes."""
         return (self.settings.ec2 if self.spends_money else self.settings.campaign).max_minutes
 
     @property
@@ -76,11 +76,11 @@ class Workspace:
 
     @property
     def measurable(self) -> list[Workload]:
-        """Return the workloads with code. Other workloads have only imported measurements."""
+        """Return the workloads that have code. All others have only imported measurements."""
         return [workload for workload in self.workloads if workload.digest != IMPORTED]
 
     def without(self, names: Collection[str]) -> Workspace:
-        """Return a workspace without the workloads `names`."""
+        """Return the workspace without the workloads in `names`."""
         kept = {name: one for name, one in self.settings.workloads.items() if name not in names}
         return replace(self, settings=self.settings.model_copy(update={"workloads": kept}))
 
@@ -118,9 +118,10 @@ def spends_money(name: str) -> bool:
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return pairs (number of devices, name of the device), as `known[provider][instance_type]`.
+    """Return the devices of each instance type, as `known[provider][type] = (count, device name)`.
 
-    local_types: names of the local instance types. EC2's types come from the packaged catalogue.
+    local_types: names of the local instance types. The types of EC2 come from the packaged
+    catalogue.
     """
     return {
         "local": dict.fromkeys(local_types, (1, "cpu")),
@@ -129,7 +130,7 @@ def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, 
 
 
 def refresh_command(provider: str, max_usd: str) -> str:
-    """Return the command line that refreshes `provider`.
+    """Return the command line that refreshes `provider`, for messages to the user.
 
     max_usd: text of the dollar cap; used only if the provider's machines cost money.
     """
@@ -141,8 +142,8 @@ def refresh_command(provider: str, max_usd: str) -> str:
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
     """Raise SettingsError if machines cost money and the dollar cap or the S3 bucket is missing.
 
-    max_usd: the cap in dollars; None if it is missing. A cap of 0 measures nothing, so it needs no
-    bucket. A cap that is negative or infinite is refused for every provider.
+    max_usd: the cap in dollars; None if it is missing. A cap of 0 measures nothing and needs no
+    bucket. A negative or infinite cap raises SettingsError for every provider.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
         raise SettingsError(f"--max-usd {max_usd} is not a finite number of dollars of at least 0")

@@ -1,9 +1,10 @@
-"""Serves a rented EC2 machine as root, from boot to power-off: `python -m node.on_ec2.courier`.
+"""Run on a rented EC2 machine as root, from boot to power-off: `python -m node.on_ec2.courier`.
 
-The agent and the workloads run as an ordinary user, and the courier blocks that user from the
-machine's credentials. The courier carries the mailbox and EC2's notices, and downloads the data
-that the controller names. It retries after errors of S3 or of the disk, and always powers the
-machine off at the end. For that it runs the `shutdown` on PATH; emulated hosts provide their own.
+The agent and the workloads run as an ordinary user, which this process blocks from the machine's
+credentials. The process transfers files and EC2's notices between the machine and S3, and downloads
+the data that the controller names. It retries after errors of S3 or of the disk, and always powers
+the machine off at the end. It calls the program `shutdown` on PATH, because emulated hosts replace
+it.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def start_agent(
     rank: int,
     deadline_unix: float,
 ) -> subprocess.Popen[bytes]:
-    """Start the agent as `user`."""
+    """Start the agent (`python -m node`) as `user`."""
     home = directory / f"node-{rank}"
     command = [python, "-m", "node", "--mailbox", str(directory), "--node", str(rank)]
     command += ["--address", address, "--deadline", str(deadline_unix)]
@@ -73,15 +74,15 @@ def start_agent(
 
 @dataclass(kw_only=True)
 class Delivery:
-    """Serves one machine: carries files and notices, and downloads data, while the agent runs.
+    """Transfers files and notices, and downloads data, while one machine's agent runs.
 
     store: the machine's folders in S3.
     start: `start(rank, deadline_unix)` starts the agent.
-    notice: a function that returns EC2's notice that it takes the machine back, or None.
+    notice: a function that returns EC2's notice of an interruption, or None.
     owner: the user id of the agent.
     ends: the deadline of the machine in seconds of time.monotonic().
-    data: the downloader of workloads' data. Its `mailbox` is the machine's mailbox.
-    sent: the last published content of each file.
+    data: the downloader of workloads' data. Its `mailbox` is the machine's folder of files.
+    sent: the last uploaded content of each status file.
     """
 
     store: MachineStore
@@ -109,9 +110,9 @@ class Delivery:
         self.leaving = True
 
     def serve(self) -> str:
-        """Serve until the agent ends and its files are uploaded, or the deadline nears.
+        """Transfer files until the agent ends and its files are uploaded, or the deadline is near.
 
-        Returns why the machine could not serve, or an empty string. Raises OSError if the agent
+        Returns why the machine could not work, or an empty string. Raises OSError if the agent
         cannot be started.
         """
         self._publish("booted.json", {"booted_unix": time.time()})
@@ -152,7 +153,7 @@ class Delivery:
             self._complain(f"{name} was not uploaded: {error}")
 
     def _wait_for_rank(self) -> int | None:
-        """Wait for this machine's place in the cluster; return None if there is no time left."""
+        """Wait for this machine's rank in the cluster. Return None if there is no time left."""
         while not self._over(before_s=self.grace_s):
             try:
                 return self.inbox.rank()
@@ -165,7 +166,7 @@ class Delivery:
     def _round(self, outbox: Outbox) -> None:
         """Upload, download, and look for notices once.
 
-        Uploads come first, since a record matters more than a plan.
+        Uploads come first, because a record matters more than a plan.
         """
         now = time.monotonic()
         try:
@@ -183,7 +184,7 @@ class Delivery:
         self._watch()
 
     def _watch(self) -> None:
-        """Publish a new notice, and then upload all files, since the machine may end soon."""
+        """Upload a new notice of EC2, and then all files, because the machine may end soon."""
         if time.monotonic() < self.next_notice:
             return
         self.next_notice = time.monotonic() + _NOTICE_EVERY_S
@@ -195,7 +196,7 @@ class Delivery:
                     self._flush(self.outbox, self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, outbox: Outbox, waiting: Callable[[], object], until: float) -> None:
-        """Upload files while `waiting()` is true, also those that were uploaded shortly before.
+        """Upload files while `waiting()` is true, also files that were uploaded shortly before.
 
         Stops at the latest at `until`, in seconds of time.monotonic().
         """
@@ -222,7 +223,7 @@ class Delivery:
 
 
 def serve(given: argparse.Namespace) -> None:
-    """Serve the machine; if that fails, write the reason to `failed.json`.
+    """Run the machine until its agent ends. If that fails, write the reason to `failed.json`.
 
     Raises OSError if the metadata service does not name the machine.
     """
@@ -249,10 +250,10 @@ def serve(given: argparse.Namespace) -> None:
 def deliver(
     given: argparse.Namespace, metadata: Metadata, store: MachineStore, data: Fetcher, ends: float
 ) -> str:
-    """Block the agent's user from the machine's credentials, and serve until the end.
+    """Block the agent's user from the machine's credentials, then transfer files until the end.
 
-    Returns why the machine could not serve, or an empty string. `ends` is the deadline in seconds
-    of time.monotonic(). Raises OSError if the user does not exist or the agent cannot be started.
+    Returns why the machine could not work, or an empty string. `ends` is the deadline in seconds of
+    time.monotonic(). Raises OSError if the user does not exist or the agent cannot be started.
     """
     user, address = account(given.user), metadata.require("local-ipv4")
     reason = fence(user, metadata.base, given.python)
@@ -272,7 +273,7 @@ def deliver(
 
 
 def main() -> None:
-    """Serve the machine, and power it off even if that fails. EC2 then terminates it.
+    """Run the machine, and power it off even if that fails. EC2 then terminates it.
 
     If `shutdown` fails, the bootstrap script and the timer set at boot end the machine.
     """

@@ -1,7 +1,7 @@
-"""Downloads workloads' data from S3 to a rented machine's disk, in a thread of the courier.
+"""Download workloads' data from S3 to a rented machine's disk, in a thread.
 
-The folders belong to root: the user whose code is measured can read them, but not write there, and
-has no credentials. If a download fails, its reason is written to a file beside the folder
+The folders belong to root. The user whose code is measured can read them but not write there, and
+has no credentials. If a download fails, the reason is written to a file beside the folder
 (data.py), for the runs that need the data.
 """
 
@@ -21,8 +21,8 @@ from ..record import write_file
 class Fetcher:
     """Downloads data into the folder `data` of `mailbox`, one S3 address after another.
 
-    `states` maps the digest of the data to a dictionary: `state` is FETCHING, READY or FAILED, and
-    after a failure there is a `reason`.
+    `states` maps the digest of the data to a dictionary. Its `state` is FETCHING, READY or FAILED.
+    After a failure it has a `reason`.
     """
 
     def __init__(self, mailbox: Path, client: Any) -> None:
@@ -32,7 +32,7 @@ class Fetcher:
     def request(self, addresses: Mapping[str, str]) -> None:
         """Start to download the S3 addresses that were not requested before.
 
-        `addresses` maps the digest of the data to their address.
+        `addresses` maps the digest of the data to its address.
         """
         new = {name: each for name, each in addresses.items() if name not in self.states}
         if new:
@@ -40,7 +40,7 @@ class Fetcher:
             threading.Thread(target=self.fetch_all, args=(new,), daemon=True).start()
 
     def fetch_all(self, addresses: Mapping[str, str]) -> None:
-        """Download the addresses one after another, and record how each download ends."""
+        """Download the addresses one after another, and store how each download ends."""
         for digest, address in addresses.items():
             try:
                 self._fetch(digest, address)
@@ -66,10 +66,12 @@ class Fetcher:
         sizes = {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
         keys = files_of(sizes, prefix)
         if not keys:
-            raise ValueError("there are no objects")
+            raise ValueError("the S3 address has no objects")
         lacking = sum(sizes.values()) + KEPT_FREE_BYTES - shutil.disk_usage(self.mailbox).free
         if lacking > 0:
-            raise ValueError(f"raise [ec2] volume_gib by at least {-(-lacking // 2**30)}")
+            raise ValueError(
+                f"the disk is too small: raise [ec2] volume_gib by at least {-(-lacking // 2**30)}"
+            )
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")
         config = TransferConfig(max_request_concurrency=16)

@@ -1,8 +1,8 @@
-"""Reads EC2's instance metadata service, version 2: the machine's identity, and notices.
+"""Read EC2's instance metadata service, version 2: the machine's identity, and notices.
 
-The user-data contains this file, since it runs before the package is on the machine. So it needs
-only Python 3.10 and its standard library. Where EC2 is emulated,
-AWS_EC2_METADATA_SERVICE_ENDPOINT, which botocore reads too, is the address of the service.
+The user-data contains this file, because it runs before the package is on the machine. It needs
+only Python 3.10 and its standard library. If EC2 is emulated, AWS_EC2_METADATA_SERVICE_ENDPOINT is
+the address of the service, as in botocore.
 """
 
 import http.client
@@ -16,7 +16,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # withou
 
 
 class MetadataError(OSError):
-    """Raised if the service does not answer or lacks a required value."""
+    """The metadata service does not respond or lacks a required value."""
 
 
 class Metadata:
@@ -27,7 +27,10 @@ class Metadata:
         self.base = (named or "http://169.254.169.254").rstrip("/")
 
     def ask(self, method: str, path: str, header: str, value: str) -> str:
-        """Send one request and return the body. Raises OSError, as HTTPError, or HTTPException."""
+        """Send one request and return the response's body.
+
+        Raises OSError (for example HTTPError) or HTTPException.
+        """
         headers = {f"X-aws-ec2-metadata-token{header}": value}
         request = urllib.request.Request(f"{self.base}/latest/{path}", None, headers, method=method)
         with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
@@ -36,7 +39,7 @@ class Metadata:
     def get(self, path: str, *, attempts: int = 5) -> str | None:
         """Return the value at `meta-data/<path>`; None if there is none.
 
-        Raises MetadataError if the service does not answer.
+        Raises MetadataError if the service does not respond.
         """
         problem: Exception | None = None
         for attempt in range(attempts):
@@ -60,10 +63,10 @@ class Metadata:
         return found
 
     def notice(self) -> dict[str, str] | None:
-        """Return EC2's notice that it takes this spot machine back; None if there is none.
+        """Return EC2's notice of an interruption of this spot machine; None if there is none.
 
         `kind` is "interruption", with its time in `at`, or "rebalance" if an interruption is
-        likely. Raises MetadataError if the service does not answer.
+        likely. Raises MetadataError if the service does not respond.
         """
         action = self.get("spot/instance-action", attempts=2)
         if action is not None:

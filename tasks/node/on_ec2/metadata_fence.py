@@ -1,8 +1,8 @@
-"""Blocks one user of this machine from the metadata service, and proves it before user code runs.
+"""Block one user of this machine from the metadata service, and prove it before user code runs.
 
-The service gives the machine's credentials to every process that asks. The fence is a routing rule
-by user id and a packet filter; one suffices if the machine does not support both. The proof is that
-a process of the user cannot connect.
+The service gives the machine's credentials to every process that requests them. The block is a
+routing rule by user id and a packet filter; one of them suffices. The proof is that a process of
+the user cannot connect.
 """
 
 import os
@@ -37,14 +37,14 @@ def account(name: str) -> pwd.struct_passwd:
     """Return the user called `name`. Raises KeyError if there is none, and OSError for root."""
     found = pwd.getpwnam(name)
     if found.pw_uid == 0:
-        raise OSError(f"{name} is root, whom no rule can block from the metadata service")
+        raise OSError(f"{name} is root, and no rule can block root from the metadata service")
     return found
 
 
 def start_as(
     user: pwd.struct_passwd, command: Sequence[str], **options: object
 ) -> subprocess.Popen[bytes]:
-    """Start a process as `user`; it ends when this process ends.
+    """Start a process as `user`. It ends when this process ends.
 
     The process has no supplementary groups and cannot gain rights by set-uid. `options` are passed
     to Popen.
@@ -60,9 +60,9 @@ def start_as(
 
 
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
-    """Block `user` from the metadata service at `base`; return why that failed, or an empty text.
+    """Block `user` from the metadata service at `base`. Return why that failed, or "".
 
-    After a failure the user's code must not run. All rules are applied, since one may disappear:
+    After a failure, the user's code must not run. All rules are applied, because one may disappear:
     systemd-networkd drops the routing rules of other programs when it restarts. `python` is the
     interpreter that tries to connect as `user`.
     """
@@ -77,7 +77,7 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
-    """Return why the fence is not proven; empty if `user` cannot connect but root can."""
+    """Check that `user` cannot connect to the service but root can. Return "" or a problem."""
     command = (python, "-I", "-c", _TRY, host, str(port))
     try:
         started = start_as(user, command, env={"PATH": os.defpath}, cwd="/", stderr=subprocess.PIPE)
@@ -97,7 +97,7 @@ def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
 
 
 def _apply(command: Sequence[str]) -> str:
-    """Run a command that adds a rule; return its error, or an empty text."""
+    """Run a command that adds a rule. Return its error, or an empty text."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""Reads and writes this machine's folders in S3 through boto3.
+"""Read and write this machine's folders in S3 through boto3.
 
 boto3 belongs to the Python of the machine image: AWS's Deep Learning AMIs have it, and
 deployments/node-bootstrap.sh installs it with pip if it is missing. botocore gets the credentials

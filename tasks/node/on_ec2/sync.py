@@ -1,8 +1,9 @@
-"""Carries the mailbox between a rented machine's disk and S3.
+"""Transfer files between a rented machine's disk and S3.
 
 The inbox downloads the files that the controller's manifest names. The outbox uploads this node's
-folder, records first. The folder belongs to the user whose code is measured, while the courier is
-root. So the outbox follows no links, waits for no pipes, and reads only regular files of that user.
+folder, records first. The folder belongs to the user whose code is measured, while this process is
+root. Therefore the outbox follows no links, waits for no pipes, and reads only regular files of
+that user.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ _PLACED = ("workloads", "node", "data", "plan", "go", "done")
 class Inbox:
     """Downloads the controller's files into `directory`.
 
-    `get(name)` returns the content of an object. It raises FAULTS, also if the object does not
+    `get(name)` returns the content of an S3 object. It raises FAULTS, also if the object does not
     exist yet.
     """
 
@@ -86,7 +87,7 @@ Mark = tuple[int, int, int]  # inode, last write in ns, bytes; it changes with t
 class UploadState:
     """The state of the uploads of one file.
 
-    mark: the mark of the file when it was last uploaded.
+    mark: identifies the content of the file at the last upload.
     due_at: the time.monotonic() before which the file is not uploaded again.
     """
 
@@ -97,7 +98,8 @@ class UploadState:
 class Outbox:
     """Uploads the files of `folder` and of its subfolder `records`.
 
-    Only files of the user id `owner` are uploaded. `put(name, content)` uploads and raises FAULTS.
+    Only files of the user id `owner` are uploaded. `put(name, content)` uploads a file and raises
+    FAULTS.
     """
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
@@ -108,9 +110,9 @@ class Outbox:
     def carry(self, *, until: float = math.inf, due_only: bool = True) -> None:
         """Upload new and changed files until time.monotonic() reaches `until`.
 
-        `due_only` leaves out files that were uploaded, or failed, shortly before. If uploads fail,
-        it raises the first error after it has tried all files, since one file must not delay the
-        heartbeat.
+        `due_only` leaves out files that were uploaded, or failed, shortly before. If an upload
+        fails, the first error is raised after all files were tried. A bad file then does not delay
+        the heartbeat.
         """
         first_error = None
         for name in self.waiting():
@@ -149,7 +151,7 @@ class Outbox:
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
-        """Take one upload from the budget; return False if none is left. Heartbeats are free."""
+        """Take one upload from the budget. Return False if none is left. Heartbeats are free."""
         if name == _HEARTBEAT:
             return True
         now = time.monotonic()
@@ -160,7 +162,7 @@ class Outbox:
         return allowed
 
     def _upload(self, name: str) -> None:
-        """Upload a file; if it is too large, upload the reason in `refused.json` instead."""
+        """Upload a file. If it is too large, upload the reason in `refused.json` instead."""
         read = self._read(name)
         if read is None:  # it is gone, or no file of the owner any more
             return
@@ -175,7 +177,7 @@ class Outbox:
         self._states[name] = UploadState(mark, time.monotonic() + pause_s)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Yield the name and mark of each file that may be uploaded."""
+        """Yield the name and a mark, which changes with the content, of each file to upload."""
         for within in ("", _RECORDS):
             with suppress(OSError), self._opened(within) as descriptor:
                 for file in filter(_OUTGOING.fullmatch, os.listdir(descriptor)):
@@ -188,9 +190,10 @@ class Outbox:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Return a pair: the content and the mark of a file. None if it may not be uploaded.
+        """Return the content and the mark of a file; None if it may not be uploaded.
 
-        The content is the end of a log, and at most a byte more than the limit of other files.
+        The content is the end of a log. For other files, it is at most a byte more than the size
+        limit.
         """
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:
@@ -206,7 +209,7 @@ class Outbox:
 
     @contextmanager
     def _opened(self, within: str) -> Iterator[int]:
-        """Open the folder or its subfolder `records`; yield the descriptor.
+        """Open the folder or its subfolder `records`, and yield its file descriptor.
 
         The user can replace `records` by a link, which O_NOFOLLOW refuses.
         """

@@ -1,4 +1,4 @@
-"""Wraps a model in the parallelisation strategy that a setup names.
+"""Apply a parallelisation strategy, such as DDP or FSDP, to a model.
 
 ddp     every device holds the whole state; gradients are summed in buckets during the backward pass
 fsdp    weights, gradients and optimizer states are sharded; weights are gathered a block at a time
@@ -65,7 +65,6 @@ def strategy(
 
     The function wraps the model and makes the optimizer train the wrapped parameters. Every rank of
     the group must call it. `machines` lists the number of devices of each machine, in rank order.
-
     Raises ValueError if the name is unknown, or if the strategy does not support the machines, the
     switches or the device. The returned function raises ValueError if the strategy cannot train the
     model or the optimizer.
@@ -132,7 +131,7 @@ def _hook(
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     """Replace `optimizer.step` by the step of a ZeroRedundancyOptimizer of the same class.
 
-    Each rank updates whole parameters, so the weights equal those of ddp bit for bit. Raises
+    Each rank updates whole parameters, so the weights equal those of DDP bit for bit. Raises
     TypeError if the optimizer's class cannot be constructed from its parameter groups and defaults.
     """
     kind = type(optimizer)
@@ -160,7 +159,7 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
 def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     """Shard the parameters of a model that is in host memory, one block at a time.
 
-    The whole model then never has to fit on a device. `optimizer` trains the shards afterwards.
+    The whole model then never has to fit on a device. Afterwards `optimizer` trains the shards.
     `options` are passed to `fully_shard`.
     """
     whole = dict(model.named_parameters())
@@ -174,7 +173,7 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
 
 
 def _cut_as(shard: nn.Parameter, values: Tensor) -> Tensor:
-    """Return this rank's part of `values`, sharded as the parameter `shard` is.
+    """Return this rank's part of `values`, sharded like the parameter `shard`.
 
     `values` must be equal on all ranks.
     """

@@ -1,4 +1,4 @@
-"""Combines gradients or weight changes by Adasum instead of averaging them.
+"""Combine gradients or weight changes by Adasum instead of averaging them.
 
 [Maleki et al. 2020, "Scaling distributed training with adaptive summation"]
 
@@ -10,15 +10,16 @@ the other vector. Dot products are summed in float64.
 adasum        combines gradients in a hook of DistributedDataParallel, before the optimizer's step
 adasum-delta  each rank takes its optimizer's step; then the changes of the weights are combined
 
-The algorithm is recursive halving and doubling over P = 2^m ranks. At level k, ranks r and
-r xor 2^k hold the same part of two vectors:
+The algorithm is recursive halving and doubling over P = 2^m ranks. At level k, ranks r and r xor
+2^k hold the same part of two vectors:
   1. Each rank keeps half of the part and sends the other half.
   2. Three float64 dot products per parameter are summed over the 2^(k+1) ranks that share the two
      vectors.
   3. Each rank combines its half.
-After the last level the halves travel back. A rank sends 2 (P - 1) / P of the values, as a ring
-all-reduce does, and 24 m (m + 1) / 2 bytes per parameter tensor. Each entry is combined by one rank
-and then distributed. So all ranks have the same bits, and a NaN of one rank reaches all ranks.
+After the last level, the halves are sent back. A rank sends 2 (P - 1) / P of the values, as in a
+ring all-reduce, and 24 m (m + 1) / 2 bytes per parameter tensor. Each entry is combined by one rank
+and then distributed. Therefore all ranks have the same bits, and a NaN of one rank reaches all
+ranks.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -46,8 +47,8 @@ def combine_gradients(
     """Replace a bucket's gradients by their Adasum over ranks: the DDP hook of adasum.
 
     DDP never divides a parameter among buckets, so each dot product covers a whole parameter. The
-    hook waits for its messages, since ranks might otherwise send several buckets in different
-    orders. Raises RuntimeError if the gradients are sparse.
+    hook waits for its messages. Otherwise ranks might send several buckets in different orders.
+    Raises RuntimeError if the gradients are sparse.
     """
     values = bucket.buffer()
     if values.is_sparse:
@@ -61,10 +62,11 @@ def combine_gradients(
 
 @dataclass
 class Changes:
-    """State of adasum-delta on a rank: the weights, and their values before the optimizer's step.
+    """The weights of a rank with strategy adasum-delta, and their values before the step.
 
-    `is_due` is True once DDP has passed the last bucket of a step to its hook. A step inside
-    `no_sync`, which measures `sync_s`, passes no bucket, so `combine` then exchanges nothing.
+    `is_due` is True after DDP has called its hook for the last bucket of a step. A step inside
+    `no_sync`, which is timed without communication, calls no hook. `combine` then exchanges
+    nothing.
     """
 
     group: dist.ProcessGroup
@@ -73,7 +75,7 @@ class Changes:
     before: Tensor | None = None
 
     def remember(self, *_: Any) -> None:
-        """Keep the weights before the optimizer's step (a step pre-hook)."""
+        """Copy the weights before the optimizer's step (a step pre-hook)."""
         if self.is_due:
             self.before = self._flat()
 
@@ -99,7 +101,7 @@ def leave_gradients(
     changes: Changes,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Keep each rank's own gradients: the DDP hook of adasum-delta."""
+    """Keep each rank's own gradients without averaging: the DDP hook of adasum-delta."""
     changes.is_due |= bucket.is_last()
     return completed(bucket.buffer())
 
@@ -112,9 +114,8 @@ def combine(
     values: a one-dimensional tensor with the values of several parameters, one after another.
     sizes: the number of elements of each parameter in `values`.
     distance: callers leave it at 1. A rank exchanges halves with the rank `distance` away, combines
-        its half, recurses with twice the distance, and returns the combined half.
-
-    Every rank must call it. Raises RuntimeError if a rank does not answer within the group's
+        its half, recurses with twice the distance, and sends the combined half back.
+    Every rank must call it. Raises RuntimeError if a rank does not respond within the group's
     timeout.
     """
     rank = dist.get_rank(group)
@@ -146,7 +147,8 @@ def combine(
 def _dots(first: Tensor, second: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return first.second, |first|^2 and |second|^2 for each parameter.
 
-    The result is a float64 tensor of shape (parameters, 3). `sizes` are the parameters' sizes.
+    The result is a float64 tensor of shape (parameters, 3). `sizes` has the number of elements of
+    each parameter.
     """
     found = torch.zeros(len(sizes), 3, dtype=torch.float64, device=first.device)
     for row, mine, theirs in zip(found, *_split(first, second, sizes), strict=True):

@@ -1,10 +1,10 @@
-"""Compresses gradients in communication hooks of DistributedDataParallel.
+"""Compress gradients in communication hooks of DistributedDataParallel.
 
 ddp-fp16      torch's hook: gradients are summed as 16-bit numbers
 ddp-powersgd  torch's hook: a matrix is sent as a product of two narrow matrices, with error
               feedback
-ddp-mstopk    only the largest entries travel between machines, with error feedback. For M machines
-              of n devices, a bucket of d values and density p:
+ddp-mstopk    only the largest entries are sent between machines, with error feedback. For M
+              machines of n devices, a bucket of d values and density p:
                 1. Each machine sums the gradient. Each of its devices holds d/n of the sum.
                 2. A device adds its residual and picks the largest p d/n entries. The rest is its
                    new residual.
@@ -61,7 +61,7 @@ def powersgd_state(group: dist.ProcessGroup) -> PowerSGDState:
 
 @dataclass
 class SparseExchange:
-    """State of `sparse_hook` on a rank.
+    """The state of `sparse_hook` on a rank.
 
     `machines` lists the number of devices of each machine; all are equal. `residuals` maps the
     index of a bucket to the entries that this rank has not sent yet. `steps` counts finished steps.
@@ -76,9 +76,9 @@ class SparseExchange:
     def summed(self, index: int, gradient: Tensor) -> Tensor:
         """Return the sum over ranks of the largest entries of their `gradient`.
 
-        Gradient and sum have shape (d,). Residuals of earlier steps are added first; entries that
+        Gradient and sum have shape (d,). Residuals of earlier steps are added first. Entries that
         are not sent become the new residual of bucket `index`. Every rank must call it. Raises
-        RuntimeError if a rank does not answer within the group's timeout.
+        RuntimeError if a rank does not respond within the group's timeout.
         """
         devices, share = self.machines[0], ceil(len(gradient) / self.machines[0])
         machine, place = divmod(dist.get_rank(self.group), devices)
@@ -110,7 +110,7 @@ def sparse_hook(
 ) -> Future[Tensor]:
     """Average a bucket's largest entries over ranks: the DDP hook of ddp-mstopk.
 
-    In the first steps it averages all entries.
+    In the first steps, all entries are averaged.
     """
     gradient = bucket.buffer()
     is_dense = state.steps < _DENSE_STEPS

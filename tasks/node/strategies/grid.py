@@ -1,4 +1,4 @@
-"""Arranges ranks in a grid for tensor parallelism, and exchanges activations and weights in it.
+"""Arrange ranks in a grid for tensor parallelism, and exchange activations and weights in it.
 
 P ranks form `rows` x `columns` x `depth`. The ranks of one row hold different features of the same
 samples. The ranks of one column hold the same outputs of a weight. The ranks along the depth hold
@@ -39,7 +39,7 @@ def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class Grid:
-    """A rank's peers in the grid; each tuple includes the rank itself.
+    """The ranks in the grid with which a rank communicates. Each tuple includes the rank itself.
 
     row: the ranks that together hold all features of this rank's samples.
     column: the ranks that together hold all inputs of this rank's outputs of a weight.
@@ -55,9 +55,9 @@ class Grid:
 
     @classmethod
     def of(cls, name: str, group: dist.ProcessGroup) -> Grid:
-        """Return this rank's grid in `group`.
+        """Return this rank's grid for strategy `name` in `group`.
 
-        The ranks of a row are consecutive, so that they share a machine where possible.
+        The ranks of a row are consecutive, so that they share a machine if possible.
         """
         world = dist.get_world_size(group)
         rows, columns, depth = shape_of(name, world) or (1, 1, world)
@@ -72,31 +72,31 @@ class Grid:
         return len(self.column) == 1
 
     def share(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """Split `values` along `dim` into one chunk per peer; return this rank's chunk."""
+        """Split `values` along `dim` into one chunk per peer, and return this rank's chunk."""
         return values.chunk(len(peers), dim)[peers.index(dist.get_rank(self.group))]
 
     def gathered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """Return the values of all peers, concatenated along `dim` (an all-gather)."""
+        """Concatenate the values of all peers along `dim` (an all-gather)."""
         if len(peers) == 1:
             return values
         return torch.cat(swap([values.contiguous()] * len(peers), peers, self.group), dim)
 
     def scattered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """Sum `values` over peers; return this rank's chunk along `dim` (a reduce-scatter)."""
+        """Sum `values` over peers, and return this rank's chunk along `dim` (a reduce-scatter)."""
         if len(peers) == 1:
             return values
         return torch.stack(swap(values.chunk(len(peers), dim), peers, self.group)).sum(dim=0)
 
     def turned(self, values: Tensor, split: int, joined: int) -> Tensor:
-        """Exchange chunks of `values` with the peers of the row (an all-to-all).
+        """Exchange chunks of `values` with the ranks of the row (an all-to-all).
 
-        `values` are split along dimension `split`, with one chunk for each peer. The received
+        `values` are split along dimension `split`, with one chunk for each rank. The received
         chunks are joined along dimension `joined`.
         """
         return torch.cat(swap(values.chunk(len(self.row), split), self.row, self.group), joined)
 
     def turned_back(self, values: Tensor, split: int, joined: int) -> Tensor:
-        """Undo `turned` with the same arguments."""
+        """Undo the exchange that `turned` makes with the same arguments."""
         return self.turned(values, joined, split)
 
     def summed(self, values: Tensor, peers: Peers) -> Tensor:
@@ -109,14 +109,14 @@ class Grid:
 
 
 def gather(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """Concatenate the `x` of the row's ranks along `dim`. Gradients are reduce-scattered."""
+    """Concatenate the `x` of the row's ranks along `dim`. The backward pass is a reduce-scatter."""
     return _exchanged(x, grid.gathered, grid.scattered, dim, grid.row)
 
 
 def scatter(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """Sum `x` over the row's ranks; return this rank's chunk along `dim`.
+    """Sum `x` over the row's ranks, and return this rank's chunk along `dim`.
 
-    Gradients are gathered.
+    The backward pass is an all-gather.
     """
     return _exchanged(x, grid.scattered, grid.gathered, dim, grid.row)
 
@@ -124,7 +124,7 @@ def scatter(x: Tensor, dim: int, grid: Grid) -> Tensor:
 def turn(x: Tensor, split: int, joined: int, grid: Grid) -> Tensor:
     """Split `x` along `split`, exchange chunks in the row, and join them along `joined`.
 
-    This is an all-to-all. Gradients travel back the same way.
+    This is an all-to-all. The backward pass is the inverse all-to-all.
     """
     return _exchanged(x, grid.turned, grid.turned_back, split, joined)
 
@@ -135,7 +135,7 @@ def _exchanged(x: Tensor, *exchange: Any) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """An exchange whose backward pass applies the transposed exchange to the gradient."""
+    """A differentiable exchange. The backward pass exchanges gradients in the opposite way."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Any, transposed: Any, *where: Any) -> Any:

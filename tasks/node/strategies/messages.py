@@ -1,4 +1,4 @@
-"""Sends tensors between single ranks."""
+"""Send tensors between pairs of ranks."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,8 +15,8 @@ def exchange(
 ) -> None:
     """Send and receive messages at the same time, and wait until all are done.
 
-    Skips empty tensors and messages of a rank to itself. Raises RuntimeError if a peer does not
-    answer within the group's timeout.
+    Empty tensors and messages of a rank to itself are skipped. Raises RuntimeError if a peer does
+    not respond within the group's timeout.
     """
     operations = [
         dist.P2POp(operation, tensor, group=group, group_peer=peer)
@@ -34,11 +34,11 @@ def swap(
     group: dist.ProcessGroup,
     received: list[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Send `sends[i]` to `peers[i]`; return the tensor that each peer sends to this rank.
+    """Send `sends[i]` to `peers[i]`, and return the tensor that each peer sends to this rank.
 
-    `peers` are group ranks and include this rank. Pass `received`, the tensors to receive into, if
-    sent and received sizes differ. A rank exchanges with one peer at a time, since several
-    exchanges at once would overload its link.
+    `peers` are ranks in the group and include this rank. Pass `received`, the tensors to receive
+    into, if sent and received sizes differ. A rank exchanges with one peer at a time, because
+    several exchanges at once would overload its link.
     """
     sends = [tensor.contiguous() for tensor in sends]
     received = [torch.empty_like(tensor) for tensor in sends] if received is None else received
@@ -51,7 +51,7 @@ def swap(
 
 
 def completed(values: Tensor) -> Future[Tensor]:
-    """Return a completed future, which DistributedDataParallel expects from a hook."""
+    """Return a completed future of `values`, as DistributedDataParallel expects from a hook."""
     future: Future[Tensor] = Future()
     future.set_result(values)
     return future

@@ -1,11 +1,11 @@
-"""Finds the largest entries of a vector without sorting it (MSTopK).
+"""Find the largest entries of a vector without sorting it (MSTopK).
 
 [Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters"]
 
 Bisection between the mean and the largest magnitude finds a threshold for the k-th magnitude. Each
-pass costs a comparison and a count. Two thresholds bracket the k-th magnitude: at most k entries
-lie above the upper threshold, and at least k above the lower threshold. The result is all entries
-above the upper threshold, filled up with the first entries between the two.
+iteration costs a comparison and a count. Two thresholds enclose the k-th magnitude: at most k
+entries lie above the upper threshold, and at least k above the lower threshold. The result is all
+entries above the upper threshold, followed by the first entries between the two.
 """
 
 from math import isfinite
@@ -18,9 +18,9 @@ _NARROW = 0.2  # once candidates are at most this share of entries, passes look 
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """Return the ascending positions of approximately the `count` largest magnitudes in `values`.
+    """Return the ascending positions of about the `count` largest magnitudes in `values`.
 
-    Values that are not finite count as the largest, so that the receivers see them too.
+    Values that are not finite count as the largest, so that all ranks receive them.
     """
     if count >= len(values):
         return torch.arange(len(values), device=values.device)

@@ -1,4 +1,4 @@
-"""Refuses setups that a strategy cannot train: each function raises ValueError with the reason."""
+"""Refuse setups that a strategy cannot train. Each function raises ValueError with the reason."""
 
 from collections.abc import Sequence
 
@@ -30,9 +30,7 @@ def shares_out(name: str) -> bool:
 
 
 def refuse(name: str, switches: str, device: torch.device, machines: Sequence[int]) -> None:
-    """Refuse an unknown strategy, or a strategy that does not support the given conditions.
-
-    The conditions are the switches, the device and the machines.
+    """Raise ValueError if the strategy is unknown or does not support the other arguments.
 
     `machines` lists the number of devices of each machine.
     """
@@ -40,19 +38,21 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
     if not _fits(name, machines):
         layout = "+".join(map(str, machines))
-        raise ValueError(f"{name} does not fit {layout} devices; use {DDP}")
+        raise ValueError(f"strategy {name} does not support {layout} devices; use {DDP}")
     if switches != NONE and name in (*TENSOR, TABLES):
-        raise ValueError(f"{name} with {switches}: it supports no switches; use {DDP}")
+        raise ValueError(f"strategy {name} does not support the switches {switches}; use {DDP}")
     if OFFLOAD in on(switches) and not shares_out(name):
         raise ValueError(
             f"{OFFLOAD} does not work with {name}: use {FSDP} or {ZERO2}, which shard states"
         )
     if OFFLOAD in on(switches) and device.type == "cpu":
-        raise ValueError(f"{OFFLOAD} on a CPU: the states are in host memory already")
+        raise ValueError(
+            f"switch {OFFLOAD} has no effect on a CPU: the states are in host memory already"
+        )
 
 
 def _fits(name: str, machines: Sequence[int]) -> bool:
-    """Return True if the strategy can run on `machines`, the number of devices of each machine."""
+    """Return True if the strategy can run on machines with these numbers of devices."""
     ranks = sum(machines)
     if name in TENSOR:
         return shape_of(name, ranks) is not None
@@ -66,18 +66,20 @@ def _fits(name: str, machines: Sequence[int]) -> bool:
 
 
 def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
-    """Refuse gradient scaling or unequal batches if the strategy does not support them.
+    """Raise ValueError if the strategy does not support loss scaling or unequal batches.
 
     `batches` lists the batch per device of each machine.
     """
     if precision == SCALED and name not in (DDP, *SERVED):
-        raise ValueError(f"{name} in {SCALED}: it supports no gradient scaling; use bf16")
+        raise ValueError(
+            f"strategy {name} does not support {SCALED}, which scales gradients; use bf16"
+        )
     if name in (*TENSOR, DELTAS) and len(set(batches)) > 1:
-        raise ValueError(f"{name} with batches of {batches}: it needs equal batches; use {DDP}")
+        raise ValueError(f"strategy {name} needs equal batches, not {batches}; use {DDP}")
 
 
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
-    """Refuse a model that tensor parallelism or `tables` cannot divide among the devices.
+    """Raise ValueError if tensor parallelism or `tables` cannot divide the model among devices.
 
     `machines` lists the number of devices of each machine.
     """
@@ -106,12 +108,13 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
 
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose update of a weight may depend on other weights."""
+    """Raise ValueError if the optimizer's update of a weight may depend on other weights."""
     kind = type(optimizer)
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
         raise ValueError(
-            f"{name}: {kind.__name__} may need whole weights; use {DDP}, or torch's {known}"
+            f"{name}: the optimizer {kind.__name__} may need whole weights;"
+            f" use {DDP}, or torch's {known}"
         )
     if name in (*TENSOR, TABLES) and (
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
@@ -122,5 +125,6 @@ def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
         )
     if name == DELTAS and not getattr(kind.step, "hooked", False):
         raise ValueError(
-            f"{name}: {kind.__name__} does not call step hooks as torch's optimizers do; use {DDP}"
+            f"{name}: the optimizer {kind.__name__} does not call step hooks as torch's"
+            f" optimizers do; use {DDP}"
         )

@@ -1,4 +1,4 @@
-"""Copies a model to all ranks, replaces an optimizer's parameters, and provides `no_sync`."""
+"""Copy a model to all ranks, replace an optimizer's parameters, and provide `no_sync`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,11 +20,11 @@ def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter, Cut]]) -> None:
-    """Make `optimizer` train the new parameters.
+    """Make `optimizer` train new parameters.
 
     `replaced` maps an old parameter to its new parameter, and to a function that cuts the new
-    values from the old values. The function also cuts optimizer states that have the shape of the
-    old parameter, such as Adagrad's sums.
+    values from the old values. The function also cuts optimizer states with the shape of the old
+    parameter, such as Adagrad's sums.
     """
     for held in optimizer.param_groups:
         held["params"] = [
@@ -39,7 +39,7 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
 
 
 def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """Return the `value` that each rank passes, in rank order. Every rank must call it.
+    """Return the `value` of each rank, in rank order. Every rank must call it.
 
     Without a group, returns `[value]`.
     """

@@ -1,4 +1,4 @@
-"""Averages gradients through parameter servers [Li et al. 2014].
+"""Average gradients through parameter servers [Li et al. 2014].
 
     ps-S    the first device of each of the first S machines trains, and serves 1/S of each bucket
 
@@ -7,8 +7,8 @@ P machines of one device, a server receives (P - 1) / S of the gradient bytes an
 rank of a ring all-reduce sends and receives 2 (P - 1) / P.
 
 In round r of a push, rank i sends to rank i + r if that rank is a server. In round r of a pull,
-server i sends to rank i + r. So a server exchanges with one peer at a time. Buckets are exchanged
-one after another while the backward pass continues.
+server i sends to rank i + r. A server therefore exchanges with one peer at a time. Buckets are
+exchanged one after another while the backward pass continues.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -33,13 +33,16 @@ def servers_of(name: str) -> int:
 
 
 def first_devices(name: str, machines: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks that serve, from the number of devices of each machine."""
+    """Return the ranks that are parameter servers under strategy `name`.
+
+    `machines` lists the number of devices of each machine.
+    """
     return tuple([0, *accumulate(machines)][: servers_of(name)])
 
 
 @dataclass
 class Servers:
-    """State of `average_by_servers` on a rank; `ranks` are the ranks that serve."""
+    """The state of `average_by_servers` on a rank. `ranks` are the parameter servers."""
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
@@ -59,7 +62,7 @@ class Servers:
 
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
-        """Replace the tensor `values`, of shape (n,), by its mean over ranks; return `values`.
+        """Replace the tensor `values`, of shape (n,), by its mean over ranks, and return it.
 
         Every rank must call it.
         """
@@ -81,9 +84,9 @@ def average_by_servers(
     servers: Servers,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Average a bucket over ranks: the DDP hook of ps-S.
+    """Average a bucket over ranks: the DDP hook of the parameter-server strategies.
 
-    On a CPU a thread exchanges the bucket while the backward pass continues.
+    On a CPU, a thread exchanges the bucket while the backward pass continues.
     """
     future: Future[Tensor] = Future()
     values = bucket.buffer()

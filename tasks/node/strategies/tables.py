@@ -1,4 +1,4 @@
-"""Places each embedding table on one rank, and trains the rest of the model in DDP.
+"""Place each embedding table on one rank, and train the rest of the model in DDP.
 
     tables  each nn.Embedding and nn.EmbeddingBag of an unmodified model is on one rank. The largest
             tables are placed first, each on the rank with the fewest weights of tables so far.
@@ -44,10 +44,10 @@ def tables_of(model: nn.Module) -> dict[str, Table]:
 def distribute(
     model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> nn.Module:
-    """Replace each embedding table of `model` by a Lookup; return the module to call.
+    """Move each embedding table of `model` to one rank, and return the module to call.
 
-    Every rank of the group must call it. The first call chooses the rank of each table. The
-    module's `lookups` lists the Lookups.
+    A `Lookup` replaces each table; the module's `lookups` lists them. Every rank of the group must
+    call this function. The first forward pass chooses the rank of each table.
     """
     lookups = []
     for path, table in tables_of(model).items():
@@ -71,7 +71,7 @@ def _choose_owners(
     _: nn.Module,
     *inputs: Any,
 ) -> None:
-    """Choose the rank of each table, and free the tables that other ranks hold, at the first call.
+    """Choose the rank of each table at the first forward pass, and free all other tables.
 
     This is a forward pre-hook.
     """
@@ -92,7 +92,7 @@ def _choose_owners(
 
 
 class Lookup(nn.Module):
-    """A module that replaces a table: sends indices to the table's rank, and returns its rows."""
+    """A module that replaces a table: it sends indices to the table's rank and returns its rows."""
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Lookup(nn.Module):
         self.start = table.weight.new_zeros((), requires_grad=True)
 
     def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
-        """Return the rows, or sums of rows, at this rank's indices `input`.
+        """Return the table's rows, or sums of rows, at this rank's indices `input`.
 
         Raises ValueError if there are other arguments, or if the shape of the indices changes.
         """

@@ -1,8 +1,8 @@
-"""Divides linear and transformer layers of an unmodified model among ranks (tensor parallelism).
+"""Divide linear and transformer layers of an unmodified model among ranks (tensor parallelism).
 
 The ranks form a grid (grid.py). The ranks of a row compute with each other's samples; each has a
-share of the features. Before divided layers a rank exchanges all features of its samples for its
-share of the features of the row's samples; after the layers it exchanges them back. The rest of the
+part of the features. Before divided layers, a rank exchanges all features of its samples for its
+part of the features of the row's samples. After the layers, it exchanges them back. The rest of the
 model is data parallel, so a step equals that of ddp up to rounding.
 
 tensor-1d    [1, P, 1]  pairs of layers as torch's ColwiseParallel and RowwiseParallel
@@ -56,9 +56,9 @@ Run = list[nn.Module]
 def divide(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> nn.Module:
-    """Divide layers of `model` among the ranks of `group`; return the module to call.
+    """Divide layers of `model` among the ranks of `group`, and return the module to call.
 
-    Afterwards `optimizer` trains this rank's blocks. Their gradients are complete once its step
+    Afterwards `optimizer` trains this rank's blocks. Their gradients are complete when its step
     begins. The module's `blocks` are the Blocks.
     """
     broadcast_model(model, group)
@@ -98,7 +98,7 @@ class Blocks:
     shapes: list[torch.Size] = field(default_factory=list)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
-        """Cut this rank's block from the parameter `whole`; `copies` are the ranks with a copy."""
+        """Cut this rank's block from the parameter `whole`. `copies` are the ranks with a copy."""
         block = nn.Parameter(cut(whole.detach()).clone(), requires_grad=whole.requires_grad)
         self.of[whole] = block, lambda values: cut(values).clone()
         self.copies[block] = copies
@@ -118,7 +118,7 @@ class Blocks:
     def sum_gradients(self, *_: Any) -> None:
         """Sum the gradients of copies, and divide all gradients by the number of ranks.
 
-        They are divided since the loss is a mean over ranks. The optimizer calls this before its
+        The division turns the loss into a mean over ranks. The optimizer calls this before its
         step.
         """
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
@@ -140,10 +140,10 @@ class Blocks:
 class _Linear(nn.Module):
     """This rank's block of a linear layer.
 
-    On a grid of one row, layers form pairs. The first layer of a pair, which `opens` it, takes all
-    features of this rank's samples, and the second layer returns all features. `dim` is the
-    dimension of the inputs that counts samples. `order` permutes the layer's outputs before they
-    are divided.
+    On a grid of one row, layers form pairs. The first layer of a pair, for which `opens` is True,
+    takes all features of this rank's samples, and the second layer returns all features. `dim` is
+    the dimension of the inputs that counts samples. `order` permutes the layer's outputs before
+    they are divided.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class _Norm(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Self-attention of an nn.TransformerEncoderLayer, split by heads across one grid row."""
+    """Self-attention of an nn.TransformerEncoderLayer. Its heads are split across one grid row."""
 
     in_proj_bias = None  # keeps torch's layer from its fast path, which needs the whole weights
 
@@ -245,7 +245,7 @@ class _Attention(nn.Module):
         is_causal: bool,
         need_weights: bool,
     ) -> tuple[Tensor, None]:
-        """Attend with masks that are added to the scores.
+        """Compute self-attention; the masks are added to the attention scores.
 
         Raises ValueError if `attn_mask` is not of shape (length, length).
         """
@@ -270,7 +270,7 @@ class _Attention(nn.Module):
 class _Sequence(nn.Sequential):
     """An nn.Sequential with divided layers.
 
-    It refuses indexing, since between divided layers a rank holds only a share of the features.
+    It cannot be indexed, because between divided layers a rank holds only a part of the features.
     """
 
     def __getitem__(self, index: Any) -> Any:
@@ -278,7 +278,7 @@ class _Sequence(nn.Sequential):
 
 
 def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
-    """Replace the layers of a run by this rank's blocks.
+    """Replace the layers of `run` by this rank's blocks.
 
     Hooks exchange samples for features before the first layer, and back after the last layer.
     """
@@ -315,9 +315,9 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
 
 
 def divisible_runs(model: nn.Module) -> list[Run]:
-    """Return the runs of layers that can be divided.
+    """Return the sequences of consecutive layers that can be divided.
 
-    The first and the last layer of each run have weights.
+    The first and the last layer of each sequence have weights.
     """
     uses, runs = uses_of(model), list[Run]()
 
@@ -363,7 +363,7 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
-    """Return True if `module` is of one of torch's classes `kinds`, and has no hooks.
+    """Return True if `module` is exactly of one of torch's classes `kinds`, and has no hooks.
 
     A LayerNorm must also normalise only one dimension, the features.
     """
@@ -376,7 +376,7 @@ def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
 def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict[str, float]:
     """Count the elements that divided layers would exchange in a call of `forward`.
 
-    Returns a dictionary of elements per sample, of which `forward` takes `batch`. The dictionary is
+    `forward` takes `batch` samples. Returns a dictionary of elements per sample. The dictionary is
     empty if no layer can be divided:
 
     divided_weights: the elements of the weights of all divided layers.

@@ -1,4 +1,4 @@
-"""Builds a click predictor: large embedding tables hold nearly all its parameters."""
+"""Build a click predictor: large embedding tables hold nearly all its parameters."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class Recommender(nn.Module):
 def build(
     fields: int = 12, rows: int = 3000, width: int = 32, recent: int = 120, hidden: int = 512
 ) -> tuple[Any, ...]:
-    """Return model, loss, batch maker and optimizer."""
+    """Return model, loss, batch function and optimizer."""
     model = Recommender(fields, rows, width, hidden)
     clicks, bought = torch.randint(rows, (2048, fields, recent)), torch.rand(2048).round()
 

@@ -1,4 +1,4 @@
-"""Builds a residual network on small images: limited by arithmetic, with small gradients."""
+"""Build a residual network on small images: limited by arithmetic, with small gradients."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class Residual(nn.Module):
 
 
 def build(width: int = 20, classes: int = 10) -> tuple[Any, ...]:
-    """Return model, loss, batch maker and optimizer."""
+    """Return model, loss, batch function and optimizer."""
     stages: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), Residual(width)]
     for channels in (width, 2 * width):
         stages += [

@@ -1,4 +1,4 @@
-"""Builds a decoder-only language model on synthetic text: matrix products, medium gradients."""
+"""Build a decoder-only language model on synthetic text: matrix products, medium gradients."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class LanguageModel(nn.Module):
 def build(
     vocabulary: int = 512, length: int = 64, width: int = 128, layers: int = 4
 ) -> tuple[Any, ...]:
-    """Return model, loss, batch maker and optimizer."""
+    """Return model, loss, batch function and optimizer."""
     model = LanguageModel(vocabulary, length, width, layers)
     text = torch.randint(vocabulary, (256, length + 1))
 

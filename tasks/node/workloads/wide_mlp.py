@@ -1,4 +1,4 @@
-"""Builds an autoencoder of wide layers on frames of clips: large gradients, little arithmetic."""
+"""Build an autoencoder of wide layers on frames of clips: large gradients, little arithmetic."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def build(features: int = 512, width: int = 1280, frames: int = 6) -> tuple[Any, ...]:
-    """Return model, loss, batch maker and optimizer."""
+    """Return model, loss, batch function and optimizer."""
     model = nn.Sequential(
         nn.Linear(features, width),
         nn.ReLU(),

@@ -1,1 +1,1 @@
-"""Provide EC2 machines: offers, leases, launches, and mailboxes in S3."""
+"""Provide EC2 machines: offers, leases, launches, and the exchange of files through S3."""

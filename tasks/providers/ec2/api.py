@@ -1,4 +1,4 @@
-"""Call AWS. Actions are named as in IAM policies, and a refused call raises AwsRefused.
+"""Call AWS. Actions have the names of IAM policies. A refused call raises AwsRefused.
 
 boto3 retries throttled and unanswered requests. It is imported at the first call, so that commands
 without AWS start quickly. Every wait has a time limit.
@@ -54,7 +54,7 @@ def has_credentials() -> bool:
 
 
 def boto_clients() -> Clients:
-    """Return a function (service, region) that makes a boto3 client.
+    """Return a function of (service, region) that makes a boto3 client.
 
     boto3 finds credentials as usual, and reads AWS_PROFILE and AWS_ENDPOINT_URL.
     """
@@ -75,7 +75,7 @@ def _session() -> Any:
 
 @contextmanager
 def asking(action: str, region: str) -> Iterator[None]:
-    """Convert botocore's exceptions into AwsRefused, whose message names `action` and `region`."""
+    """Convert botocore's exceptions to AwsRefused, whose message names `action` and `region`."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -86,7 +86,7 @@ def asking(action: str, region: str) -> Iterator[None]:
 
 
 def shape_of(service: str, shape: str) -> Any:
-    """Return the description of the data type `shape` in botocore's model of `service`."""
+    """Return the schema of the data type `shape` in botocore's model of `service`."""
     from botocore.session import Session
 
     return Session().get_service_model(service).shape_for(shape)
@@ -113,9 +113,10 @@ class Ec2Api:
         self._images: dict[tuple[str, str], Answer] = {}  # a campaign uses one image
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, spelt as in an IAM policy ("ec2:CreateFleet"), and return AWS's answer.
+        """Call `action`, written as in an IAM policy ("ec2:CreateFleet"), and return the response.
 
-        `words` are the parameters of the call. Raises AwsRefused if AWS refuses or does not answer.
+        `words` are the parameters of the call. Raises AwsRefused if AWS refuses or does not
+        respond.
         """
         service, _, name = action.partition(":")
         method = _METHODS.get(action) or xform_name(name)
@@ -125,7 +126,7 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, but return {} if AWS refuses with a code or kind in `refusals`."""
+        """Call `action`, but return {} if AWS refuses it with a code or kind in `refusals`."""
         try:
             return self.ask(action, region, **words)
         except AwsRefused as error:
@@ -134,7 +135,7 @@ class Ec2Api:
             return {}
 
     def ask_all(self, key: str, action: str, region: str, **words: Any) -> list[Any]:
-        """Call `action`, and return the items under `key` from all pages of the answer."""
+        """Call `action`, and return the items under `key` from all pages of the response."""
         items: list[Any] = []
         while True:
             page = self.ask(action, region, **words)
@@ -144,9 +145,10 @@ class Ec2Api:
             words["NextToken"] = token
 
     def described(self, key: str, action: str, region: str, filters: Filters) -> list[Answer]:
-        """Return the items of a Describe action that match `filters`, from all pages.
+        """Call a Describe action, and return the items that match `filters` from all pages.
 
-        `filters` maps the name of a filter to one value or to several values.
+        `filters` maps the name of a filter to one value or to several values. `key` is the
+        response's key of the items.
         """
         words = [
             {"Name": name, "Values": [value] if isinstance(value, str) else list(value)}
@@ -155,10 +157,10 @@ class Ec2Api:
         return self.ask_all(key, action, region, Filters=words)
 
     def when_visible(self, call: Callable[[], T]) -> T:
-        """Return `call()`. Repeat it while EC2 does not find a resource that was just created.
+        """Call `call` until EC2 finds a resource that was just created, and return the result.
 
-        boto3 does not retry this error. Raises AwsRefused if EC2 still does not find the resource
-        after half a minute.
+        boto3 does not retry this error. Raises AwsRefused if EC2 does not find the resource within
+        half a minute.
         """
         for pause_s in VISIBLE_AFTER_S:
             try:
@@ -170,7 +172,7 @@ class Ec2Api:
         return call()
 
     def looks(self, every_s: float, within_s: float) -> Iterator[None]:
-        """Yield now and then every `every_s` seconds, until `within_s` seconds have passed."""
+        """Yield at once and then every `every_s` seconds, until `within_s` seconds have passed."""
         give_up = self.now() + timedelta(seconds=within_s)
         while True:
             yield
@@ -185,7 +187,7 @@ class Ec2Api:
         return [offering["InstanceType"] for offering in found]
 
     def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
-        """Return the entry of each type in `names` from the answer of DescribeInstanceTypes.
+        """Return the description of each type in `names` from DescribeInstanceTypes.
 
         Raises AwsRefused if the region does not offer one of the types.
         """
@@ -206,7 +208,7 @@ class Ec2Api:
         return [json.loads(product) for product in found]
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
-        """Return the spot prices that are in force at time `at`.
+        """Return the spot prices that are valid at time `at`.
 
         The result has rows of DescribeSpotPriceHistory for the types in `names`, or for all types
         if `names` is empty.
@@ -216,7 +218,7 @@ class Ec2Api:
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Return, for each zone, the spot placement score of a request for `count` machines.
+        """Return, by zone, the spot placement score of a request for `count` machines.
 
         A score is 1 (unlikely to succeed) to 10. The machines may have any of the types in `names`.
         Zones without a score are left out.
@@ -243,10 +245,10 @@ class Ec2Api:
         tags: Mapping[str, str] | None = None,
         states: Sequence[str] = (),
     ) -> dict[str, Answer]:
-        """Return the entry of each machine from the answer of DescribeInstances, by instance id.
+        """Return the descriptions of machines from DescribeInstances, by instance id.
 
-        The result has the machines with one of `ids`, all of `tags`, and one of `states`. An empty
-        argument excludes no machine. Ids that EC2 does not know are left out.
+        The machines have one of `ids`, all of `tags`, and one of `states`. An empty argument
+        excludes no machine. Ids that EC2 does not know are left out.
         """
         filters = tag_filters(tags or {})
         filters |= {"instance-state-name": states} if states else {}
@@ -262,8 +264,8 @@ class Ec2Api:
         """Terminate the machines and return the ids that EC2 does not know.
 
         EC2 does not know machines that ended long ago, and machines that have just been launched.
-        If one id is unknown, EC2 refuses the whole request, and each machine is then terminated by
-        a separate request.
+        If one id is unknown, EC2 refuses the whole request. Then each machine is terminated by a
+        separate request.
         """
         wanted = sorted(set(ids))
         try:
@@ -278,11 +280,11 @@ class Ec2Api:
         return set()
 
     def image(self, region: str, parameter: str) -> Answer:
-        """Return the entry of an image from the answer of DescribeImages.
+        """Return the description of an image from DescribeImages.
 
-        `parameter` is the name of the SSM parameter that has the image's id.
-        The first answer is kept, so that a campaign uses one image. Raises AwsRefused if the image
-        does not exist or is not available.
+        `parameter` is the name of the SSM parameter that has the image's id. The first result is
+        kept, so that all machines use one image. Raises AwsRefused if the image does not exist or
+        is not available.
         """
         if (region, parameter) in self._images:
             return self._images[region, parameter]
@@ -301,7 +303,7 @@ class Ec2Api:
 
 
 def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:
-    """Return the AWS calls, with boto3's clients and the real clock by default.
+    """Return an `Ec2Api`. By default, it uses boto3's clients and the real clock.
 
     Raises ProviderError if `clients` is None and there are no AWS credentials.
     """
@@ -311,7 +313,7 @@ def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec
 
 
 def tag_filters(tags: Mapping[str, str]) -> Filters:
-    """Return filters for resources that have all of `tags`."""
+    """Return EC2 filters that select resources with all of `tags`."""
     return {f"tag:{name}": value for name, value in tags.items()}
 
 
@@ -331,13 +333,13 @@ def spot_advisor() -> Answer:
 
 
 class Store:
-    """One S3 bucket. `region` may be a guess at first; `listed` sets it to the bucket's region."""
+    """One S3 bucket. `region` may be wrong at first; `listed` sets it to the bucket's region."""
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """Return a pair: the objects below `prefix`, and S3's Unix time when the listing began.
+        """Return the objects below `prefix`, and S3's Unix time when the listing began.
 
         The listing stops after the page on which the number of objects exceeds `most`.
         """
@@ -352,7 +354,7 @@ class Store:
         return found, answered_at(first)
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
-        """Return a pair: an object's content, and S3's Unix time when the object was written.
+        """Return an object's content, and S3's Unix time when the object was written.
 
         The content is empty if the object is larger than `most_bytes`.
         """
@@ -370,6 +372,6 @@ class Store:
 
 
 def answered_at(answer: Answer) -> float:
-    """Return the time in the Date header of an answer, as Unix time."""
+    """Return the time in the Date header of a response, as Unix time."""
     date = str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
     return parsedate_to_datetime(date).timestamp()

@@ -1,7 +1,7 @@
-"""Plan the attempts of a launch: the cluster's market first, then on demand. Makes no request.
+"""Plan the attempts of a launch: the cluster's market first, then on-demand. Makes no request.
 
-Each attempt requests one EC2 fleet across all zones. A cluster of several instance types needs one
-fleet for each group of equal machines.
+An attempt sends one EC2 fleet request across all zones. A cluster of several instance types needs
+one fleet request for each group of equal machines.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one mi
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Equal machines, requested as one EC2 fleet.
+    """Equal machines, which one EC2 fleet request launches.
 
     `first` is the rank of the first machine. `bids` maps a zone to the highest price to pay for one
     machine, in dollars per hour.
@@ -50,10 +50,10 @@ def attempts(
 ) -> list[Attempt]:
     """Return the attempts to launch `cluster`, in order.
 
-    The first attempt uses the cluster's market. If that is spot and `markets` include on demand, an
-    attempt on demand follows. Each attempt covers the `zones` in which every instance type of the
-    cluster has a known price. If there is no such zone, the attempt is left out. `offers` have the
-    prices of other zones and markets.
+    The first attempt uses the cluster's market. If that is spot and `markets` includes on-demand,
+    an attempt on-demand follows. Each attempt covers the `zones` in which every instance type of
+    the cluster has a known price. If there is no such zone, the attempt is left out. `offers` has
+    the prices of all zones and markets.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -93,10 +93,10 @@ def attempts(
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the highest price to pay for one machine, in dollars per hour.
 
-    On demand, this is the list price. For spot, it is SPOT_MARGIN times the spot list price, but
+    On-demand, this is the list price. For spot, it is SPOT_MARGIN times the spot list price, but
     not more than the on-demand list price. An account's discount does not lower a bid, because the
-    spot market compares bids with list prices. If the account pays a higher price than the bid,
-    that price is returned, because the bid must cover the worst case.
+    spot market compares bids with list prices. If the account pays more than the bid, that price is
+    returned, because the bid must cover the worst case.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

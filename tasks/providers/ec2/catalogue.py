@@ -1,6 +1,6 @@
-"""Derive instance types, network rates, quotas and image support from EC2's data.
+"""Derive instance types, network rates, quotas and image support from EC2's descriptions.
 
-Nothing here calls AWS.
+This module does not call AWS.
 """
 
 import re
@@ -50,8 +50,8 @@ IMAGE_FAMILIES = frozenset(
 def image_families(parameter: str) -> Collection[str] | None:
     """Return the GPU families that an image supports; None if the image is unknown.
 
-    `parameter` is the SSM parameter that names the image. Images of PyTorch before 2.10 lack g6f
-    and gr6f.
+    `parameter` is the SSM parameter that names the image. Images of PyTorch before 2.10 do not
+    support g6f and gr6f.
     """
     if not parameter.startswith(_IMAGE):
         return None
@@ -116,12 +116,11 @@ def most_tflops(device: str, precision: str) -> float | None:
 
 
 def instance_type_of(answer: Answer) -> InstanceType:
-    """Return the instance type that an entry of DescribeInstanceTypes describes.
+    """Convert a description from DescribeInstanceTypes to an InstanceType.
 
     The GPU memory is the number that EC2 reports (A10G: 22.35 GiB). A part of a GPU
-    (`GpuPartitionSize` below 1) has a separate device name ("L4 1/2").
-
-    Raises ValueError if the sustained network rate is unknown, LookupError if a field is missing.
+    (`GpuPartitionSize` below 1) has a separate device name ("L4 1/2"). Raises ValueError if the
+    sustained network rate is unknown, LookupError if a field is missing.
     """
     memory_gib, others = _gib(answer), answer.get("InferenceAcceleratorInfo", {})
     device, devices, device_memory_gib, tflops = "cpu", 1, memory_gib, None
@@ -155,14 +154,13 @@ def _gib(described: Answer) -> float:
 
 
 def baseline_gbps(answer: Answer) -> float:
-    """Return the sustained network rate in gigabit/s, summed over the cards that a launch attaches.
+    """Return the sustained network rate in Gbit/s, summed over the cards that a launch attaches.
 
     A launch attaches the cards that support an EFA, or the first card if none does (see
-    `efa_cards`). A card's peak rate ("Up to 25 Gigabit") lasts only for minutes.
-
-    The sum is limited to the rate that EC2 states for the whole machine, because some types list
-    the whole rate for each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four cards).
-    Raises ValueError if a rate is unknown.
+    `efa_cards`). A card's peak rate ("Up to 25 Gigabit") lasts only for minutes. The sum is limited
+    to the rate that EC2 states for the whole machine, because some types list the whole rate for
+    each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four cards). Raises ValueError if a
+    rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)
@@ -191,10 +189,9 @@ def efa_cards(answer: Answer) -> tuple[int, ...]:
 
 
 def described(answers: Iterable[Answer]) -> list[InstanceType]:
-    """Return the instance types in `answers`, sorted by name.
+    """Convert descriptions from DescribeInstanceTypes to instance types, sorted by name.
 
-    `answers` are entries of DescribeInstanceTypes. Entries with a missing field or an unknown
-    network rate are left out.
+    Descriptions with a missing field or an unknown network rate are left out.
     """
     types: dict[str, InstanceType] = {}
     for answer in answers:
@@ -211,9 +208,9 @@ def wanted(
 ) -> list[InstanceType]:
     """Return the types that match at least one pattern: `g5.*`, `p4d.24xlarge`, or `gpu`.
 
-    `gpu` matches the NVIDIA types on x86 whose family is in `families`, or all NVIDIA types on x86
-    if `families` is None. Other patterns also match types on which no image runs, because
-    measurements of such a type may be imported.
+    `gpu` matches NVIDIA types on x86. If `families` is given, it matches only these GPU families.
+    Other patterns also match types on which no image runs, because measurements of such a type may
+    be imported.
     """
     return [
         kind
@@ -224,7 +221,7 @@ def wanted(
 
 
 def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    """Return the names that `wanted` might keep. This needs no descriptions of the types."""
+    """Return the names that may match `patterns`, judged without descriptions of the types."""
     return {
         name
         for name in names
@@ -255,8 +252,8 @@ _QUOTAS = {
 class TypeFacts:
     """Facts about an instance type that a launch needs.
 
-    `grouped` is True if the type can be in a cluster placement group. `efa_cards` are the indices
-    of the network cards that support an EFA.
+    `grouped` is True if machines of the type may be in a cluster placement group. `efa_cards` are
+    the indices of the network cards that support an EFA.
     """
 
     grouped: bool
@@ -264,7 +261,7 @@ class TypeFacts:
 
     @property
     def several_interfaces(self) -> bool:
-        """Return True if the type reaches its full network rate only with several interfaces.
+        """Return True if the full network rate needs several network interfaces.
 
         EC2 gives no public address to a machine with several interfaces.
         """
@@ -272,12 +269,12 @@ class TypeFacts:
 
 
 def facts_of(answer: Answer) -> TypeFacts:
-    """Return the facts for a launch from an entry of DescribeInstanceTypes."""
+    """Convert a description from DescribeInstanceTypes to the facts that a launch needs."""
     strategies = answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
     return TypeFacts(grouped="cluster" in strategies, efa_cards=efa_cards(answer))
 
 
 def quota_of(instance_type: str, market: str) -> str | None:
-    """Return the code of the vCPU quota that limits the type; None for an unknown family."""
+    """Return the code of the EC2 vCPU quota for the type and market; None for unknown families."""
     found = (codes[market] for form, codes in _QUOTAS.items() if re.match(form, instance_type))
     return next(found, None)

@@ -1,7 +1,7 @@
-"""Launch an EC2 cluster attempt by attempt, report its state and dollars, replace lost machines.
+"""Launch an EC2 cluster, report its state and dollars, and replace lost machines.
 
-Every request is written to the lease before it is sent. The machines of a refused attempt are ended
-before the next attempt.
+Every request is written to the lease, the file that records the launch, before it is sent. The
+machines of a refused attempt are ended before the next attempt.
 """
 
 import threading
@@ -42,9 +42,9 @@ _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 
 
 class Ec2Cluster(RunningCluster):
-    """The machines of one lease. Several threads may call its methods after `start`.
+    """The machines of one launch. Several threads may call its methods after `start`.
 
-    The attribute `lease` is always the content of lease.json. `script(seconds)` returns the
+    The attribute `lease` always equals the content of lease.json. `script(seconds)` returns the
     user-data of a machine that ends itself after `seconds`.
     """
 
@@ -69,7 +69,7 @@ class Ec2Cluster(RunningCluster):
         self._looked_at = datetime.min.replace(tzinfo=UTC)
 
     def start(self, attempts: Sequence[Attempt]) -> None:
-        """Try `attempts` until AWS grants one, and send its machines their mailbox files.
+        """Make `attempts` until AWS grants one, and send its machines their files.
 
         Raises NoCapacity if AWS refuses every attempt, and ProviderError for all other failures.
         """
@@ -87,13 +87,13 @@ class Ec2Cluster(RunningCluster):
     def keep(self, lease: Ec2Lease) -> None:
         """Write a changed lease to disk and use it from now on.
 
-        Raises OSError if it cannot be written; the old lease then stays in use.
+        Raises OSError if it cannot be written; the previous lease then stays in use.
         """
         self._leases.write(lease)
         self.lease = lease
 
     def end(self) -> str:
-        """End every machine of the lease. Return "", or why some may still run."""
+        """End every machine of the launch. Return "", or why some machines may still run."""
         self.lease, problem = end_machines(self._api, self.lease)
         with suppress(OSError):  # the reaper asks EC2 again
             self.keep(self.lease)
@@ -107,7 +107,7 @@ class Ec2Cluster(RunningCluster):
     def nodes(self) -> Sequence[NodeState]:
         """Return the state of each machine, in rank order.
 
-        The states are up to LOOK_EVERY_S seconds old, and older while AWS does not answer.
+        The states are at most LOOK_EVERY_S seconds old while AWS responds.
         """
         with self._lock:
             if (self._api.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
@@ -115,19 +115,19 @@ class Ec2Cluster(RunningCluster):
             return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return S3's Unix time at the last complete round of the mirror."""
+        """Return S3's Unix time when files were last exchanged completely with S3."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
-        """Return the dollars of all machines of the lease, including those of refused attempts."""
+        """Return the dollars of all machines of the launch, including those of refused attempts."""
         with self._lock:
             return self.lease.usd_until(self._api.now())
 
     def replace(self, node: int) -> bool:
-        """Replace the machine of rank `node`; return False if AWS cannot do that.
+        """Replace the machine of rank `node`. Return False if AWS cannot do that.
 
-        The new machine has the same type, market and zone. The mailbox keeps records and logs of
-        the lost machine, and loses its state files.
+        The new machine has the same type, market and zone. The records and logs of the lost machine
+        stay, and its state files are deleted.
         """
         with self._lock:
             self.mirror.sync()
@@ -144,17 +144,17 @@ class Ec2Cluster(RunningCluster):
             return True
 
     def all_down(self) -> bool:
-        """Return True if no machine runs any more. Return False if AWS does not answer."""
+        """Return True if no machine runs any more. Return False if AWS does not respond."""
         with self._lock:
             current = self.lease.current
             return self._look() and not any(self._alive(machine) for machine in current)
 
     def _launch(self, attempts: Sequence[Attempt]) -> tuple[Attempt, Cluster]:
-        """Make `attempts` in order, until all machines of one of them run.
+        """Make `attempts` in order, until all machines of one attempt run.
 
-        Return a pair: this attempt, and its cluster at current prices. Raises NoCapacity if every
-        attempt lacks capacity or the deadline has passed. Raises AwsRefused if AWS refuses for
-        another reason, ProviderError if the machines of a refused attempt do not end.
+        Returns this attempt, and its cluster at current prices. Raises NoCapacity if every attempt
+        lacks capacity or the deadline has passed. Raises AwsRefused if AWS refuses for another
+        reason, and ProviderError if the machines of a refused attempt do not end.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
@@ -174,7 +174,7 @@ class Ec2Cluster(RunningCluster):
         )
 
     def _secure(self) -> str:
-        """Create the lease's security group and rules, unless they exist; return the group's id."""
+        """Create the launch's security group and its rules, unless they exist. Return its id."""
         region, create = self.spec.region, security_group(self.spec)
         self._api.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
         action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}
@@ -192,8 +192,8 @@ class Ec2Cluster(RunningCluster):
     def _launched(self, attempt: Attempt) -> Cluster:
         """Launch all groups of the attempt, and return the cluster at current prices.
 
-        The fleet of the first group chooses the zone, and the other groups must use the same zone.
-        Raises AwsRefused if AWS refuses a request or a machine does not run.
+        AWS chooses the zone for the first group of equal machines. All other groups must use the
+        same zone. Raises AwsRefused if AWS refuses a request or a machine does not run.
         """
         if placement := placement_group(self.spec, attempt):
             self._create("ec2:CreatePlacementGroup", placement)
@@ -214,7 +214,7 @@ class Ec2Cluster(RunningCluster):
     def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
         """Request all machines of the group, wait until they all run, and return them.
 
-        Raises AwsRefused if EC2 refuses or a machine does not run, NoCapacity if the deadline
+        Raises AwsRefused if EC2 refuses or a machine does not run, and NoCapacity if the deadline
         has passed.
         """
         left_s = (self.lease.deadline_at - self._api.now()).total_seconds()
@@ -249,9 +249,9 @@ class Ec2Cluster(RunningCluster):
         return self._await_running(machines)
 
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
-        """Request the group's fleet. Return a pair: its machines' ids, and why some are missing.
+        """Send the group's fleet request. Return the machines' ids, and why some are missing.
 
-        If EC2 gives no clear answer, it may still have launched machines, which are then searched
+        If EC2 gives no clear response, it may still have launched machines. They are then searched
         by tag. Raises AwsRefused if that search fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
@@ -313,9 +313,9 @@ class Ec2Cluster(RunningCluster):
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return the cluster at current prices, from which the cost of its machines is computed.
+        """Return the cluster at current prices, which determine the cost of its machines.
 
-        If AWS does not answer, the known prices stay.
+        If AWS does not respond, the known prices stay.
         """
         now, members = self._api.now(), list(cluster.members)
         names = sorted({offer.instance_type.name for offer in members})
@@ -332,10 +332,10 @@ class Ec2Cluster(RunningCluster):
         return Cluster(members=tuple(billed(members, self.spec.choices)))
 
     def _another(self, rank: int) -> bool:
-        """Replace the machine of `rank`; return False if EC2 refuses or the old machine still runs.
+        """Replace the machine of `rank`. Return False if EC2 refuses or the old machine still runs.
 
         The old machine is ended first, so that the cost never exceeds that of the whole cluster.
-        Raises AwsRefused if AWS refuses to end it, NoCapacity if the deadline has passed.
+        Raises AwsRefused if AWS refuses to end it, and NoCapacity if the deadline has passed.
         """
         region, lost, attempt = self.lease.region, self.lease.current[rank], self._attempt
         group = [each for each in attempt.groups if each.first <= rank][-1]
@@ -362,7 +362,7 @@ class Ec2Cluster(RunningCluster):
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
     def _look(self) -> bool:
-        """Ask EC2 for the state of the machines; return False if AWS does not answer."""
+        """Read the state of the machines from EC2. Return False if AWS does not respond."""
         lease, now = self.lease, self._api.now()
         self._looked_at = now
         try:
@@ -384,12 +384,12 @@ class Ec2Cluster(RunningCluster):
         return True
 
     def _alive(self, machine: Ec2Machine) -> bool:
-        """Return True if EC2 lists the machine as alive or has never listed it."""
+        """Return True if EC2 lists the machine as running or has never listed it."""
         described = self._seen.get(machine.instance_id)
         return described is None or described.get("State", {}).get("Name") in ALIVE
 
     def _state(self, machine: Ec2Machine) -> NodeState:
-        """Return the machine's state from EC2's latest answer and the machine's notice."""
+        """Return the machine's state from EC2's latest response and its interruption notice."""
         kind, leaving_s = self._notice(machine)
         if self._alive(machine):
             return NodeState(alive=True, leaving_s=leaving_s, notice=kind)
@@ -401,11 +401,11 @@ class Ec2Cluster(RunningCluster):
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _notice(self, machine: Ec2Machine) -> tuple[str, float | None]:
-        """Return a pair from the spot notice that the machine read in its metadata.
+        """Return the kind of the machine's spot notice, and the seconds until the interruption.
 
-        The pair is the kind of the notice, "" if there is none, and the seconds until the announced
-        interruption on S3's clock, None if none is announced. A node may upload anything, so
-        unknown content is ignored.
+        The machine reads the notice in its metadata and uploads it. The kind is "" if there is no
+        notice. The seconds are on S3's clock; None if no interruption is announced. Unknown content
+        is ignored, because a machine may upload anything.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

@@ -2,7 +2,7 @@
 
 capacity     no machines at the moment; another market may have some
 throttled    AWS asks for fewer requests; boto3 has retried already
-unsure       no clear answer came; AWS may have carried out the request
+unsure       no clear response came; AWS may have carried out the request
 gone         the resource does not exist, or does not exist yet
 there        the resource to create exists already
 busy         the resource to delete is still in use
@@ -72,10 +72,10 @@ _SETTINGS = {
 
 
 class AwsRefused(ProviderError):
-    """AWS refused a request or did not answer.
+    """AWS refused a request or did not respond.
 
-    `code` is AWS's error code; the module's docstring lists the values of `kind`. The message says
-    what to do. It does not contain AWS's message, which may quote a secret.
+    `code` is AWS's error code. `kind` is the kind of the code, such as "capacity" (see the module).
+    The message says what to do. It does not contain AWS's message, which may quote a secret.
     """
 
     def __init__(self, code: str, action: str, region: str) -> None:
@@ -87,12 +87,12 @@ class AwsRefused(ProviderError):
 
 
 def kind_of(code: str) -> str:
-    """Return the kind of an error code; "final" if the code is not listed."""
+    """Return the kind of an error code, such as "capacity"; "final" if the code is not listed."""
     return _KINDS.get(code, "final")
 
 
 def code_of(error: Exception) -> str:
-    """Return the error code of a botocore exception, or else the exception's class name."""
+    """Return the error code of a botocore exception; without a code, the exception's class name."""
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
     return str(code or type(error).__name__)

@@ -1,7 +1,7 @@
 """Store EC2's leases: HOME/leases-ec2/<lease_id>/lease.json, written before any paid request.
 
-A lease lists every request for machines. If the controller is killed, the reaper finds the machines
-of these requests by their tags, ends them and counts their cost.
+A lease lists every request for machines of one launch. If the launching process is killed, the
+reaper finds the machines of these requests by their tags, ends them and counts their cost.
 """
 
 import os
@@ -29,7 +29,7 @@ class Ec2Machine:
     """One EC2 instance. `usd_per_hour` includes its volume, public address and S3 requests.
 
     `current` is True while the machine belongs to the cluster. `rank` is -1 if the machine never
-    belonged to it. `group` is the group of the fleet request that launched the machine.
+    belonged to it. `group` is the tag of the fleet request that launched the machine.
     """
 
     instance_id: str
@@ -47,10 +47,10 @@ class Ec2Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRequest:
-    """One fleet request. `group` is the value of the tag srift:node-group.
+    """One request to EC2 for equal machines. `group` is the value of the tag srift:node-group.
 
     `size` is the number of machines. `usd_per_hour` is the highest possible price of one machine.
-    `answered` is True when the machines that AWS launched for the request are known.
+    `answered` is True when the ids of the machines that AWS launched are known.
     """
 
     group: str
@@ -62,14 +62,12 @@ class FleetRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Ec2Lease(HeldLease):
-    """The content of lease.json.
+    """The content of lease.json, which records one launch.
 
-    `home` is the token of the home that holds the lease. `deployment`, `bucket` and `prefix` are
-    copied from srift.toml when the lease is made. `role_id` is the id of the machines' IAM role.
-
-    `refusals` has a sentence for each refused attempt. `releasing` is True if Srift tried to end
-    the machines and some may still run. `fetched` is True when the mailbox has all uploads of the
-    nodes.
+    `home` is the token of the home that made the launch. `deployment`, `bucket` and `prefix` are
+    copied from srift.toml. `role_id` is the id of the machines' IAM role. `refusals` has a sentence
+    for each refused attempt. `releasing` is True if Srift tried to end the machines and some may
+    still run. `fetched` is True when all uploads of the machines are downloaded.
     """
 
     region: Region
@@ -86,12 +84,12 @@ class Ec2Lease(HeldLease):
 
     @property
     def is_held(self) -> bool:
-        """Return True while machines may run or some uploads are not fetched yet."""
+        """Return True while machines may run or some uploads are not downloaded yet."""
         return self.ended_at is None or not self.fetched
 
     @property
     def tags(self) -> dict[str, str]:
-        """Return the tags that all machines of the lease have."""
+        """Return the EC2 tags that all machines of the launch have."""
         return {
             "srift:lease": self.lease_id,
             "srift:deployment": self.deployment,
@@ -100,12 +98,12 @@ class Ec2Lease(HeldLease):
 
     @property
     def objects(self) -> str:
-        """Return the prefix of the lease's objects in its bucket."""
+        """Return the prefix of the launch's objects in the S3 bucket."""
         return f"{self.prefix}/leases/{self.lease_id}/"
 
     @property
     def by_userid(self) -> dict[str, Ec2Machine]:
-        """Return the machines that belong or belonged to the cluster, by aws:userid.
+        """Return all machines that were ever part of the cluster, by aws:userid.
 
         The aws:userid of a machine is the name of its folder in the bucket.
         """
@@ -119,12 +117,12 @@ class Ec2Lease(HeldLease):
         return sorted(found, key=lambda machine: machine.rank)
 
     def with_request(self, request: FleetRequest) -> Self:
-        """Return the lease with `request`. It replaces an earlier request of the same group."""
+        """Add `request` to the lease. It replaces an earlier request of the same group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
     def with_machines(self, *machines: Ec2Machine) -> Self:
-        """Return the lease with `machines`. They replace machines with the same ids."""
+        """Add `machines` to the lease. They replace machines with the same ids."""
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
@@ -138,7 +136,7 @@ class Ec2Lease(HeldLease):
 
 @dataclass(frozen=True, kw_only=True)
 class _Held(Lease):
-    """A held lease whose cost is the sum of the costs of its machines."""
+    """A launch with running machines. Its cost is the sum of the costs of its machines."""
 
     machines: tuple[Ec2Machine, ...]
 
@@ -147,7 +145,10 @@ class _Held(Lease):
 
 
 def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
-    """Return the dollars of `machines` until `now`. Each is billed for LEAST_BILLED_S or longer."""
+    """Return the dollars of `machines` until `now`.
+
+    Each machine is billed for at least LEAST_BILLED_S seconds.
+    """
     usd = 0.0
     for machine in machines:
         seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
@@ -166,7 +167,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
     @property
     def token(self) -> str:
-        """Return the home's random name, the value of the tag srift:controller.
+        """Return the home's random name, which is the value of the tag srift:controller.
 
         The first call creates the name. Raises OSError if its file cannot be read or written.
         """
@@ -182,7 +183,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         return file.read_text().strip()
 
     def swept(self) -> dict[str, datetime]:
-        """Return, for each region, the time at which the reaper last checked all of it.
+        """Return, by region, the time of the last complete search for overdue machines.
 
         Raises ProviderError if the file of these times cannot be read.
         """
@@ -197,17 +198,17 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             ) from error
 
     def used_regions(self, now: datetime) -> list[str]:
-        """Return the regions that the reaper has checked in the 30 days before `now`.
+        """Return the regions that were searched for machines in the 30 days before `now`.
 
-        The reaper checks them again even if srift.toml no longer names them. Raises ProviderError
-        if the file of the times cannot be read.
+        They are searched again even if srift.toml no longer names them. Raises ProviderError if the
+        file of the times cannot be read.
         """
         return [region for region, moment in self.swept().items() if now - moment < _REMEMBERED]
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
-        """Record that the reaper checked `regions` at `now`.
+        """Store that `regions` were searched for overdue machines at `now`.
 
-        Errors are ignored, because a region without a record is only checked again.
+        Errors are ignored: a region without a stored time is only searched again.
         """
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Acquire EC2 clusters under a lease, always release them, and fetch their uploads."""
+"""Acquire EC2 clusters, always end their machines, and download their uploads."""
 
 import os
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Ec2Machines(Ec2Market):
     """Acquires and releases the EC2 clusters of one home.
 
     `node_package` is the folder of the code that machines run. If `threaded` is False, no thread
-    syncs the mailboxes.
+    exchanges files with S3.
     """
 
     def __init__(
@@ -51,10 +51,9 @@ class Ec2Machines(Ec2Market):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[Ec2Cluster]:
-        """Launch the cluster in its market, or on demand if that fails. `seed` has no effect.
+        """Launch the cluster in its market, or on-demand if that fails. `seed` has no effect.
 
-        Raises LeaseUnreadable if a lease of this home cannot be read, because Srift then buys
-        nothing.
+        Raises LeaseUnreadable if a lease of this home cannot be read. Nothing is launched then.
         """
         self.lease_folder.known()  # raises if a lease is unreadable
         running = self._prepared(cluster, lease_id, deadline_s)
@@ -76,9 +75,10 @@ class Ec2Machines(Ec2Market):
             raise ProviderError(problem)
 
     def _prepared(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
-        """Upload the node package, and return the cluster, which is not launched yet.
+        """Upload the code for machines, and return the cluster, which is not launched yet.
 
-        Raises NotSupported if the settings do not allow the launch, ProviderError if AWS refuses.
+        Raises NotSupported if the settings do not allow the launch, and ProviderError if AWS
+        refuses.
         """
         region, choices, now = cluster.members[0].region, self.choices, self.api.now()
         if choices.bucket is None:
@@ -118,7 +118,7 @@ class Ec2Machines(Ec2Market):
         return Ec2Cluster(self.api, self.lease_folder, lease, spec, script, mirror)
 
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
-        """Fetch the uploads of a lease for at most `within_s` seconds, and return the lease.
+        """Download the uploads of a launch for at most `within_s` seconds, and return its lease.
 
         `fetched` of the returned lease is False if uploads are still missing.
         """
@@ -133,17 +133,17 @@ class Ec2Machines(Ec2Market):
         return lease
 
     def _pulled(self, mirror: Mirror, within_s: float) -> bool:
-        """Fetch uploads until none is missing. Return False if that takes more than `within_s`."""
+        """Download uploads until none is missing. Return False after `within_s` seconds."""
         return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
         return Mirror(store, lease, self.lease_folder.mailbox(lease.lease_id))
 
     def _release(self, running: Ec2Cluster) -> str:
-        """End the machines and fetch their uploads; return "", or why some may still run.
+        """End the machines and download their uploads. Return "", or why some may still run.
 
-        The mirror's thread is joined after the machines have ended, so that a slow S3 does not keep
-        them running.
+        The thread that exchanges files is joined after the machines have ended. A slow S3 then does
+        not keep them running.
         """
         launched, mirror = bool(running.lease.current), running.mirror
         try:

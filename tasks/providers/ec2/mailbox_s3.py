@@ -1,10 +1,10 @@
-"""Mirror a lease's mailbox on S3 into a local directory.
+"""Copy a launch's files between S3 and a local folder, the mailbox.
 
-Uploads of nodes appear as complete local files, whose time is the time at which S3 stored them.
-Each machine gets the controller's files in its `in/` folder, the manifest last. A node can choose
-file names, but no name leads out of the node's folder.
+Uploads of machines appear as complete local files. Their time is the time at which S3 stored them.
+Each machine gets this process's files in its folder `in/`, the manifest last. A machine can choose
+file names, but no name leads out of the machine's folder.
 
-While S3 does not answer, `now_unix` does not advance, so that no node counts as silent.
+While S3 does not respond, `now_unix` does not advance. No machine then counts as silent.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ _OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9
 
 
 class Mirror:
-    """A mirror of one lease's mailbox on S3. Thread-safe.
+    """Copies one launch's files between S3 and a local folder. Thread-safe.
 
-    A round fetches new uploads and sends changed files. `sync` runs one round. `start` runs a
-    thread, which sends changes every second and fetches every five seconds. `now_unix` is S3's Unix
-    time at the last complete fetch.
+    A round downloads new uploads and sends changed files. `sync` runs one round. `start` runs a
+    thread, which sends changes every second and downloads every five seconds. `now_unix` is S3's
+    Unix time at the last complete download.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
@@ -55,26 +55,26 @@ class Mirror:
             self._machines = lease.by_userid
 
     def start(self) -> None:
-        """Run rounds in a thread until `stop` is called."""
+        """Exchange files in a thread until `stop` is called."""
         self._thread = threading.Thread(target=self._rounds, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, after its current round."""
+        """Stop the thread after its current round."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def sync(self) -> bool:
-        """Run a round in both directions; return False if anything failed."""
+        """Exchange files once in both directions. Return False if anything failed."""
         with self._lock:
             pulled = self.pull()
             return self.push() and pulled
 
     def pull(self) -> bool:
-        """Fetch new uploads; return False if S3 or the disk failed.
+        """Download new uploads. Return False if S3 or the disk failed.
 
-        If one upload cannot be fetched, the other uploads are still fetched.
+        If one upload cannot be downloaded, the next uploads are still downloaded.
         """
         with self._lock:
             try:
@@ -88,9 +88,9 @@ class Mirror:
             return complete
 
     def push(self) -> bool:
-        """Send the controller's files to every machine, then the manifest that lists them.
+        """Send this process's files to every machine, then the manifest that lists them.
 
-        Return False if S3 or the disk failed.
+        Returns False if S3 or the disk failed.
         """
         with self._lock:
             try:
@@ -114,8 +114,8 @@ class Mirror:
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
         """Return the new uploads, as pairs of S3's entry and the local path.
 
-        listed: S3's entries of all uploads. At most MOST_FILES files per machine count, records
-        first, so that other files do not displace records.
+        listed: S3's entries of all uploads. At most MOST_FILES files per machine count. Records
+        come first, so that other files do not displace them.
         """
         found, count = list[tuple[Answer, Path]](), Counter[str]()
         for stored in sorted(listed, key=lambda stored: "/out/records/" not in stored["Key"]):
@@ -129,7 +129,7 @@ class Mirror:
         return found
 
     def _fetch(self, stored: Answer, path: Path) -> bool:
-        """Fetch an upload to `path`; return False if the next round must try again."""
+        """Download an upload to `path`. Return False if the download must be tried again later."""
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
             _appear(_free_path(path, stored["Key"], content), content, written)
@@ -143,7 +143,7 @@ class Mirror:
         return True
 
     def _of_controller(self) -> dict[str, bytes]:
-        """Return the content of each file that the controller sends to nodes, by file name."""
+        """Return the content of each file that this process sends to machines, by file name."""
         paths = [*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")]
         names = {path.relative_to(self.mailbox).as_posix(): path for path in paths}
         return {
@@ -153,7 +153,7 @@ class Mirror:
         }
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
-        """Send new and changed `files` to a machine, then the manifest with the digests of all."""
+        """Send new and changed `files` to a machine, then the manifest with all digests."""
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         fresh = digests.items() - self._sent.get(userid, {}).items()
         if not fresh:
@@ -166,12 +166,12 @@ class Mirror:
 
 
 def _version(stored: Answer) -> tuple[str, datetime]:
-    """Return the ETag and the time of an S3 object. They change whenever it is written."""
+    """Return the ETag and the time of an S3 object. They change when the object is written."""
     return stored["ETag"], stored["LastModified"]
 
 
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
-    """Return True if the upload `name` of `machine` may be fetched.
+    """Return True if the upload `name` of `machine` may be downloaded.
 
     A replaced machine may only add records and logs. IAM's `*` also matches slashes, so that a
     machine could write into another machine's folder. The name of such an upload contains a userid
@@ -183,7 +183,7 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return where to write an upload: `path`, unless another record with the name is there.
+    """Return the path to which to write an upload: `path` if it is free, else another path.
 
     A replaced machine may have measured the same run. The second record goes to a folder named
     after its machine, so that both records are kept.

@@ -1,4 +1,4 @@
-"""Provide EC2's instance types and offers, from AWS or from the package."""
+"""Read EC2's instance types and offers from AWS or from the packaged snapshot."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ NO_BUCKET = (
 
 
 class Ec2Market:
-    """The types and offers of EC2 in the regions of `choices`.
+    """The instance types and offers of EC2 in the regions of the settings `choices`.
 
     `clients` replaces boto3's clients.
     """
@@ -58,9 +58,9 @@ class Ec2Market:
         return self._latest_offers
 
     def known_offers(self) -> list[Offer]:
-        """Return the latest offers and the packaged offers.
+        """Return the newest offers and the packaged offers.
 
-        If no offers have been listed yet, AWS is asked for them.
+        Offers are requested from AWS if this was not done before.
         """
         if not self._latest_offers:
             with suppress(ProviderError):
@@ -71,14 +71,14 @@ class Ec2Market:
         return packaged_types(self.choices)
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the packaged on-demand offers; the package has no spot prices."""
+        """Return the packaged on-demand offers. The package has no spot prices."""
         if "on-demand" not in self.choices.markets:
             return []
         regions = self.choices.regions
         return [offer for region in regions for offer in packaged_offers(self.choices, region)]
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Return the spot placement scores by zone, as Provider.placement_scores describes.
+        """Return the spot placement scores by zone; see `Provider.placement_scores`.
 
         AWS limits the number of different requests per account and day.
         """
@@ -90,7 +90,7 @@ class Ec2Market:
     def limits(self) -> list[str]:
         """Return sentences that say what EC2 cannot do here and how to fix it.
 
-        This needs no request to AWS.
+        No request to AWS is made.
         """
         found = [] if self.choices.bucket else [NO_BUCKET]
         try:
@@ -108,7 +108,7 @@ class Ec2Market:
     def fits(cluster: Cluster) -> str:
         """Return why EC2 cannot launch the cluster; "" if it can.
 
-        All machines must be in one region, and all or none of them must have GPUs.
+        All machines must be in one region, and either all or none of them must have GPUs.
         """
         regions = {member.region for member in cluster.members}
         if len(regions) != 1:
@@ -123,7 +123,7 @@ class Ec2Market:
 
     @cached_property
     def _offered(self) -> dict[str, set[str]]:
-        """Return, for each region, the names of its types that the settings may include."""
+        """Return, by region, the names of the types that may match the settings."""
         patterns = self.choices.instance_types
         return {
             region: may_be_wanted(self.api.type_names(region), patterns)
@@ -132,7 +132,7 @@ class Ec2Market:
 
     @cached_property
     def _live_types(self) -> dict[str, InstanceType]:
-        """Return the types that the settings include, by name, as AWS describes them."""
+        """Return the instance types that the settings include, by name, as AWS describes them."""
         answers: list[Answer] = []
         for region, names in self._offered.items():
             answers += self.api.instance_types(region, sorted(names))
@@ -145,7 +145,7 @@ class Ec2Market:
     ) -> list[Offer]:
         """Return the region's offers of `types` at list prices, in the markets of the settings.
 
-        advisor: Spot Advisor's file, or empty.
+        advisor: the file of AWS's Spot Advisor with interruption rates, or empty.
         """
         here = [kind for name, kind in types.items() if name in self._offered[region]]
         found: list[Offer] = []
@@ -159,14 +159,14 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the packaged types that `choices` include and at least one of its regions offers."""
+    """Return the packaged types that the settings include and one of their regions offers."""
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)
     return wanted(here, choices.instance_types, image_families(choices.ami_parameter))
 
 
 def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
-    """Return the packaged on-demand offers in `region`, with the prices that this account pays."""
+    """Return the packaged on-demand offers in `region`, at the prices that this account pays."""
     usd, as_of = packaged().usd.get(region, {}), packaged().prices_as_of
     here = [kind for kind in packaged_types(choices) if kind.name in usd]
     offers = ec2_prices.on_demand_offers(here, usd, region=region, price_as_of=as_of)

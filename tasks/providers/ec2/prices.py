@@ -1,8 +1,8 @@
 """Parse AWS prices, and add the dollars of volume, address and requests to offers.
 
-A price of 0 means that the price is unknown. Prices of volumes, addresses and requests are AWS's
-list prices of November 2025. Offers use the prices of their region, and spending caps use the
-prices of the dearest region. Nothing here calls AWS.
+AWS writes 0 for an unknown price. Prices of volumes, addresses and requests are AWS's list prices
+of November 2025. Offers use the prices of their region. Spending caps use the prices of the most
+expensive region. This module does not call AWS.
 """
 
 import math
@@ -33,7 +33,7 @@ def known_price(value: object) -> float | None:
 def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
     """Return the dollars per hour of each instance type, from products of the Price List API.
 
-    If a type has several prices, the highest counts.
+    If a type has several prices, the highest price is used.
     """
     prices: dict[str, float] = {}
     for product in products:
@@ -64,7 +64,7 @@ def on_demand_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """Return an on-demand offer for each type. `prices` are dollars per hour by type."""
+    """Return an on-demand offer for each type. `prices` has dollars per hour by type."""
     return [
         Offer(
             instance_type=kind,
@@ -87,10 +87,10 @@ def spot_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """Return a spot offer for each type and zone in `prices`, which are dollars per hour.
+    """Return a spot offer for each (type, zone) in `prices`, which has dollars per hour.
 
-    `advisor` is Spot Advisor's file, or empty. A type that is not in the file gets the file's
-    highest range of interruption rates as a prior.
+    `advisor` is the file of AWS's Spot Advisor, or empty. A type that is not in the file gets the
+    file's highest range of interruption rates.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []
@@ -155,15 +155,15 @@ def storage_usd_per_hour(region: str, gib: float) -> float:
 
 
 def other_usd_per_hour(*, public: bool) -> float:
-    """Return the expected dollars per hour of one machine's requests and public address."""
+    """Return the expected dollars per hour of one machine's S3 requests and public address."""
     return REQUESTS_USD_PER_HOUR + (ADDRESS_USD_PER_HOUR if public else 0.0)
 
 
 def most_usd_per_hour_beside(gib: float) -> float:
-    """Return an upper bound of one machine's dollars per hour, without the price of the instance.
+    """Return the highest dollars per hour of one machine's volume, address and requests.
 
-    The bound includes the volume of `gib` GiB, the address and the requests in the dearest region.
-    The spending caps use it.
+    The volume has `gib` GiB. The prices are those of the most expensive region. The spending caps
+    use this bound.
     """
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
@@ -202,7 +202,7 @@ def _is_estimated(offer: Offer) -> bool:
 
 
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
-    """Return a pair: this account's dollars per hour, and why they differ from `public`.
+    """Return this account's dollars per hour, and why they differ from the price `public`.
 
     The second value is "" if they do not differ. A price in [ec2.prices] takes precedence over
     [ec2.discounts].

@@ -1,4 +1,4 @@
-"""Launch, list and reap EC2 clusters: EC2 as a provider of machines."""
+"""Combine the market, launches and reaper of EC2 into a provider of machines."""
 
 from contextlib import suppress
 from datetime import datetime
@@ -14,11 +14,11 @@ class Ec2Provider(Ec2Machines, Provider):
     """EC2 in the regions of the settings, with leases in the folder `leases-ec2` of the home."""
 
     def leases(self) -> list[Lease]:
-        """Return held leases, ended leases with missing uploads, and unreadable leases."""
+        """Return leases with running machines or missing uploads, and unreadable leases."""
         return self.lease_folder.held()
 
     def ended(self) -> list[EndedLease]:
-        """Fetch missing uploads if AWS answers. Return the ended leases that have all uploads."""
+        """Download missing uploads if AWS responds. Return the ended leases with all uploads."""
         over = [lease for lease in self.lease_folder.all() if lease.ended_at]
         if not all(lease.fetched for lease in over):
             with suppress(ProviderError):
@@ -32,10 +32,10 @@ class Ec2Provider(Ec2Machines, Provider):
         self.lease_folder.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End orphaned leases, and machines with Srift's tags past their deadline.
+        """End abandoned leases, and machines with Srift's tags past their deadline.
 
-        Checks every region that this home uses or used. Raises NotSwept if a region or lease could
-        not be checked.
+        A lease is abandoned if its controller process has died. Checks every region that this home
+        uses or used. Raises NotSwept if a region or lease could not be checked.
         """
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]
@@ -46,9 +46,9 @@ class Ec2Provider(Ec2Machines, Provider):
         return reaper.reap()
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions that the reaper has not checked since `moment`.
+        """Return the regions that were not searched for overdue machines since `moment`.
 
-        A check with a time in the future, recorded by a wrong clock, does not count.
+        A search with a time in the future, which a wrong clock caused, does not count.
         """
         swept, now = dict[str, datetime](), self.clock.now()
         with suppress(ProviderError):

@@ -1,4 +1,4 @@
-"""End orphaned leases of this home, and machines with Srift's tags past their deadline.
+"""End abandoned leases of this home, and machines with Srift's tags past their deadline.
 
 The reaper checks the regions of srift.toml, the regions of the leases on disk, and all regions that
 it checked in the last 30 days, because a lease folder may have been moved away. At the end, it
@@ -26,11 +26,11 @@ from .termination import (
 
 
 class Reaper:
-    """One check of all leases and regions.
+    """One search of all leases and regions for machines to end.
 
-    `sentences` describe everything that was ended or needs attention. `unswept` maps each region or
-    lease that could not be checked to the reason. `regions` are the regions to check. `busy` are
-    the regions with a lease whose machines did not end.
+    `sentences` describe what was ended or needs attention. `unswept` maps each region or lease that
+    could not be checked to the reason. `regions` are the regions to check. `busy` are the regions
+    with a lease whose machines did not end.
     """
 
     def __init__(self, machines: Ec2Machines, now: datetime, all_of_them: bool) -> None:
@@ -41,9 +41,9 @@ class Reaper:
         self.regions, self.busy = set(machines.choices.regions), set[str]()
 
     def reap(self) -> list[str]:
-        """End orphaned leases, and machines past their deadline, in all regions.
+        """End abandoned leases, and machines past their deadline, in all regions.
 
-        Return a sentence for everything that was ended or needs attention. Raises NotSwept, after
+        Returns a sentence for each thing that was ended or needs attention. Raises NotSwept, after
         everything else is done, if something could not be checked or ended.
         """
         with self.leases.locked():
@@ -62,7 +62,10 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the lease if it is orphaned. If lease.json is missing, set its folder aside."""
+        """End the lease if its controller process has died or its deadline has passed.
+
+        If lease.json is missing, its folder is moved away.
+        """
         try:
             lease = self.leases.read(lease_id)
         except LeaseUnreadable as error:
@@ -78,7 +81,7 @@ class Reaper:
             self._end(lease, why or "its machines did not end at the first try")
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
-        """End the lease's machines for the reason `why`, and fetch their uploads."""
+        """End the launch's machines and download their uploads. `why` is the reason to report."""
         name, outcome = f"lease {lease.lease_id}", "released" if lease.releasing else "reaped"
         lease, problem = end_machines(self.api, lease)
         says = f"{name} ({lease.cluster}): {why}; "
@@ -101,8 +104,8 @@ class Reaper:
     def _sweep(self, region: str) -> None:
         """End the machines in `region` that are past their deadline or have no open lease.
 
-        Machines of other homes are ended only past their deadline. Also delete leftover groups and
-        templates.
+        Machines of other homes are ended only past their deadline. Leftover security groups,
+        placement groups and launch templates are deleted.
         """
         why: dict[str, str] = {}
         ours = (
@@ -140,8 +143,8 @@ class Reaper:
     def _is_over(self, lease_id: str) -> bool:
         """Return True if the lease has ended or does not exist.
 
-        A lease of this home is on disk before its machines start, so machines without a lease are
-        orphans. An unreadable lease counts as open.
+        A lease of this home is on disk before its machines start, so a missing lease means that the
+        machines are abandoned. An unreadable lease counts as open.
         """
         try:
             lease = self.leases.read(lease_id)

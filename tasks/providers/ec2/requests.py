@@ -1,8 +1,8 @@
 """Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
-Machines of a lease share a zone, a security group that admits only them, and a placement group if
+Machines of a launch share a zone, a security group that admits only them, and a placement group if
 their types allow it. Names and client tokens depend only on the lease and the purpose, so that a
-repeated request creates nothing twice. Nothing here calls AWS.
+repeated request creates nothing twice. This module does not call AWS.
 """
 
 import base64
@@ -21,11 +21,11 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """The values that all machines of a lease have in common.
+    """The values that all machines of a launch have in common.
 
     `subnets` maps a zone to a subnet id. `types` maps an instance type to its launch facts. `image`
-    is the image's entry in the answer of DescribeImages. `role_id` is the id of the machines' IAM
-    role. `controller` is the token of the controller's home.
+    is the image's description from DescribeImages. `role_id` is the id of the machines' IAM role.
+    `controller` is the random name of the home that makes the launch.
     """
 
     choices: Ec2
@@ -46,17 +46,17 @@ class LaunchSpec:
         return storage + other_usd_per_hour(public=self.choices.public)
 
     def token(self, *purpose: str) -> str:
-        """Return a client token, which is always the same for a lease and a purpose."""
+        """Return the client token of a request, which depends only on the lease and the purpose."""
         words = (self.choices.deployment, self.controller, self.lease_id, *purpose)
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
     def name(self, *purpose: str) -> str:
-        """Return a resource name, which is always the same for a lease and a purpose."""
+        """Return the name of a resource, which depends only on the lease and the purpose."""
         return f"srift-{self.token(*purpose)[:16]}"
 
 
 def security_group(spec: LaunchSpec) -> Request:
-    """Return the request CreateSecurityGroup. Each lease has one group, which isolates it."""
+    """Return the request CreateSecurityGroup. Each launch has a separate security group."""
     return {
         "GroupName": spec.name("security"),
         "Description": "Srift: one cluster, open to itself alone",
@@ -66,7 +66,7 @@ def security_group(spec: LaunchSpec) -> Request:
 
 
 def rules(group_id: str) -> list[tuple[str, list[Request]]]:
-    """Return the changes of a new security group's rules, as pairs (action, permissions).
+    """Return the rules of a new security group, as pairs of an action and its permissions.
 
     Inbound traffic may only come from the group. Outbound traffic may go to the group, as EFA
     requires, and to HTTPS servers.
@@ -83,9 +83,9 @@ def rules(group_id: str) -> list[tuple[str, list[Request]]]:
 
 
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
-    """Return the request CreatePlacementGroup.
+    """Return the request CreatePlacementGroup; None if no placement group can be used.
 
-    The result is None for a single machine, and if a type cannot be in a placement group.
+    A single machine needs none, and some types do not support placement groups.
     """
     grouped = all(spec.types[group.type_name].grouped for group in attempt.groups)
     if sum(group.size for group in attempt.groups) < 2 or not grouped:
@@ -141,8 +141,9 @@ def launch_template(
 def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
     """Return the request CreateFleet for the machines of `group`.
 
-    EC2 launches all machines or none, in one of the zones of `group.bids`. Its answer has the ids
-    of the machines, because the fleet's type is "instant". Only spot requests have a highest price.
+    EC2 launches all machines or none, in one of the zones of `group.bids`. The fleet's type
+    "instant" makes EC2 respond with the ids of the machines. Only spot requests have a highest
+    price.
     """
     spot = market == "spot"
     overrides = [
@@ -177,7 +178,7 @@ def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
 def requests_of(
     spec: LaunchSpec, attempt: Attempt, *, security: str, user_data: str
 ) -> Iterator[tuple[str, Request]]:
-    """Yield every request of one attempt in order, as pairs (action, request).
+    """Yield every request of one attempt in order, as pairs of an action and its parameters.
 
     `security` is the id of the security group.
     """
@@ -200,11 +201,10 @@ def shortened(request: Request) -> Request:
 
 
 def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:
-    """Return the network interfaces of a machine, with EFAs if the type has them.
+    """Return the network interfaces of a machine, with EFAs if the type supports them.
 
     The subnet is left out, because the fleet request names it. EC2 gives no public address to a
     machine with several interfaces, so a machine with a public address uses only its first card.
-
     Several interfaces are an ordinary interface and EFAs without an address, as AWS recommends
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
@@ -220,7 +220,7 @@ def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Reque
 
 
 def _tagged(spec: LaunchSpec, group: str, *kinds: str) -> list[Request]:
-    """Return the TagSpecifications that give Srift's tags to resources of the types `kinds`."""
+    """Return the TagSpecifications that give Srift's tags to resources of the types in `kinds`."""
     values = {
         "Name": f"srift {spec.lease_id}",
         "srift:deployment": spec.choices.deployment,

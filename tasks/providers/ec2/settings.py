@@ -21,7 +21,7 @@ SubnetId = Annotated[str, Field(pattern=r"^subnet-([0-9a-f]{8}|[0-9a-f]{17})$")]
 
 
 class OwnPrice(BaseModel):
-    """The dollars per hour that this account pays for one instance type, for each market."""
+    """The dollars per hour that this account pays for one instance type, by market."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,7 +30,7 @@ class OwnPrice(BaseModel):
 
 
 class Discount(BaseModel):
-    """The share of the public price that this account saves, for each market; 0.28 means 28 %."""
+    """The fraction of the public price that this account saves, by market; 0.28 means 28 %."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,9 +44,9 @@ class Ec2(BaseModel):
     `instance_types` are patterns: `g5.*`, `p4d.24xlarge`, or `gpu` for all NVIDIA types that the
     image supports. Without a `bucket`, nothing is launched.
 
-    Machines are launched into `subnet_ids`, else into the subnets with the tag srift:deployment =
-    `deployment`, else into the default VPC. If `subnets` is "public", machines get a public
-    address. If it is "private", the subnets must reach S3.
+    Machines are launched into `subnet_ids`. If it is empty, the subnets with the tag
+    srift:deployment = `deployment` are used, else the default VPC. If `subnets` is "public",
+    machines get a public address. If it is "private", the subnets must reach S3.
 
     `prices` has this account's prices by type. `discounts` has discounts by pattern; the first
     pattern that matches a type counts, unless `prices` has the type. `emulated` is for tests with
@@ -103,7 +103,7 @@ class Ec2(BaseModel):
     @field_validator("discounts", mode="before")
     @classmethod
     def _number_is_on_demand(cls, discounts: object) -> object:
-        """Treat a plain number as an on-demand discount. Savings plans do not cover spot."""
+        """Treat a plain number as a discount for on-demand. Savings plans do not cover spot."""
         if not isinstance(discounts, dict):
             return discounts
         return {

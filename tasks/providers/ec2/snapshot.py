@@ -1,4 +1,4 @@
-"""Load the instance types and on-demand list prices that come with the package.
+"""Load the instance types and on-demand list prices that ship with Srift.
 
 `python -m tests.snapshot` makes snapshot.json.gz from moto, apache-libcloud and tables of Karpenter
 (Apache License 2.0). Prices in LISTED_REGION are list prices; prices in other regions are estimates:
@@ -28,9 +28,9 @@ FILE = Path(__file__).with_name("snapshot.json.gz")
 class Snapshot:
     """The packaged instance types and prices.
 
-    `usd` maps a region to the types that it offers, and each type to its on-demand dollars per
-    hour (None if unknown). `several_interfaces` are the types that reach their full network rate
-    only with several network interfaces.
+    `usd[region][type]` are the on-demand dollars per hour; None if unknown. A region has only the
+    types that it offers. `several_interfaces` are the types whose full network rate needs several
+    network interfaces.
     """
 
     instance_types: tuple[InstanceType, ...]

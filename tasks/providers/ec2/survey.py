@@ -1,4 +1,4 @@
-"""Collect what a launch needs before its first request: image, subnets, role, node package."""
+"""Collect what a launch needs before its first request: image, subnets, role, code archive."""
 
 import gzip
 import hashlib
@@ -26,10 +26,10 @@ def launch_spec(
     controller: str,
     deadline_unix: int,
 ) -> LaunchSpec:
-    """Ask AWS for everything that a launch of `cluster` needs, and return it.
+    """Read everything that a launch of `cluster` needs from AWS, and return it.
 
-    `controller` is the token of this home. Raises NotSupported if the settings or the account do
-    not allow the launch, AwsRefused if AWS refuses a request. Both messages say what to fix.
+    `controller` is the random name of this home. Raises NotSupported if the settings or the account
+    do not allow the launch, and AwsRefused if AWS refuses a request. Both messages say what to fix.
     """
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
@@ -64,10 +64,9 @@ def launch_spec(
 
 
 def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[str]) -> str:
-    """Return why `choices` do not allow a launch of `cluster`; "" if they allow it.
+    """Return why the settings `choices` do not allow a launch of `cluster`; "" if they do.
 
-    `several_interfaces` are the types that reach their full network rate only with several network
-    interfaces.
+    `several_interfaces` are the types whose full network rate needs several network interfaces.
     """
     if cluster.market == "mixed":
         return "all machines of a cluster must be in one market"
@@ -91,12 +90,12 @@ def least_gib(image: Answer) -> int:
 
 
 def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str, str]]:
-    """Return a pair: the id of the VPC, and for each zone the id of the machines' subnet.
+    """Return the id of the VPC, and the id of the machines' subnet by zone.
 
     If [ec2] subnet_ids is set, these subnets are used. Otherwise the subnets with Srift's tag are
-    used, and if there are none and machines have public addresses, the default subnets. If a zone
-    has several subnets, the first by id is used. Raises NotSupported, with the fix, if the subnets
-    are not in exactly one VPC.
+    used. If there are none and machines have public addresses, the default subnets are used. If a
+    zone has several subnets, the first by id is used. Raises NotSupported, with the fix, if the
+    subnets are not in exactly one VPC.
     """
     filters: list[Filters] = [{"subnet-id": choices.subnet_ids}]
     if not choices.subnet_ids:
@@ -117,7 +116,7 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
 
 @cache
 def archive(package: Path) -> tuple[bytes, str]:
-    """Return a pair: the node package as the bytes of a .tar.gz file, and their SHA-256 in hex.
+    """Return the code for machines as the bytes of a .tar.gz file, and their SHA-256 in hex.
 
     The same files always give the same bytes.
     """

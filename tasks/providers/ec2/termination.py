@@ -1,7 +1,7 @@
-"""End machines, check that they ended, and report machines that did not end.
+"""End machines, check that they ended, and report machines that still run.
 
-Machines that cannot be ended stay on the lease for the reaper. Every machine also ends itself at
-its deadline.
+Machines that cannot be ended stay in the lease file for the reaper. Every machine also ends itself
+at its deadline.
 """
 
 import re
@@ -33,10 +33,10 @@ _LEFTOVERS = (  # leftovers cost nothing, but fill quotas
 
 
 def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
-    """End every machine of the lease.
+    """End every machine of the launch.
 
-    Return a pair: the lease with the latest state of its machines, and "" or the reason why some
-    machines may still run.
+    Returns the lease with the latest state of its machines, and "" or the reason why some machines
+    may still run.
     """
     region, now, name = lease.region, api.now(), f"lease {lease.lease_id}"
     try:
@@ -65,14 +65,14 @@ def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
 
 
 def unsettled(lease: Ec2Lease, now: datetime) -> bool:
-    """Return True if AWS may still launch machines for a request that it has not answered."""
+    """Return True if AWS may still launch machines for a request without a response."""
     return any(
         not request.answered and now < request.asked_at + SETTLED for request in lease.requests
     )
 
 
 def not_answered(lease: Ec2Lease) -> str:
-    """Return the sentence for a lease with an unanswered request."""
+    """Return a sentence for a lease with a request to which AWS has not responded."""
     return f"a request of lease {lease.lease_id} was not answered, and its machines may still start"
 
 
@@ -92,8 +92,8 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
     """Terminate machines, several times if necessary. Return the ids of machines that still run.
 
-    `young` machines were launched a short time ago. EC2 may not know them yet, so they count as
-    running while EC2 does not know them. Raises AwsRefused if AWS refuses a request.
+    `young` machines were launched a short time ago. While EC2 does not know them, they count as
+    running. Raises AwsRefused if AWS refuses a request.
     """
     left = sorted(ids)
     for look in range(_LOOKS):
@@ -107,7 +107,7 @@ def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str]
 
 
 def until(lease: Ec2Lease) -> str:
-    """Return a sentence: when the lease's machines end themselves, and which command ends them."""
+    """Return a sentence: when the launch's machines end themselves, and how to end them now."""
     return (
         f"the machines end themselves by {lease.deadline_at:%Y-%m-%d %H:%M} UTC; "
         "run `srift reap` to end them"
@@ -124,7 +124,7 @@ def tidy(
 ) -> None:
     """Delete the groups and templates that have `tags` and are no longer needed.
 
-    `over` receives all tags of a resource, and returns True if the resource is no longer needed.
+    `over` takes all tags of a resource, and returns True if the resource is no longer needed.
     Failures are ignored, because leftovers cost nothing.
     """
     with suppress(AwsRefused):
@@ -135,11 +135,11 @@ def tidy(
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
-    """Return the machines of requests that AWS has not answered.
+    """Return the machines that AWS may have launched for requests without a response.
 
-    These are the machines that EC2 lists by tag (`shown`). If EC2 lists none when FORGOTTEN has
-    passed, every requested machine is assumed to have run until the latest time at which it ended
-    itself. The cost may then be too high but never too low, because the spending caps must hold.
+    EC2 finds them by tag (`shown`). If EC2 finds none until FORGOTTEN has passed, every requested
+    machine is assumed to have run until its timer ended it. The cost may then be too high but never
+    too low, because the spending caps must hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -172,7 +172,7 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     """Return the latest time at which the machine's timer ends it.
 
-    The timer starts when the machine starts, and the machine may start later than its request.
+    The timer starts when the machine starts, which may be later than its request.
     """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])
@@ -180,9 +180,9 @@ def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
 
 
 def _ended_at(described: Answer) -> datetime | None:
-    """Return the time at which a machine ended; None if EC2 does not tell it.
+    """Return the time at which a machine ended; None if EC2 does not report it.
 
-    EC2 tells it in StateTransitionReason: "User initiated (2026-11-20 03:17:00 GMT)".
+    EC2 reports it in StateTransitionReason: "User initiated (2026-11-20 03:17:00 GMT)".
     """
     found = _GMT.search(str(described.get("StateTransitionReason", "")))
     return datetime.fromisoformat(f"{found[1]}Z") if found else None

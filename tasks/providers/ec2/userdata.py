@@ -1,6 +1,6 @@
-"""Fill deployments/node-bootstrap.sh with values and one Python file: a machine's user-data.
+"""Build a machine's user-data from deployments/node-bootstrap.sh, values and one Python file.
 
-User-data holds no secret, because the machine's IAM role gives it its permissions.
+User-data contains no secret: the machine's IAM role gives it its permissions.
 """
 
 import ast
@@ -24,11 +24,11 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
 
     The machine ends itself after `deadline_s` seconds. `endpoint` is the URL of an S3 service that
     replaces AWS's; "" means AWS. `values` are bucket, prefix, region (the bucket's), code_sha256,
-    lease, role_id and python. They are the same for all machines of a lease.
+    lease, role_id and python. They are the same for all machines of a launch.
 
-    Raises NotSupported if the endpoint is not a plain address, or if the deadline is not between
-    1 second and 7 days. It is also raised if the script is larger than EC2 allows, or if Srift does
-    not run from a checkout.
+    Raises NotSupported if the endpoint is not a plain address, if the deadline is not between 1
+    second and 7 days, if the script is larger than EC2 allows, or if Srift does not run from a
+    checkout.
     """
     if re.fullmatch(_ENDPOINT, endpoint) is None:
         raise NotSupported(
@@ -58,7 +58,7 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
 
 @cache
 def _files() -> tuple[str, str]:
-    """Return a pair: the text of the template, and the code of the metadata module.
+    """Return the text of the script's template, and the code of the module that reads metadata.
 
     Comments and docstrings of the module are removed, because EC2 limits the size of user-data.
     """

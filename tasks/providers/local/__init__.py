@@ -1,1 +1,1 @@
-"""The local provider: hosts on this computer, as network namespaces with CPU shares."""
+"""Provide hosts on this computer: network namespaces with CPU quotas."""

@@ -1,4 +1,4 @@
-"""Decide what this machine can offer: instance types, clusters that fit, and free cores."""
+"""Decide what this computer can offer: instance types, clusters that fit, and free cores."""
 
 import os
 from collections.abc import Mapping
@@ -27,16 +27,16 @@ class LocalMachine:
 
     @cached_property
     def isolation(self) -> local_hosts.Isolation:
-        """Return how hosts are separated on this machine. The first call detects it."""
+        """Return how hosts are separated on this computer. The first call detects it."""
         return local_hosts.detect()
 
     @cached_property
     def shares(self) -> local_cpu.CpuShares:
-        """Return how CPU shares are enforced on this machine. The first call detects it."""
+        """Return how CPU quotas are enforced on this computer. The first call detects it."""
         return local_cpu.detect()
 
     def instance_types(self) -> list[InstanceType]:
-        """Return the types that fit on this machine and whose CPU share can be enforced."""
+        """Return the types that fit on this computer and whose CPU quota can be enforced."""
         return [
             InstanceType(
                 name=name,
@@ -53,7 +53,7 @@ class LocalMachine:
         ]
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Return every type on demand and on spot, at the prices of `srift.toml`."""
+        """Return every type on-demand and on spot, at the prices of `srift.toml`."""
         found: list[Offer] = []
         for kind in self.instance_types():
             spec = self._specs[kind.name]
@@ -101,7 +101,7 @@ class LocalMachine:
         return sentences
 
     def fits(self, cluster: Cluster) -> str:
-        """Return why `cluster` can never run on this machine; "" if it can."""
+        """Return why `cluster` can never run on this computer; "" if it can."""
         for offer in cluster.members:
             name = offer.instance_type.name
             if name not in self._specs:
@@ -121,8 +121,8 @@ class LocalMachine:
     def refuse_if_taken(self, wanted: float) -> None:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
-        The hosts of all homes and users count. Without separate networks, any running host is a
-        reason to refuse.
+        The hosts of all homes and users count. Without separate networks, only one host can run at
+        a time.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
@@ -130,7 +130,7 @@ class LocalMachine:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
                 f"{wanted or taken:g} cores wanted, {most_cores():g} available; hosts of {held} are"
-                " running. `srift reap` ends hosts without a controller."
+                " running. `srift reap` ends hosts whose controller died."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(
@@ -138,7 +138,7 @@ class LocalMachine:
             )
 
     def _why_not(self, name: str) -> str:
-        """Return why this machine cannot offer an instance type; "" if it can."""
+        """Return why this computer cannot offer the instance type `name`; "" if it can."""
         cores = self._specs[name].cores
         if not self.shares.enforces(cores):
             return (
@@ -155,18 +155,18 @@ class LocalMachine:
 
 
 def cores_of(cluster: Cluster) -> float:
-    """Return the cores that the hosts of a cluster need together."""
+    """Return the cores that all hosts of a cluster need together."""
     return sum(offer.instance_type.cores for offer in cluster.members)
 
 
 def _usable_cores() -> float:
     """Return the number of cores that this process may use.
 
-    Its affinity (taskset, a cpuset) and its cgroup quota limit them.
+    Its CPU affinity (taskset, a cpuset) and its cgroup quota limit them.
     """
     return min(len(os.sched_getaffinity(0)), local_cpu.quota_cores())
 
 
 def most_cores() -> float:
-    """Return the number of cores that all hosts on this machine may use together."""
+    """Return the number of cores that all hosts on this computer may use together."""
     return _usable_cores() - SPARE_CORES

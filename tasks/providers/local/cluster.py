@@ -1,4 +1,4 @@
-"""Run one acquired local cluster: start, watch and revoke its hosts, and clean up."""
+"""Start, watch, interrupt and end the hosts of one local cluster."""
 
 import os
 import random
@@ -58,7 +58,7 @@ class LocalCluster(RunningCluster):
         self._began = time.monotonic()
 
     def start(self, node_package: Path) -> None:
-        """Start every host with an agent that waits for `go`.
+        """Start every host. Its agent waits until `go` is called.
 
         Raises ProviderError or OSError if a host cannot be started. The caller must then call
         `release`, because other hosts may run.
@@ -72,7 +72,7 @@ class LocalCluster(RunningCluster):
             self._start_host(index)
 
     def go(self) -> None:
-        """Let the agents start. From now on hosts cost money, and spot hosts may be revoked."""
+        """Let the agents start. From now on, hosts cost money and spot hosts may be interrupted."""
         self._began = time.monotonic()
         for host in self._hosts:
             host.go()
@@ -80,7 +80,7 @@ class LocalCluster(RunningCluster):
             self._revoke_later(index, after_s)
 
     def settle(self) -> None:
-        """Apply the CPU share of each host, on cores without other hosts as far as possible."""
+        """Apply the CPU quota of each host, on cores without other hosts if possible."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
         self._limit(shares, place(shares, promised_to_others(self.lease_id)))
 
@@ -92,14 +92,14 @@ class LocalCluster(RunningCluster):
             return [self._state(index) for index in range(len(self._hosts))]
 
     def now_unix(self) -> float:
-        """Return the time on this machine's clock, because the mailbox is on this machine."""
+        """Return this computer's Unix time, because the machines' files are on this computer."""
         return time.time()
 
     def replace(self, node: int) -> bool:
         """End the host `node` and start a new host at another address in its place.
 
-        Return False if srift.toml does not allow it or too few cores are free. Raises ProviderError
-        if the new host cannot be started.
+        Returns False if srift.toml does not allow it or too few cores are free. Raises
+        ProviderError if the new host cannot be started.
         """
         instance = self.cluster.members[node].instance_type
         if not self._machine.replaces(instance.name) or self.network.switch is None:
@@ -125,7 +125,7 @@ class LocalCluster(RunningCluster):
         return None if price is None else price * (time.monotonic() - self._began) / 3600
 
     def revoke(self, index: int, why: str = "revoked on request") -> None:
-        """End a host as a spot market does: at once, with all its processes."""
+        """End a host like a spot interruption: at once, with all its processes."""
         with self._lock:
             host = self._hosts[index]
             if index in self._revoked or host.process.poll() is not None:
@@ -137,7 +137,7 @@ class LocalCluster(RunningCluster):
     def release(self) -> None:
         """End all hosts and the network, and wait until they are gone.
 
-        This may be called at any stage and several times.
+        This method may be called at any stage and several times.
         """
         self._over.set()
         try:
@@ -171,12 +171,12 @@ class LocalCluster(RunningCluster):
         self._revoked.pop(index, None)
 
     def _limit(self, shares: Sequence[float | None], placed: Sequence[set[int]]) -> None:
-        """Limit each host to its share of cores (None: no limit) on the CPUs `placed`."""
+        """Set the CPU quota of each host in cores (None: no quota), on the CPUs `placed`."""
         try:
             for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
                 self._machine.shares.settle(self._name(index), cores, usable)
         except OSError as error:
-            raise ProviderError(f"the CPU shares cannot be set: {error}") from error
+            raise ProviderError(f"the CPU quotas cannot be set: {error}") from error
 
     def _state(self, index: int) -> NodeState:
         """Return the state of host `index`."""
@@ -189,7 +189,7 @@ class LocalCluster(RunningCluster):
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _revoke_later(self, index: int, after_s: float) -> None:
-        """Revoke the current host `index` after `after_s` seconds, unless it ends earlier."""
+        """Interrupt the current host `index` after `after_s` seconds, unless it ends earlier."""
         host = self._hosts[index]
 
         def revoke() -> None:
@@ -211,9 +211,9 @@ class LocalCluster(RunningCluster):
 
 
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
-    """Draw for each spot host, by index, the seconds until it is revoked.
+    """Draw for each spot host, by index, the seconds until it is interrupted.
 
-    The seconds are exponentially distributed with the offer's interruptions per hour as the rate.
+    The seconds are exponentially distributed; the rate is the offer's interruptions per hour.
     """
     source = random.Random(seed)
     draws = [source.expovariate(1.0) for _ in cluster.members]

@@ -1,7 +1,7 @@
-"""Enforce the CPU shares of local hosts: cgroup quotas (v1 or v2) if possible, else whole cores.
+"""Limit the CPU of local hosts: cgroup quotas (v1 or v2) if possible, else whole cores.
 
-A quota applies only during a measurement, because start-up is not measured. With the quota, a host
-gets the greatest CPU weight, so that other programs on the machine wait for the measurement. An
+A quota applies only during a measurement, because start-up is not measured. Together with the
+quota, a host gets the greatest CPU weight, so that other programs wait for the measurement. An
 affinity to whole cores applies from the start of a host.
 """
 
@@ -25,10 +25,10 @@ _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 @dataclass(frozen=True)
 class CpuShares:
-    """CPU shares by quotas on groups below `base`, a directory of a cgroup hierarchy.
+    """Limits the CPU of hosts with quotas on cgroups below the folder `base`.
 
-    `version` is 1 or 2. If `why_not` is given, no quota can be set, and `add` pins each host to
-    whole cores instead. An ordinary user can enforce no more.
+    `version` is the cgroup version, 1 or 2. If `why_not` is given, no quota can be set, and `add`
+    pins each host to whole cores instead. An ordinary user cannot set quotas.
     """
 
     version: int = 0
@@ -36,14 +36,14 @@ class CpuShares:
     why_not: str = ""
 
     def enforces(self, cores: float) -> bool:
-        """Return True if a share of `cores` can be enforced."""
+        """Return True if hosts can be limited to `cores` cores."""
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Move a host's first processes into its group. Processes that they start join the group.
+        """Move a host's first processes into its cgroup. Processes that they start join it.
 
-        Raises OSError if the group cannot be created or joined, NoCapacity if too few whole cores
-        are free.
+        Raises OSError if the cgroup cannot be created or joined, and NoCapacity if too few whole
+        cores are free.
         """
         if self.why_not:
             return _pin(pids, cores)
@@ -54,7 +54,7 @@ class CpuShares:
         return None
 
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
-        """Limit a host to `cores` (None: no limit) and pin its threads to the CPUs `usable`.
+        """Limit a host to `cores` cores (None: no limit) and pin its threads to the CPUs `usable`.
 
         Raises OSError if the quota or the affinity cannot be set.
         """
@@ -68,7 +68,7 @@ class CpuShares:
                         os.sched_setaffinity(int(thread.name), usable)
 
     def members(self, name: str) -> list[Process]:
-        """Return the processes of a host, child processes included."""
+        """Return the processes of a host, including child processes."""
         pids = map(int, _words(self.base / name / "cgroup.procs"))
         return [process for pid in pids if (process := identify(pid)) is not None]
 
@@ -76,9 +76,9 @@ class CpuShares:
         return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
 
     def remove(self, prefix: str) -> int:
-        """End the hosts whose names start with `prefix`, and remove their groups.
+        """End the hosts whose names start with `prefix`, and remove their cgroups.
 
-        Return the number of groups. Raises OSError if a group stays busy.
+        Returns the number of cgroups. Raises OSError if a cgroup is still in use.
         """
         names = self.names(prefix)
         for name in names:
@@ -95,9 +95,9 @@ class CpuShares:
         return len(names)
 
     def _write_quota(self, group: Path, cores: float | None) -> None:
-        """Limit a group to `cores` and raise its weight.
+        """Limit a cgroup to `cores` cores and raise its weight.
 
-        None removes the limit and resets the weight. Raises OSError if the group's files cannot be
+        None removes the limit and resets the weight. Raises OSError if the cgroup's files cannot be
         written.
         """
         period_us, quota_us = _PERIOD_US, 0
@@ -130,9 +130,9 @@ def _pin(pids: Sequence[int], cores: float) -> None:
 
 
 def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
-    """Return quotas if a quota can be set on a test group, else whole cores with the reasons.
+    """Detect if CPU quotas can be set. Without quotas, return whole cores with the reasons.
 
-    mounts: the file of mounted file systems. own: the file of this process's cgroups.
+    mounts: the file that lists mounted file systems. own: the file with this process's cgroups.
     """
     reasons: list[str] = []
     for version, top, home in _hierarchies(mounts, own):
@@ -169,9 +169,9 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
 
 
 def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Yield (version, mount point, group) for each cgroup hierarchy with CPU quotas.
+    """Yield (version, mount point, cgroup) for each cgroup hierarchy with CPU quotas.
 
-    The version is 1 or 2. The group is the directory of this process's group.
+    The version is 1 or 2. The cgroup is the folder of this process's cgroup.
     """
     paths = {
         controller: path.lstrip("/")
@@ -195,12 +195,12 @@ def _words(path: Path) -> list[str]:
 
 
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
-    """Return the set of cores on which each host of a lease may run.
+    """Return the set of cores on which each host of a launch may run.
 
-    `shares` has the number of cores of each host. `promised` maps every usable core to the load
-    that hosts of other leases put on it (1.0: the whole core). A host gets its share rounded up to
-    whole cores, on the least loaded cores. If a core would have a load above 1, its hosts may use
-    every core, and the scheduler spreads them.
+    `shares` has the number of cores of each host. `promised` maps every usable core to its load
+    from hosts of other launches (1.0: the whole core). A host gets its number rounded up to whole
+    cores, on the least loaded cores. If a core would have a load above 1, its hosts may use every
+    core, and the scheduler spreads them.
     """
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]
@@ -214,7 +214,7 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Return, for each usable core, the share that hosts of other leases hold (1.0: all of it)."""
+    """Return the load of each usable core from hosts of other launches (1.0: the whole core)."""
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():
         with suppress(OSError):

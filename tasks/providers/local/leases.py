@@ -1,8 +1,8 @@
 """Store the leases of local hosts, and end everything that belongs to a lease.
 
-The PYTHONPATH of a process and the name of a CPU group tell the lease to which they belong.
-leases/<lease_id>/ also holds code/node/, a copy of the agent, so that an edit of the checkout never
-reaches a running host.
+The PYTHONPATH of a process and the name of a cgroup show to which lease they belong. The folder of
+a lease also has code/node/, a copy of the agent. An edit of the checkout therefore never reaches a
+running host.
 """
 
 import os
@@ -22,7 +22,7 @@ _ROUNDS = 5  # searches for processes that were started while others were killed
 
 
 class LeaseStore(LeaseFolder[HeldLease]):
-    """The leases of one home. `token` identifies the home in the names of hosts and CPU groups."""
+    """The leases of one home. `token` identifies the home in the names of hosts and cgroups."""
 
     kind = HeldLease
 
@@ -32,10 +32,10 @@ class LeaseStore(LeaseFolder[HeldLease]):
         self.prefix = f"srift-{self.token}-"  # names of this home's CPU groups start with it
 
     def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
-        """Kill all processes of a lease and remove its CPU groups.
+        """Kill all processes of a lease and remove its cgroups.
 
-        Return a pair: the number of killed processes, and the number of removed groups. Raises
-        ProviderError if a CPU group stays busy.
+        Returns the number of killed processes and the number of removed cgroups. Raises
+        ProviderError if a cgroup is still in use.
         """
         killed: set[Process] = set()
         code = self.directory(lease_id) / "code"
@@ -48,7 +48,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
             removed = shares.remove(f"{self.prefix}{lease_id}-")
         except OSError as error:
             raise ProviderError(
-                f"lease {lease_id}: {error.filename} is still busy; run `srift reap` again"
+                f"lease {lease_id}: cgroup {error.filename} is still in use; run `srift reap` again"
             ) from error
         return len(killed), removed
 
@@ -68,9 +68,9 @@ class LeaseStore(LeaseFolder[HeldLease]):
             self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Return the lease ids of this home's processes and CPU groups.
+        """Return the lease ids of all processes and cgroups that this home started.
 
-        Includes ids of leases that have no folder.
+        Leases without a folder are included.
         """
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)

@@ -1,8 +1,8 @@
-"""Run local hosts in namespaces and join them by shaped links to a switch.
+"""Run local hosts in namespaces, and connect them to a switch by links with limited bandwidth.
 
-The switch is a bridge in a network namespace. Namespaces have no names, and no link lies in the
-machine's network namespace. Namespaces and links therefore disappear with the processes that hold
-them. For an ordinary user, everything runs inside a user namespace.
+The switch is a bridge in a network namespace. Namespaces have no names, and no link is in the
+computer's main network namespace. Namespaces and links therefore disappear when their processes
+end. For an ordinary user, everything runs inside a user namespace.
 """
 
 import os
@@ -55,7 +55,7 @@ class Isolation:
 
 @dataclass(frozen=True)
 class Host:
-    """A started host, whose agent begins after `go`.
+    """A started host. Its agent begins after `go`.
 
     `inner_pid` is the PID of the first process inside its namespaces.
     """
@@ -74,12 +74,12 @@ class Host:
             self.process.stdin.close()
 
     def end(self) -> None:
-        """Kill the host's first processes, and with them its namespaces."""
+        """Kill the host's first processes. Its namespaces disappear with them."""
         end([process for pid in self.pids if (process := identify(pid)) is not None])
 
 
 class HostNetwork:
-    """The hosts of one lease. With namespaces, shaped links join the hosts to one bridge."""
+    """The hosts of one launch. With namespaces, links of limited bandwidth connect them."""
 
     def __init__(self, isolation: Isolation, environment: Mapping[str, str]) -> None:
         self._isolation = isolation
@@ -88,7 +88,7 @@ class HostNetwork:
         self.switch: subprocess.Popen[bytes] | None = None
 
     def open(self, log: Path) -> None:
-        """Start the process that holds the bridge.
+        """Start the process that holds the network bridge.
 
         Raises ProviderError if that fails; the caller must then call `close`.
         """
@@ -111,9 +111,8 @@ class HostNetwork:
         """Start a host that waits for `go` and then runs `command`.
 
         mark: a `HostMark` as text, which becomes part of the command line.
-        prefix: network bits of the address.
-
-        Raises ProviderError if the host cannot be started or joined to the bridge.
+        prefix: number of network bits of the address.
+        Raises ProviderError if the host cannot be started or connected to the bridge.
         """
         if self.switch is None:
             agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", mark, *command)
@@ -137,7 +136,7 @@ class HostNetwork:
         return host
 
     def run(self, script: str) -> None:
-        """Run a shell script in the bridge's namespace.
+        """Run a shell script in the network namespace of the bridge.
 
         Raises ProviderError with the script's error output if the script fails.
         """
@@ -146,7 +145,7 @@ class HostNetwork:
         done = _shell(enter)
         if done.returncode != 0:
             raise ProviderError(
-                f"the hosts could not be joined: {done.stderr.strip() or done.returncode}"
+                f"the hosts could not be connected: {done.stderr.strip() or done.returncode}"
             )
 
     def close(self) -> None:
@@ -164,7 +163,7 @@ class HostNetwork:
         return ("-U", "--preserve-credentials") if self._isolation.kind == "user" else ()
 
     def _spawn(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a process in another session, so that Ctrl-C reaches only the controller."""
+        """Start a process in a separate session, so that Ctrl-C does not reach it."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
@@ -203,9 +202,9 @@ def detect() -> Isolation:
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` without a network and without other processes.
+    """Return a command that runs `command` without a network and hides other processes.
 
-    Returns `command` unchanged if this machine cannot make namespaces.
+    Returns `command` unchanged if this computer cannot make namespaces.
     """
     if not isolation.namespaces:
         return list(command)
@@ -219,16 +218,16 @@ def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _tbf(bandwidth_gbps: float) -> str:
-    """Return the arguments of `tc` for the token bucket that limits one direction of a link.
+    """Return the arguments of `tc` that limit one direction of a link to `bandwidth_gbps`.
 
-    The bucket must hold the bytes of one timer tick.
+    The limit is a token bucket, which must hold the bytes of one timer tick.
     """
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"
 
 
 def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
-    """Return the first true value of `ready()`.
+    """Call `ready` until its result is true, and return the result.
 
     Raises ProviderError if that takes longer than _START_S seconds or `process` ends.
     """
@@ -241,7 +240,7 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
 
 
 def _is_root_inside(pid: int) -> bool:
-    """Return True if the process is root in a network namespace of its own."""
+    """Return True if the process is root in a separate network namespace."""
     process = Path(f"/proc/{pid}")
     is_root = (process / "uid_map").read_text().split()[:1] == ["0"]
     return is_root and os.readlink(process / "ns/net") != os.readlink("/proc/self/ns/net")

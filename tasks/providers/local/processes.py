@@ -1,7 +1,7 @@
-"""Find and kill processes by PID and start time, so that no later process with the PID is killed.
+"""Find and kill processes by PID and start time, because a PID may be used again.
 
-Every process of a lease has a PYTHONPATH in the lease's folder. The first processes of a host carry
-a mark in their command line. Path and mark identify processes that a crashed controller left.
+Every process of a launch has a PYTHONPATH in the folder of its lease. The first processes of a host
+have a mark in their command line. Path and mark identify the processes of a crashed launch.
 """
 
 import os
@@ -33,8 +33,8 @@ class Process:
 class HostMark:
     """The mark of a host in its command line, which every user can read.
 
-    `home` is the token of the home that started the host. `index` is the host's number in its
-    cluster. `cores` is its CPU share.
+    `home` is the random name of the home that started the host. `index` is the host's number in its
+    cluster. `cores` is its number of cores.
     """
 
     home: str
@@ -77,15 +77,12 @@ def myself() -> Process:
 
 
 def is_running(process: Process) -> bool:
-    """Return True if this process still runs; False if a later process has its PID."""
+    """Return True if this process still runs; False if another process has its PID now."""
     return identify(process.pid) == process
 
 
 def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
-    """Yield pairs of a process of this user and its PYTHONPATH.
-
-    Yields the processes whose PYTHONPATH is `folder` or a path in it.
-    """
+    """Yield (process, PYTHONPATH) for this user's processes with a PYTHONPATH in `folder`."""
     for found in psutil.process_iter(["environ"]):
         path = Path((found.info["environ"] or {}).get("PYTHONPATH", ""))
         if path.is_relative_to(folder) and (process := identify(found.pid)) is not None:
@@ -93,9 +90,9 @@ def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
 
 
 def hosts() -> dict[HostMark, list[int]]:
-    """Return the PIDs of the first processes of every host on this machine, by mark.
+    """Return the PIDs of the first processes of every host on this computer, by mark.
 
-    Includes the hosts of all homes and users.
+    The hosts of all homes and users are included.
     """
     marks: dict[HostMark, list[int]] = {}
     for found in psutil.process_iter(["cmdline"]):
@@ -108,7 +105,7 @@ def hosts() -> dict[HostMark, list[int]]:
 def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Process]:
     """Kill `processes`, wait at most `within_s` seconds, and return the killed processes.
 
-    A later process with a recycled PID is left alone.
+    A new process with the same PID is not killed.
     """
     killed: list[tuple[Process, int]] = []
     with ExitStack() as handles:

@@ -1,7 +1,7 @@
-"""Provide real hosts on one Linux machine, with CPU shares, shaped links and revocations.
+"""Provide real hosts on one Linux computer, with CPU quotas, limited links and interruptions.
 
-Prices are illustrative. Srift installs nothing. When the processes have ended, only the lease's
-directory is left.
+Prices are illustrative. Srift installs nothing. When the processes have ended, only the folder of
+the lease is left.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from tasks.providers.local.settings import LocalInstanceType
 
 
 class LocalProvider(LocalMachine, Provider):
-    """Hosts on this machine, with leases in the folder `leases` of `home`.
+    """Hosts on this computer, with leases in the folder `leases` of `home`.
 
     Each host runs a copy of `node_package` with the interpreter `python`.
     """
@@ -50,10 +50,10 @@ class LocalProvider(LocalMachine, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[LocalCluster]:
-        """Start hosts with agents, and end them on exit. The mailbox stays until `forget`.
+        """Start hosts with agents for the block, and end them after it. Their files stay.
 
-        Raises NoCapacity if this machine has too few cores or other hosts use them, NotSupported if
-        the hosts can never run here, and ProviderError if hosts cannot be started.
+        Raises NoCapacity if this computer has too few cores or other hosts use them, NotSupported
+        if the hosts can never run here, and ProviderError if hosts cannot be started.
         """
         if why := self.fits(cluster):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
@@ -89,19 +89,19 @@ class LocalProvider(LocalMachine, Provider):
     def ended(self) -> list[EndedLease]:
         """Return the leases that ended and were not deleted by `forget`.
 
-        Includes leases whose controller was killed, after the reaper has ended them.
+        A lease whose controller process was killed is included after the reaper has ended it.
         """
         return self.store.over(self.store.all())
 
     def forget(self, lease_id: str) -> None:
-        """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
+        """Delete an ended lease and its mailbox. Raises ProviderError if its hosts still run."""
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End leases whose controller is gone or whose deadline has passed, and stray processes.
+        """End overdue and abandoned leases, and processes without a lease file.
 
-        Stray processes have no lease file. Return a sentence for each lease. Raises NotSwept at the
-        end if a lease cannot be read; the hosts of that lease go on.
+        A lease is abandoned if its controller process has died. Returns a sentence for each lease.
+        Raises NotSwept at the end if a lease cannot be read; its hosts continue to run.
         """
         if not self.store.root.is_dir():
             return []
@@ -123,9 +123,9 @@ class LocalProvider(LocalMachine, Provider):
     def _end(
         self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
-        """End a lease if the reaper must, and return a sentence if anything was done.
+        """End a lease if it is overdue or abandoned, and return a sentence if anything was done.
 
-        lease: None if the lease has no file; its processes are ended.
+        lease: None if the lease has no file; its processes are then ended.
         """
         why = "it has no lease.json"
         if lease is not None:

@@ -10,7 +10,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class LocalInstanceType(BaseModel):
-    """A type of local host: CPU share in cores, memory, bandwidth, and illustrative prices.
+    """A type of local host: cores, memory, bandwidth, and illustrative prices.
 
     If `spot_replaced` is True, a lost spot host is replaced at once.
     """

@@ -1,4 +1,4 @@
-"""Export an EC2 Fleet request, which starts either all machines together in one zone, or none."""
+"""Export an EC2 Fleet request, which starts all machines together in one zone or none of them."""
 
 import json
 from typing import Any
@@ -14,10 +14,10 @@ _TAGS = (
 
 
 def fleet(selection: Selection) -> tuple[Any, str]:
-    """Return a pair: a CreateFleet request of type instant, and its JSON text.
+    """Return a CreateFleet request of type instant, and its JSON text.
 
-    The request has one override, with a priority, for each interchangeable rank of the same market
-    and region. Tags describe the recommendation, because JSON has no comments.
+    The request has one override, with a priority, for each rank that can replace the requested rank
+    in the same market and region. Tags describe the recommendation, because JSON has no comments.
     """
     selection.require_cloud("fleet")
     first, row = selection.first, selection.first.row

@@ -15,7 +15,7 @@ from .selection import RankedCluster, Selection, as_comment, as_yaml, label
 
 
 def karpenter(selection: Selection) -> tuple[Any, str]:
-    """Return a pair: a list of objects, and their YAML text.
+    """Return a list of Kubernetes objects, and their YAML text.
 
     The objects are a NodePool for each market and a NodeOverlay for each instance type and market.
     """
@@ -40,7 +40,7 @@ def karpenter(selection: Selection) -> tuple[Any, str]:
 
 
 def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
-    """Return a NodePool for `ranks`, which have the same market.
+    """Return a Karpenter NodePool for `ranks`, which have the same market.
 
     Karpenter tries the pool with the highest `weight` first.
     """
@@ -67,7 +67,10 @@ def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
 
 
 def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
-    """Return a NodeOverlay for each instance type and market, with the hours of its best rank."""
+    """Return a Karpenter NodeOverlay for each instance type and market.
+
+    The overlay uses the hours of the best rank of the type and market.
+    """
     best = {(one.types[0], one.market): one for one in reversed(ranks)}
     by_hours = Goal(goal=str(ranks[0].row["goal"])).objective == "hours"
     price, hours = ranks[0].offers[0]["usd_per_hour"], ranks[0].row["hours"]

@@ -14,7 +14,7 @@ RUNTIME_LIMIT_FACTOR = 2.0
 
 
 def sagemaker(selection: Selection) -> tuple[Any, str]:
-    """Return a pair: parts of CreateTrainingJob requests, sorted by rank, and their JSON text.
+    """Return parts of CreateTrainingJob requests, sorted by rank, and their JSON text.
 
     Raises:
         ExportRefused: if SageMaker cannot train any rank.
@@ -58,9 +58,9 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 
 
 def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
-    """Return True if a single request can offer SageMaker the choice between both clusters.
+    """Return True if one SageMaker request can name both clusters as alternatives.
 
-    SageMaker supports this choice only for on-demand clusters of one instance type.
+    SageMaker supports alternatives only for on-demand clusters of one instance type.
     """
     if first.market != "on-demand" or len(first.types) > 1 or first.types == other.types:
         return False
@@ -73,7 +73,7 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
     """Return the request parts of one job.
 
-    If there are several `ranks`, they become instance preferences, among which SageMaker chooses.
+    If there are several `ranks`, they become instance preferences, from which SageMaker chooses.
     """
     first = ranks[0]
     offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]

@@ -24,13 +24,13 @@ MODE = ("accumulation_steps", "precision", "strategy", "switches")
 
 
 class ExportRefused(Exception):
-    """Raised if the export target cannot represent the recommendation, or if there is none."""
+    """The export target cannot represent the recommendation, or there is no recommendation."""
 
     exit_code = 1
 
 
 class RankedCluster:
-    """A row of the published table with its cluster.
+    """A row of the published table with its parsed cluster.
 
     `layout` and `batches` have one entry for each machine. `offers` has one entry for each group of
     equal machines. `zone` is None if the price holds in the whole region. If `training` is equal
@@ -52,7 +52,10 @@ class RankedCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that tell a training script its batch and mode."""
+        """Return environment variables that give a training script its batch and mode.
+
+        The mode is the precision, the strategy and the switches.
+        """
         names = ("batch_per_device", *MODE)
         return {f"SRIFT_{name.upper()}": str(self.row[name]) for name in names}
 
@@ -67,20 +70,20 @@ class Selection:
 
     @property
     def candidates(self) -> list[RankedCluster]:
-        """The requested row, then the rows with a higher rank number that meet the constraint."""
+        """Return the requested row, then the later ranks that keep the goal's limit."""
         below = [one for one in self.ranks if one.rank > self.first.rank]
         return [self.first, *(one for one in below if not row_misses(one.row))]
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """The candidates that have one instance type and the requested row's training command."""
+        """Return the candidates with one instance type and the same training command as `first`."""
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
 
     def require_cloud(self, target: str, *, one_type: bool = True) -> None:
         """Raise ExportRefused if the machines are local hosts.
 
-        If `one_type` is True, also raises ExportRefused if the cluster has several instance types.
+        If `one_type` is True, also raise ExportRefused if the cluster has several instance types.
         """
         if not spends_money(str(self.first.row["provider"])):
             raise ExportRefused(
@@ -95,7 +98,7 @@ class Selection:
 
     @property
     def about(self) -> list[str]:
-        """Lines of text about the recommendation: its prediction, its prices and their age."""
+        """Return lines of text on the recommendation: its prediction, its prices and their age."""
         row = self.first.row
         usd = "unknown dollars"
         if row["usd"] is not None:
@@ -120,7 +123,7 @@ class Selection:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences about an old publication, old prices or a likely missed constraint."""
+        """Return sentences about an old publication, old prices or a probably exceeded limit."""
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(str(row['provider']), '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):
@@ -133,7 +136,7 @@ class Selection:
         return warnings
 
     def _age_h(self, column: str) -> float:
-        """Return the hours since the time in `column` of the requested row."""
+        """Return the age in hours of the time in `column` of the requested row."""
         moment: datetime = self.first.row[column]
         return max(0.0, (self.now - moment).total_seconds() / 3600)
 
@@ -189,5 +192,5 @@ def as_yaml(value: Any) -> str:
 
 
 def label(text: str) -> str:
-    """Return a name for Kubernetes and SkyPilot: lower-case letters, digits and hyphens."""
+    """Convert a text to a name for Kubernetes and SkyPilot: lower-case letters, digits, hyphens."""
     return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")

@@ -6,9 +6,10 @@ from .selection import PORT, RankedCluster, Selection, as_comment, as_yaml, labe
 
 
 def skypilot(selection: Selection) -> tuple[Any, str]:
-    """Return a pair: the task, and its YAML text.
+    """Return a SkyPilot task as a dictionary, and its YAML text.
 
-    SkyPilot tries the interchangeable ranks in the order of the task's resources.
+    SkyPilot tries the task's resources in order: the requested rank, then ranks that can replace
+    it.
     """
     selection.require_cloud("skypilot")
     first = selection.first

@@ -76,9 +76,10 @@ if __name__ == "__main__":
 
 
 def torchrun(selection: Selection) -> tuple[Any, str]:
-    """Return a pair: a document with the batches and commands, and the text of a Python file.
+    """Return a document with the batches and commands, and the text of a Python file.
 
-    The file contains the batches, the commands, a batch sampler and a training step.
+    The file contains the batch of each process, the torchrun commands, a batch sampler and a
+    training step.
     """
     first, row = selection.first, selection.first.row
     commands = [

@@ -1,4 +1,4 @@
-"""Builds DLRM, a deep learning recommendation model (arXiv:1906.00091), on synthetic clicks.
+"""Build DLRM, a deep learning recommendation model (arXiv:1906.00091), on synthetic clicks.
 
 The defaults are the authors' model of Criteo's Kaggle data, with 540 million parameters, most of
 them in embedding tables.
@@ -21,7 +21,7 @@ _SKEW = 4  # exponent that makes small values far more frequent
 
 
 class DLRM(nn.Module):
-    """Embeds each feature, and all numbers together; a network reads the vectors' dot products."""
+    """A click model: embedded features and numbers, their dot products, and a network over them."""
 
     def __init__(self, rows: Sequence[int], width: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class DLRM(nn.Module):
     def forward(self, inputs: Inputs) -> Tensor:
         """Return a logit per sample: (batch,).
 
-        `inputs` are numbers (batch, 13) and values (batch, features).
+        `inputs` are the numbers (batch, 13) and the indices of features (batch, features).
         """
         numbers, values = inputs
         dense = self.bottom(numbers)
@@ -56,7 +56,10 @@ class DLRM(nn.Module):
 
 
 def build(width: int = 16, most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
-    """Return model, loss, batch maker and optimizer; tables have at most `most_rows` rows."""
+    """Return model, loss, batch function and optimizer of DLRM.
+
+    Embedding tables have at most `most_rows` rows.
+    """
     rows = [min(most_rows, values) for values in _VALUES]
     model = DLRM(rows, width)
     numbers, clicked = torch.rand(_SAMPLES, _NUMBERS), torch.rand(_SAMPLES).round()

@@ -1,4 +1,4 @@
-"""Builds torchvision's image classifiers, untrained, on synthetic images.
+"""Build torchvision's image classifiers, untrained, on synthetic images.
 
 The defaults are ResNet-50 and ViT-B/16 for 224 x 224 pixels and 1,000 classes.
 """
@@ -23,7 +23,10 @@ def resnet50(
     width_per_group: int = 64,
     most_blocks: int = max(_BLOCKS),
 ) -> tuple[Any, ...]:
-    """Return model, loss, batch maker and optimizer; stages have at most `most_blocks` blocks."""
+    """Return model, loss, batch function and optimizer.
+
+    Each stage of the network has at most `most_blocks` blocks.
+    """
     blocks = [min(most_blocks, blocks) for blocks in _BLOCKS]
     model = ResNet(Bottleneck, blocks, num_classes=classes, width_per_group=width_per_group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
@@ -33,7 +36,7 @@ def resnet50(
 def vit_b_16(
     pixels: int = 224, classes: int = 1000, width: int = 768, layers: int = 12, heads: int = 12
 ) -> tuple[Any, ...]:
-    """Return model, loss, batch maker and optimizer; `pixels` must be a multiple of 16."""
+    """Return model, loss, batch function and optimizer. `pixels` must be a multiple of 16."""
     model = VisionTransformer(
         image_size=pixels,
         patch_size=16,

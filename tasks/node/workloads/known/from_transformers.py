@@ -1,4 +1,4 @@
-"""Builds BERT and GPT-2 of Hugging Face's transformers, untrained, on synthetic text.
+"""Build BERT and GPT-2 of Hugging Face's transformers, untrained, on synthetic text.
 
 The defaults are BERT-base and the smallest GPT-2, on texts of their maximum length.
 """
@@ -19,7 +19,7 @@ _NO_TARGET = -100  # cross entropy ignores this target
 def bert(
     vocabulary: int = 30522, length: int = 512, width: int = 768, layers: int = 12, heads: int = 12
 ) -> tuple[Any, ...]:
-    """Return model, loss, batch maker and optimizer of masked language modelling."""
+    """Return model, loss, batch function and optimizer of masked language modelling."""
     config = BertConfig(
         vocab_size=vocabulary,
         max_position_embeddings=length,
@@ -43,7 +43,7 @@ def bert(
 def gpt2(
     vocabulary: int = 50257, length: int = 1024, width: int = 768, layers: int = 12, heads: int = 12
 ) -> tuple[Any, ...]:
-    """Return model, loss, batch maker and optimizer of next-token prediction."""
+    """Return model, loss, batch function and optimizer of next-token prediction."""
     config = GPT2Config(
         vocab_size=vocabulary,
         n_positions=length,
