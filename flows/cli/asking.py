@@ -103,6 +103,9 @@ class Recommend:
     instance_type: Annotated[
         str | None, typer.Option("--type", help="Types whose name contains this: g5, xlarge.")
     ] = None
+    by_gpu: Annotated[
+        bool, typer.Option("--by-gpu", help="Compare the best cluster of each kind of GPU.")
+    ] = False
     top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5
     pilots: Annotated[
         int, typer.Option(min=0, max=9, help="How many runs to suggest that settle the choice.")
@@ -135,6 +138,7 @@ class Recommend:
             tokens=number_of(self.tokens) if self.tokens else None,
             batch=self.batch,
             transformer=shape,
+            by_gpu=self.by_gpu,
             filters=_filters(market=self.market, instance_type=self.instance_type),
         )
         rows = answer(self.provider, question, top=self.top, pilots=self.pilots)

@@ -12,6 +12,7 @@ from ..domain.cluster import Cluster
 from ..domain.numeric import IntArray
 from ..domain.workload import Goal, Mode, Workload
 from ..job.cost import JobCosts
+from ..step_time.machine_specs import computes
 from ..step_time.model import StepTimeModel
 from .batch_split import global_batches
 from .candidates import Supply
@@ -155,6 +156,8 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     the devices of a machine. The text is empty if neither is the reason.
     """
     types = list({one.instance_type.name: one.instance_type for one in supply.offers}.values())
+    if not any(computes(one.device, mode) for one in types for mode in workload.modes):
+        return f"no device on offer computes in {', '.join(map(str, workload.modes))}"
     needed = [
         min(
             model.peak_bytes(workload.name, one.name, 1, supply.max_hosts * one.devices, mode=mode)

@@ -23,8 +23,9 @@
 S is bytes of weights and optimizer states, W = G bytes of weights, n ranks, c columns of a grid. W'
 is a group of weights that is gathered while the next group is gathered. G' are its gradients, which
 are copied to be summed. Activations are freed as gradients are made, so only the larger counts. In
-all micro-steps after the first, and in bounds from facts, both count. Predictions are high rather than low: a batch that is refused can run in
-accumulation steps, but a batch that does not fit fails.
+all micro-steps after the first, and in bounds from facts, both count. Predictions are high rather
+than low: a batch that is refused can run in accumulation steps, but a batch that does not fit
+fails.
 """
 
 from __future__ import annotations

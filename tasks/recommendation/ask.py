@@ -35,8 +35,8 @@ class Question:
     """A user's question: a workload, one goal, and filters of the machines to compare.
 
     `samples` (of the whole job) and `batch` (the global batch) override the values of srift.toml.
-    `tokens` (of the whole job) replace `samples` for a transformer. `transformer` is the facts of
-    one that is unknown by name.
+    `tokens` (of the whole job) replace `samples` for a transformer. `transformer` has the facts of
+    a network without a name. `by_gpu` asks for the first choice on each kind of device.
     """
 
     workload: str
@@ -45,17 +45,19 @@ class Question:
     tokens: float | None = None
     batch: int | None = None
     transformer: Mapping[str, float] | None = None
+    by_gpu: bool = False
     filters: Filters = ()
 
 
 def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> list[dict[str, Any]]:
     """Return at most `top` rows that answer the question, best first.
 
-    The first row has three additional keys. `frontier` is the Pareto frontier of expected hours and
-    dollars, `candidates` the number of candidates. `pilots` has up to `pilots` runs that would make
-    the choice certain (see `pilots_for`); it is None if the argument `pilots` is 0. If only public
-    data is known about the workload and there is no model, the data is loaded and a first model is
-    fitted.
+    With `question.by_gpu`, there is a row for each kind of device instead. Otherwise the first row
+    has three additional keys. `frontier` is the Pareto frontier of expected hours and dollars,
+    `candidates` the number of candidates. `pilots` has up to `pilots` runs that would make the
+    choice certain (see `pilots_for`); it is None if the argument `pilots` is 0. If only public data
+    or a shape is known of the workload and there is no model, a first model is fitted to the public
+    data.
 
     Raises:
         SettingsError: if the workload is unknown, or an import lacks samples or batch.
@@ -68,7 +70,9 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     )
     with one_thread():
         champion = load_champion(workspace.home, provider)
-    if champion is None and (shape or only_public(workspace.warehouse, provider, name)):
+    spec = workspace.settings.workloads.get(name)
+    shaped = shape or (spec is not None and spec.transformer)
+    if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
         champion = _fitted_on_public(workspace)
     workload = _workload(workspace, question)
     if champion is None:
@@ -83,6 +87,8 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         runs = measured_setups(workspace.warehouse, provider, [name])
         case = Case.of(workspace, champion, workload, matching(offers, question.filters), runs)
     with one_thread():
+        if question.by_gpu:
+            return _by_gpu(case)
         found, named = case.plan(top=top), None
         if pilots:
             filters = [pair for pair in question.filters if pair[0] != "market"]
@@ -92,6 +98,21 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     first, *others = found.rows
     more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
     return [first | more, *others]
+
+
+def _by_gpu(case: Case) -> list[dict[str, Any]]:
+    """Return the first choice on each kind of device, the best for the goal first."""
+    rows = []
+    for device in sorted({offer.instance_type.device for offer in case.offers}):
+        offers, known = (
+            [offer for offer in sold if offer.instance_type.device == device]
+            for sold in (case.offers, case.known)
+        )
+        rows += replace(case, offers=offers, known=known).plan(top=1).rows
+        rows[-1]["reason"] = f"{device}: {rows[-1]['reason']}"
+    objective = case.workload.goals[0].objective
+    rows.sort(key=lambda row: math.inf if row[objective] is None else row[objective])
+    return [row | {"rank": place} for place, row in enumerate(rows, start=1)]
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:

@@ -1,7 +1,7 @@
 """Load the instance types and on-demand list prices that ship with Srift.
 
 `python -m tests.snapshot` makes snapshot.json.gz from moto, apache-libcloud and tables of Karpenter
-(Apache License 2.0). Prices in LISTED_REGION are list prices; prices in other regions are estimates:
+(Apache License 2.0). Prices in LISTED_REGION are list prices; prices elsewhere are estimates:
 
     made_on, prices_as_of   day of creation, and time of the list prices (UTC)
     sources                 package, version, licence, notice, and what was taken
