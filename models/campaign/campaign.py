@@ -146,19 +146,18 @@ def shopping_list(
         most: the largest number of launches; None means no limit.
     """
     priced = limits.priced(offers)
-    jobs = [replace(job, modes=(mode,)) for job in workloads for mode in job.modes]
     clusters = list(
         clusters_of(priced, max_hosts=limits.max_hosts, fits=limits.fits, most=MOST_CLUSTERS)
     )
     runs = buyable
     if runs is None:
-        runs = training_runs(jobs, clusters, past.profiles, model=model, costs=limits.costs)
+        runs = training_runs(workloads, clusters, past.profiles, model=model, costs=limits.costs)
     devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
     known = Knowledge.of(past, devices)
     left = {run: None for key, run in runs.items() if ("train", key) not in known.done}
     if model is not None:
-        known.learn(model, left, devices)
-    profiles = _profiles(jobs, priced, limits.costs)
+        known.learn(model, left)
+    profiles = _profiles(workloads, priced, limits.costs)
     launches: list[PlannedLaunch] = []
     while limits.max_usd > 0 and limits.max_seconds > 0 and len(launches) != most:
         found = _next_launch(limits, clusters, left, profiles, known)
@@ -175,18 +174,20 @@ def shopping_list(
     return launches
 
 
-def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -> list[PlannedRun]:
-    """Return one profile run for each job and each instance type that can compute it.
+def _profiles(
+    workloads: Sequence[Workload], offers: Sequence[Offer], costs: Costs
+) -> list[PlannedRun]:
+    """Return one profile run for each workload, mode and instance type that can compute it.
 
     A profile uses one device. If a mode needs several devices, the profile uses the corresponding
     mode for one device.
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
-    alone = [replace(job, modes=(job.modes[0].alone,)) for job in jobs]
     runs = [
-        profile_of(single, kinds[name], costs)
-        for (job, single), name in product(zip(jobs, alone, strict=True), sorted(kinds))
-        if computes(kinds[name].device, job.modes[0])
+        profile_of(workload, mode, kinds[name], costs)
+        for workload in workloads
+        for mode, name in product(workload.modes, sorted(kinds))
+        if computes(kinds[name].device, mode)
     ]
     return list(dict.fromkeys(runs))
 

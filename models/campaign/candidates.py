@@ -101,6 +101,12 @@ class PlannedRun:
         return cluster_name(self.members)
 
     @property
+    def key(self) -> Key:
+        """The key of the setup; see `domain.setup_table.setup_key`."""
+        machines = zip(self.members, self.layout, self.batches, strict=True)
+        return self.workload, self.mode, tuple(sorted(machines)), self.accumulation_steps
+
+    @property
     def layout(self) -> tuple[int, ...]:
         return self.devices or (1,) * len(self.members or self.nodes)
 
@@ -167,8 +173,10 @@ class Model:
         return trained in self.workloads and self.types.issuperset(members)
 
 
-def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) -> PlannedRun:
-    """Return a run that profiles the workload in its first mode on one machine.
+def profile_of(
+    workload: Workload, mode: Mode, instance_type: InstanceType, costs: Costs
+) -> PlannedRun:
+    """Return a run that profiles the workload on one device, in the mode `mode.alone`.
 
     The profile times PROFILE_BATCHES batches, which range from an eighth of the least global batch
     to the greatest global batch.
@@ -178,14 +186,13 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
     step_s = costs.core_step_s * sizes / workload.global_batch_least / instance_type.cores
     # node/profiler.py uses the same durations.
     steps_s = np.maximum(1.0, 4 * step_s).sum() + max(1.0, 5 * step_s[len(sizes) // 2])
-    mode = workload.modes[0]
     return PlannedRun(
         kind="profile",
         workload=workload.name,
-        mode=mode,
+        mode=mode.alone,
         members=(instance_type.name,),
         batches=tuple(sorted({round(float(size)) for size in sizes})),
-        est_s=costs.build_s + float(steps_s) + PROFILE_BATCHES * prior_s(mode),
+        est_s=costs.build_s + float(steps_s) + PROFILE_BATCHES * prior_s(mode.alone),
     )
 
 
@@ -235,7 +242,7 @@ def training_runs(
 ) -> dict[Key, PlannedRun]:
     """Return the training runs of every workload on every cluster, by setup.
 
-    A workload is measured in its first mode and at all its global batches. For variety, it is also
+    A workload is measured in all its modes and at all its global batches. For variety, it is also
     measured at half the least batch and with two accumulation steps. Unequal machines share the
     batch so that they finish together. Their speeds come from `profiles`, or from their numbers of
     cores if a profile is missing. A machine with several devices is also measured with one device,
@@ -243,9 +250,10 @@ def training_runs(
     """
     lines = profiled_lines(profiles)
     found: dict[Key, tuple[Setup, Workload]] = {}
-    for workload, cluster in product(workloads, clusters):
-        for setup in _setups(workload, cluster, lines):
-            found.setdefault(setup_key(setup), (setup, workload))
+    for workload in workloads:
+        for mode, cluster in product(workload.modes, clusters):
+            for setup in _setups(workload, mode, cluster, lines):
+                found.setdefault(setup_key(setup), (setup, workload))
     step_s = {key: _prior_step_s(*pair, costs) for key, pair in found.items()}
     if model is not None and model.predict is not None:
         known = {
@@ -309,9 +317,8 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
     return lines
 
 
-def _setups(workload: Workload, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
-    """Yield the setups that `training_runs` measures for one workload and cluster."""
-    mode = workload.modes[0]
+def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
+    """Yield the setups that `training_runs` measures for one workload, mode and cluster."""
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
     if not _trains(cluster, mode):

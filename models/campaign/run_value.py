@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -149,11 +148,8 @@ class Knowledge:
         known.done.update(one for one, count in failures.items() if count >= _ENOUGH_FAILURES)
         return known
 
-    def learn(self, model: Model, runs: Iterable[PlannedRun], devices: Mapping[str, int]) -> None:
-        """Use `model` to compute the values of those of `runs` that it can predict.
-
-        `devices` is the number of devices of each instance type.
-        """
+    def learn(self, model: Model, runs: Iterable[PlannedRun]) -> None:
+        """Use `model` to compute the values of those of `runs` that it can predict."""
         self.model = model = replace(model, types=model.types - self.doubted)
         fresh = [
             row
@@ -165,7 +161,7 @@ class Knowledge:
             mine = [run for run in known if run.workload == name]
             new = [row for row in fresh if row["workload"] == name][-_MOST_FRESH:]
             if mine and choice_set.questions:
-                self.values[name] = _valued(choice_set, mine, model, devices, new)
+                self.values[name] = _valued(choice_set, mine, model, new)
 
     def saves(self, run: PlannedRun) -> float | None:
         """Return the expected loss from wrong choices that `run` would avoid.
@@ -190,7 +186,7 @@ class Knowledge:
         """Return the value of a training run, as the module's docstring defines it."""
         saved = self.saves(run)
         if saved is None:
-            return sum(1 / (1 + self.seen[feature]) for feature in _features_of(run))
+            return sum(1 / (1 + self.seen[feature]) for feature in _features(run.key))
         return _REGRET_VALUE * saved
 
     def add(self, run: PlannedRun) -> None:
@@ -198,7 +194,7 @@ class Knowledge:
         if run.kind != "train":
             self.done.add(_identity_of(run))
             return
-        self.seen.update(_features_of(run))
+        self.seen.update(_features(run.key))
         values = self.values.get(run.workload)
         if values is not None and run in values.places:
             self.values[run.workload] = values.after(run)
@@ -238,11 +234,6 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     return kind, (trained, members[0]) if kind == "profile" else members
 
 
-@lru_cache(maxsize=2**16)
-def _features_of(run: PlannedRun) -> list[Feature]:
-    return _features(row_key(run.row(), {}))
-
-
 def _features(key: Key) -> list[Feature]:
     workload, mode, machines, steps = key
     cluster = tuple(name for name, _, _ in machines)
@@ -261,7 +252,6 @@ def _valued(
     choice_set: ChoiceSet,
     runs: Sequence[PlannedRun],
     model: Model,
-    devices: Mapping[str, int],
     fresh: Sequence[Mapping[str, Any]],
 ) -> WorkloadValues:
     """Return the values of at most _MOST_RUNS of the `runs`, all of which `model` can predict.
@@ -273,7 +263,7 @@ def _valued(
     keys = {setup_key(setup) for setup in choice_set.setups}
 
     def order(run: PlannedRun) -> tuple[bool, float, str]:
-        is_other = row_key(run.row(), devices) not in keys
+        is_other = run.key not in keys
         return is_other, run.est_s * len(run.members), run.cluster
 
     valued = sorted(runs, key=order)[:_MOST_RUNS]

@@ -198,13 +198,12 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
             f"{cluster.name} cannot train {case.workload.name}: its devices cannot split a global"
             f" batch of {least}, or do not support the workload's precision"
         )
-    alone = replace(case.workload, modes=(run.mode.alone,))
     lines = profiled_lines(mart_or_nothing(case.workspace, "profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
     missing = [
-        profile_of(alone, instance_type, costs)
+        profile_of(case.workload, run.mode, instance_type, costs)
         for name, instance_type in types.items()
-        if (alone.name, run.mode.alone, name) not in lines
+        if (run.workload, run.mode.alone, name) not in lines
     ]
     return [replace(one, reason="named by hand") for one in (*missing, run)]
 

@@ -275,7 +275,7 @@ def test_a_planned_run_lowers_the_value_of_what_it_shows():
     runs = list(training_runs(JOBS, clusters, PROFILES, costs=Costs()).values())
     past = Past(runs=NOTHING, profiles=PROFILES, probes=NOTHING)
     known = Knowledge.of(past, {})
-    known.learn(model(replace(UNSURE, own=0.1, shared=0.3)), runs, {})
+    known.learn(model(replace(UNSURE, own=0.1, shared=0.3)), runs)
     trial, first = known.copy(), max(runs, key=known.value)
     trial.add(first)
     assert all(trial.value(run) <= known.value(run) for run in runs)
