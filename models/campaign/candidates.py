@@ -16,6 +16,7 @@ from ..domain.setup_table import Key, modes_of, setup_key
 from ..domain.workload import MODES, Mode, Setup, Workload, joined
 from ..job.compilation import prior_s
 from ..planner.batch_split import Line, finish_together, global_batches
+from ..planner.compression import runs_on
 from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS, LEARNING_STEPS
 from ..step_time.machine_specs import computes
 from .value_of_information import ChoiceSet, Joint
@@ -288,11 +289,9 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
     """Return True if the mode supports the cluster's devices and all devices support the mode."""
-    layout = [offer.instance_type.devices for offer in cluster.members]
-    counts = (len(layout), min(layout), max(layout), sum(layout))
-    return bool(mode.runs_on(*(np.array([count]) for count in counts))[0]) and all(
-        computes(offer.instance_type.device, mode) for offer in cluster.members
-    )
+    types = [offer.instance_type for offer in cluster.members]
+    able = all(computes(one.device, mode) for one in types)
+    return able and runs_on([one.devices for one in types], mode)
 
 
 def profiled_lines(profiles: pd.DataFrame) -> Lines:

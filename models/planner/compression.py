@@ -39,11 +39,15 @@ def unproven(
 
 def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
     """Return those of `modes` in which the setup's cluster can train its batches."""
-    layout, uneven = setup.layout, len(set(setup.batch_per_device)) > 1
+    uneven = len(set(setup.batch_per_device)) > 1
+    able = [mode for mode in modes if runs_on(setup.layout, mode)]
+    return [mode for mode in able if not (uneven and mode.of_equal_batches)]
+
+
+def runs_on(layout: Sequence[int], mode: Mode) -> bool:
+    """Return True if `mode` can train on machines of which `layout` devices are used."""
     sizes = np.array([[len(layout)], [min(layout)], [max(layout)], [sum(layout)]])
-    return [
-        mode for mode in modes if mode.runs_on(*sizes)[0] and not (uneven and mode.of_equal_batches)
-    ]
+    return bool(mode.runs_on(*sizes)[0])
 
 
 def compared(setup: Setup, workload: Workload, model: StepTimeModel) -> str:

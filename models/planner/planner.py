@@ -265,7 +265,7 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
 
     Rows with an infinite value are left out.
     """
-    order = np.lexsort((np.arange(len(hours)), usd, hours))
+    order = np.lexsort((usd, hours))
     order = order[np.isfinite(hours[order]) & np.isfinite(usd[order])]
     least = np.minimum.accumulate(usd[order])
     before = np.concatenate([[np.inf], least[:-1]])[: len(order)]

@@ -111,7 +111,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
         rows.append(row)
     first, *rest = rows
     first["status"] = "recommended"
-    rival = rest[0] if len(shown) > 1 and rest else None
+    rival = rest[0] if len(shown) > 1 else None
     first["reason"] = explain.winner(first, rival, goal, clusters=clusters)
     first["reason"] += explain.nearest(costs.predictions.iloc[int(best[0])])
     for row in rest:
@@ -171,8 +171,15 @@ def _question(workload: Workload, goal: Goal) -> Row:
 
 
 def summary(costs: JobCosts, at: int) -> Row:
-    """Return a row with the setup at position `at`, its offers, expected hours and dollars."""
-    setup = costs.setups[at]
+    """Return a row with the setup at position `at`, its offers, expected hours and dollars.
+
+    `usd` is exactly the sum of its items. It is None, like `usd_machines`, if a price is unknown.
+    """
+    setup, hours = costs.setups[at], float(costs.hours[at])
+    price, storage, other = setup.cluster.bill_per_hour
+    items = {"usd_storage": hours * storage, "usd_other": hours * other}
+    machines = None if price is None else hours * price
+    usd = None if machines is None else machines + items["usd_storage"] + items["usd_other"]
     columns = setup.row()
     del columns["workload"], columns["provider"]
     offers = [
@@ -190,8 +197,10 @@ def summary(costs: JobCosts, at: int) -> Row:
         "market": setup.cluster.market,
         "cluster_offers": offers,
         "global_batch": setup.global_batch,
-        "hours": float(costs.hours[at]),
-        **_bill(setup, float(costs.hours[at])),
+        "hours": hours,
+        "usd": usd,
+        "usd_machines": machines,
+        **items,
     }
 
 
@@ -216,15 +225,3 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
         "interruption_risk": float(costs.interruption_risk[at]),
         "expected_interruptions": float(costs.interruptions[at]),
     }
-
-
-def _bill(setup: Setup, hours: float) -> Row:
-    """Return the dollars that `hours` of the setup's cluster cost, in total and for each item.
-
-    `usd` is exactly the sum of the items. `usd` and `usd_machines` are None if a price is unknown.
-    """
-    price, storage, other = setup.cluster.bill_per_hour
-    items = {"usd_storage": hours * storage, "usd_other": hours * other}
-    machines = None if price is None else hours * price
-    usd = None if machines is None else machines + items["usd_storage"] + items["usd_other"]
-    return {"usd": usd, "usd_machines": machines, **items}

@@ -19,7 +19,7 @@ from models.campaign import budget as pure
 from models.campaign.budget import Allowance, Cap
 from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, parse_cluster
-from warehouse.database import select
+from warehouse.reads import mart
 
 from ..execution.claims import of_others
 from ..execution.job import START_UP_S, Served, workload_names
@@ -173,7 +173,7 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     If the cost of a refresh is unknown, the dollars are infinite and the reason says so. Otherwise
     the reason is empty. A refresh that began in the previous month counts in full.
     """
-    spend = mart_or_nothing(workspace, "spend")
+    spend = mart_of(workspace, "spend")
     start = pd.Timestamp(pure.month_start(now)).tz_localize(None)
     recent = spend[pd.to_datetime(spend["ended_at"]) >= start]
     for refresh_id in recent[recent["usd"].isna()]["refresh_id"]:
@@ -184,10 +184,9 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     return float(recent["usd"].sum()), ""
 
 
-def mart_or_nothing(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
+def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
     """Return the provider's rows of a mart; no rows before the first refresh."""
-    with workspace.warehouse.read() as connection:
-        return select(connection, name, {"provider": workspace.provider.name, **equal})
+    return mart(workspace.warehouse, name, provider=workspace.provider.name, **equal)
 
 
 def _spot_margin(workspace: Workspace) -> float | None:

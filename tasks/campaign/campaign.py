@@ -47,7 +47,7 @@ from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
-from .budget import Tally, allowance, mart_or_nothing, patience_s
+from .budget import Tally, allowance, mart_of, patience_s
 
 # Most lists of launches that one campaign plans. With a champion, a list counts only if no run of
 # it was recorded.
@@ -170,11 +170,10 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     The launch uses recommended machines and stops one of them during the run. Only local machines
     are used, because they share a folder for checkpoints.
     """
-    provider = workspace.provider.name
-    runs = reads.mart(workspace.warehouse, "elastic_runs", provider=provider)
+    runs = mart_of(workspace, "elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
     offers = current_offers(workspace)
-    rows = rows_of(reads.mart(workspace.warehouse, "recommendations", provider=provider))
+    rows = rows_of(mart_of(workspace, "recommendations"))
     for workload in workspace.without(tally.lacking).measurable:
         tried = tries.get((workload.name, workload.digest), [])
         if "measured" in tried or len(tried) >= MOST_TRIES:
@@ -216,7 +215,7 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
     Failures of machines, data or a package index are left out, because the run may succeed next
     time.
     """
-    failed = mart_or_nothing(workspace, "failed_runs", status="failed", told_by="node")
+    failed = mart_of(workspace, "failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
     failed = failed[~failed["cause"].isin((MACHINE, DATA, INSTALL))]
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]

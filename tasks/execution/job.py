@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
-from models.domain.cluster import Cluster, Offer
-from models.domain.workload import Setup
+from models.domain.cluster import Cluster, Offer, cluster_name
 from models.planner.learning import LEARNING_MOST_S, LEARNING_STEPS, LEARNING_WINDOWS
 
 from ..node.data import S3
@@ -255,13 +254,12 @@ def _emulated(settings: Settings) -> bool:
 
 def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
     """Return a planned run in the form that machines receive."""
-    workload, mode = wanted.trained
     item = Item(
         run_id=run_id,
         kind=wanted.kind,
         nodes=list(wanted.nodes),
-        workload=workload,
-        **mode._asdict(),
+        workload=wanted.workload,
+        **wanted.mode._asdict(),
         batches=list(wanted.batches),
         accumulation_steps=wanted.accumulation_steps,
         message_bytes=list(wanted.message_bytes),
@@ -288,7 +286,7 @@ def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
 
 
 def workload_names(launch: PlannedLaunch) -> list[str]:
-    return sorted({wanted.trained[0] for wanted in launch.items if wanted.workload})
+    return sorted({wanted.workload for wanted in launch.items} - {""})
 
 
 def _run_setup(
@@ -298,25 +296,18 @@ def _run_setup(
 
     members: the offers of the run's machines. digests: workload digests by workload name.
     """
-    workload, mode = wanted.trained
-    trains = wanted.kind in TRAINING
-    setup = Setup(
-        workload=workload,
-        **mode._asdict(),
-        cluster=Cluster(members=tuple(members)),
-        layout=wanted.layout,
-        batch_per_device=wanted.batches if trains else (1,) * len(members),
-        accumulation_steps=wanted.accumulation_steps,
-    ).row()
-    types = [member.instance_type for member in members]
+    types, setup = [member.instance_type for member in members], wanted.row()
+    names = [one.name for one in types]
     return {
         **setup,
+        "cluster": cluster_name(names),
         **placement(members),
-        "workload": workload or None,
-        "batch_per_device": setup["batch_per_device"] if trains else None,
-        "instance_types": [one.name for one in types],
+        "provider": types[0].provider,
+        "workload": wanted.workload or None,
+        "batch_per_device": setup["batch_per_device"] if wanted.kind in TRAINING else None,
+        "instance_types": names,
         "instance_digests": [one.digest for one in types],
-        "workload_digest": digests.get(workload),
+        "workload_digest": digests.get(wanted.workload),
         "code_commit": code_commit(),
         "reason_wanted": wanted.reason,
         "kind": wanted.kind,
