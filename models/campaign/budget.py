@@ -23,7 +23,7 @@ _MINUTE_S = 60.0  # machines stop themselves after whole minutes; AWS bills at l
 LATE_S = 240.0 + 60.0 * (2 * 6 - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cap:
     """A limit in dollars and the amounts that already count against it.
 
@@ -49,7 +49,7 @@ class Cap:
         return f"{self.name} {self.usd:.2f} ({parts})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Allowance:
     """The permission for a launch: its deadline and worst-case cost, or the reason for a refusal.
 

@@ -51,7 +51,7 @@ STOPS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CampaignLimits:
     """Caps on the dollars and seconds of all launches of a campaign, and the allowed clusters.
 
@@ -83,7 +83,7 @@ class CampaignLimits:
         return [one for one in offers if one.market == self.market and one.usd_per_hour is not None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlannedLaunch:
     """A cluster to acquire, and the runs to measure on it in this order.
 
@@ -251,11 +251,11 @@ def elastic_launch(
     every = max(1, round(_ELASTIC_WORK_S / step_s / 10))
     run = PlannedRun(
         kind="elastic",
-        workload=str(recommended["workload"]),
+        workload=recommended["workload"],
         mode=mode,
         members=types,
-        devices=parse_numbers(str(recommended["layout"]), len(types), "layout"),
-        batches=parse_numbers(str(recommended["batch_per_device"]), len(types), "batch_per_device"),
+        devices=parse_numbers(recommended["layout"], len(types), "layout"),
+        batches=parse_numbers(recommended["batch_per_device"], len(types), "batch_per_device"),
         accumulation_steps=int(recommended["accumulation_steps"]),
         steps=10 * every,
         checkpoint_every=every,

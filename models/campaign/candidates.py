@@ -29,7 +29,7 @@ MESSAGE_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
 _LEAST_PROFILED = 3  # batches that determine the line of one device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Costs:
     """The assumed seconds of launches and runs. The defaults are for local hosts."""
 
@@ -54,7 +54,7 @@ class Costs:
 EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlannedRun:
     """One run to measure.
 
@@ -149,7 +149,7 @@ def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """The predictions of the model in use, as a campaign needs them.
 

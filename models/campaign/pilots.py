@@ -31,7 +31,7 @@ _TRUTHS = 400  # joint draws of the step times
 _ROUNDING = 1e-10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Pilots:
     """The chosen runs to measure (pilots), and the expected regret that remains after them.
 

@@ -39,7 +39,7 @@ _MOST_RUNS = 250  # values are computed for at most this many runs of a workload
 _MOST_FRESH = 300  # at most this many runs, measured after the model was fitted, update the belief
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Past:
     """The measurements of one provider so far. The frames are rows of marts and may be empty.
 
@@ -55,7 +55,7 @@ class Past:
     stale_before: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkloadValues:
     """The values of runs of one workload: how much better a run makes the choices of setups.
 
@@ -128,7 +128,7 @@ class Knowledge:
         measured_at = pd.to_datetime(column(past.runs, "measured_at", None), utc=True)
         stale, fresh = set[str](), set[str]()
         for row, at in zip(rows_of(past.runs), measured_at, strict=True):
-            names = types_of(str(row["cluster"]))
+            names = types_of(row["cluster"])
             # a run without a time (NaT) is not stale: all comparisons are False
             if at <= max([before, *(drifted[name] for name in names if name in drifted)]):
                 stale.update(names)
@@ -143,7 +143,7 @@ class Knowledge:
             known.done.add(_identity(profile, devices))
         for cluster, rows in past.probes.groupby("cluster") if len(past.probes) else ():
             if rows["bytes"].nunique() >= _PROBED_SIZES:
-                known.done.add(("probe", types_of(str(cluster))))
+                known.done.add(("probe", types_of(cluster)))
         failures = Counter(_identity(row, devices) for row in rows_of(past.failures))
         known.done.update(one for one, count in failures.items() if count >= _ENOUGH_FAILURES)
         return known
@@ -227,10 +227,10 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     It consists of the kind and setup of a training run, the workload, mode and instance type of a
     profile, or the machines of a network sweep.
     """
-    kind, members = str(row["kind"]), types_of(str(row["cluster"]))
+    kind, members = row["kind"], types_of(row["cluster"])
     if kind == "train":
         return kind, row_key(row, devices)
-    trained = str(row["workload"]), mode_of(row)
+    trained = row["workload"], mode_of(row)
     return kind, (trained, members[0]) if kind == "profile" else members
 
 

@@ -40,7 +40,7 @@ _OUTCOMES = 41  # number of quantiles of a setup's step time for which its hours
 _MOST, _MOST_SAFE = 30, 10  # setups kept for a goal: the best by objective, and the best by loss
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Belief:
     """A joint normal distribution of the log step seconds of n setups.
 
@@ -78,10 +78,10 @@ class Belief:
         The means are those of log step times. The measured value is assumed to be one standard
         deviation above its mean.
         """
-        return np.asarray(self.covariance[:, places] / self.outcome_sd[places])
+        return self.covariance[:, places] / self.outcome_sd[places]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OpenChoice:
     """A goal of a workload with the setups that may be chosen for it, and their costs.
 
@@ -164,11 +164,11 @@ def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> P
     equally good setups, the first is chosen.
     """
     loss = losses(question.goal, log_aim, meeting)
-    best = np.argmin(loss.round(9), axis=0)
-    if meeting is None:
-        return np.asarray(best, dtype=np.intp)
-    none = ~np.isfinite(loss).any(axis=0)
-    return np.asarray(np.where(none, np.argmax(meeting.chance, axis=0), best), dtype=np.intp)
+    best: Places = np.argmin(loss.round(9), axis=0)
+    if meeting is not None:
+        none = ~np.isfinite(loss).any(axis=0)
+        best = np.where(none, np.argmax(meeting.chance, axis=0), best)
+    return best
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> Floats:
@@ -185,7 +185,7 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
     return saved
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ChoiceSet:
     """The setups of a workload that may still be chosen, and the goals for which they compete.
 

@@ -83,7 +83,7 @@ _GRANTED, _REQUESTS = {"on-demand": 0.97, "spot": 0.85}, 5.0
 _SHARED = 0.7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AvailabilityModel:
     """The chance that a request for one machine is granted, by instance type, market and zone."""
 

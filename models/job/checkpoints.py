@@ -33,7 +33,7 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
     return _STATE_PER_WEIGHT * float(gradient_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CheckpointModel:
     """Predicts the seconds to write a checkpoint.
 

@@ -29,7 +29,7 @@ def prior_s(mode: Mode) -> float:
     return mode.compiled * (1 + mode.gathered) * COMPILE_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CompileModel:
     """The compilation seconds learned for each pair of workload and mode."""
 

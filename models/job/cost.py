@@ -26,7 +26,7 @@ from .duration import (
 from .job_conditions import JobConditions, Stated, pools_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobCosts:
     """Hours and dollars of a job on every setup.
 

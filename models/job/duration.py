@@ -96,7 +96,7 @@ def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> Fl
     `checkpoint_hours` is the time to write a checkpoint. `hazard_per_hour` is the expected number
     of interruptions per hour. If it is 0, the interval is very long.
     """
-    mean = 1 / np.maximum(np.asarray(hazard_per_hour, dtype=float), 1e-12)
+    mean = 1 / np.maximum(hazard_per_hour, 1e-12)
     cost = np.asarray(checkpoint_hours, dtype=float)
     ratio = np.minimum(cost / (2 * mean), 1.0)
     interval = np.sqrt(2 * cost * mean) * (1 + np.sqrt(ratio) / 3 + ratio / 9) - cost
@@ -108,8 +108,7 @@ def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
 
     No piece is longer than `interval_hours`.
     """
-    interval = np.maximum(np.asarray(interval_hours, dtype=float), 1e-9)
-    ratio = np.asarray(work_hours, dtype=float) / interval
+    ratio = np.asarray(work_hours, dtype=float) / np.maximum(interval_hours, 1e-9)
     return np.asarray(np.maximum(np.ceil(ratio - 1e-9), 1.0), dtype=float)
 
 
@@ -121,7 +120,7 @@ def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
     """
     job = _job(work_hours, conditions)
     lost = job.interruptions * (job.lost + job.replacement)
-    return np.asarray((conditions.startup_s / 3600 + job.running + lost).T, dtype=float)
+    return (conditions.startup_s / 3600 + job.running + lost).T
 
 
 def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
@@ -169,8 +168,8 @@ def drawn_hours(
     lost = np.clip(count * job.lost + spread, 0.0, count * job.piece)
     startup_s = conditions.startup_s * _lognormal(launch, conditions.startup_log_sd)
     written = (job.running - job.work) * _lognormal(disk, conditions.checkpoint_log_sd)
-    hours = startup_s / 3600 + job.work + written + lost + count * job.replacement
-    return np.asarray(hours.T, dtype=float)
+    hours: FloatArray = startup_s / 3600 + job.work + written + lost + count * job.replacement
+    return hours.T
 
 
 class _Job(NamedTuple):
@@ -200,7 +199,7 @@ def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     lost = np.where(small, piece / 2, 1 / rate - piece / np.maximum(chance, 1e-300))
     interruptions = np.where(conditions.hazard_per_hour >= _LEAST_HAZARD, count * chance, 0.0)
     replacement = np.expm1(np.minimum(rate * conditions.replacement_s / 3600, _MOST)) / rate
-    return _Job(work, running, piece, interruptions, lost, np.asarray(replacement))
+    return _Job(work, running, piece, interruptions, lost, replacement)
 
 
 def _rate(
@@ -230,7 +229,7 @@ def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
 
 def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
     """Return a (draws, clusters) array: quantiles of lognormal variables with mean 1."""
-    return np.asarray(np.exp(log_sd * ndtri(probability) - log_sd**2 / 2), dtype=float)
+    return np.exp(log_sd * ndtri(probability) - log_sd**2 / 2)
 
 
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:

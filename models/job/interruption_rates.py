@@ -49,11 +49,11 @@ def passing(hours: ArrayLike) -> FloatArray:
 
     High demand lasts about a day, so that it averages out in long jobs.
     """
-    length = np.maximum(np.asarray(hours, dtype=float), 0.0)
+    length = np.maximum(hours, 0.0)
     return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + length), dtype=float)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HazardModel:
     """The posterior of the hazard: interruptions per hour of one spot machine.
 

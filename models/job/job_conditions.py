@@ -41,7 +41,7 @@ class Pool(NamedTuple):
         return cls(offer.instance_type.name, offer.market, offer.zone, offer.interruptions_per_hour)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Stated:
     """Conditions before any launch: published interruption rates, equal seconds for all types."""
 
@@ -64,7 +64,7 @@ class Stated:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Learned:
     """Start-up, checkpoint and interruption models that were learned from launches.
 
@@ -150,7 +150,7 @@ class Learned:
         chance = self.availability.gangs([pool[:3] for pool in pools], counts.astype(float))
         mean = launch_s + RETRY_S * (1 - chance) / chance
         variance = launch_s**2 * np.expm1(log_sd**2) + RETRY_S**2 * (1 - chance) / chance**2
-        return mean, np.asarray(np.sqrt(np.log1p(variance / mean**2)), dtype=float)
+        return mean, np.sqrt(np.log1p(variance / mean**2))
 
 
 JobConditions = Stated | Learned

@@ -52,7 +52,7 @@ def requests(machines: pd.DataFrame, refusals: pd.DataFrame) -> pd.DataFrame:
     request.
     """
     granted = machines.drop_duplicates(["lease_id", *_POOL])
-    types = refusals["cluster"].map(lambda name: sorted(set(parse_cluster(str(name)))))
+    types = refusals["cluster"].map(lambda name: sorted(set(parse_cluster(name))))
     refused = refusals.assign(instance_type=types).explode("instance_type")
     return pd.concat([granted[_POOL].assign(granted=True), refused[_POOL].assign(granted=False)])
 

@@ -22,7 +22,7 @@ Normal = tuple[float, float]  # mean and standard deviation
 _SPREAD_WEIGHT = 6.0  # number of observations that the prior of the noise counts as
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LogSeconds:
     """The prior or the posterior of log durations, by group and by member of a group.
 
@@ -68,7 +68,7 @@ class LogSeconds:
         """Return a (members,) array: the mean seconds of each member of `group` at x = 0."""
         keys = [(group, member) for member in members]
         middle, log_sd = self.predict(keys, np.zeros(len(keys)))
-        return np.asarray(np.exp(middle + log_sd**2 / 2), dtype=float)
+        return np.exp(middle + log_sd**2 / 2)
 
     def fitted(self, observed: pd.DataFrame) -> LogSeconds:
         """Return the posterior, given observed durations.

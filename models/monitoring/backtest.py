@@ -59,7 +59,7 @@ def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     """
     known = data.instance_types.drop_duplicates("name").set_index("name")
     clusters = {*data.runs["cluster"], *asked["cluster"]}
-    names = sorted({name for cluster in clusters for name in types_of(str(cluster))})
+    names = sorted({name for cluster in clusters for name in types_of(cluster)})
     found = known.reindex(pd.Index(names, name="name"))
     devices = found["devices"].astype(float).fillna(1).astype(int)
     return found.assign(devices=devices).reset_index()
@@ -74,7 +74,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
         measured_s=test["step_s"].astype(float),
         workload=test["workload"].astype(str),
-        instances=[len(types_of(str(name))) for name in test["cluster"]],
+        instances=[len(types_of(name)) for name in test["cluster"]],
         all="all",
     )
     found = [

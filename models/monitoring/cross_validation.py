@@ -84,12 +84,12 @@ def _labels(rows: pd.DataFrame) -> list[str]:
 
 def _machines(rows: pd.DataFrame) -> IntArray:
     """Return the number of machines of each row's cluster."""
-    return np.array([len(types_of(str(name))) for name in rows["cluster"]], dtype=int)
+    return np.array([len(types_of(name)) for name in rows["cluster"]], dtype=int)
 
 
 def _setups(rows: pd.DataFrame) -> list[str]:
     """Return a label for each row: workload, mode, and the cluster with sorted instance types."""
-    clusters = [cluster_name(sorted(types_of(str(name)))) for name in rows["cluster"]]
+    clusters = [cluster_name(sorted(types_of(name))) for name in rows["cluster"]]
     return [f"{label} on {name}" for label, name in zip(_labels(rows), clusters, strict=True)]
 
 

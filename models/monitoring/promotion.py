@@ -21,7 +21,7 @@ _FRESH_ROWS = 8  # with this many runs that are new to the champion, only these 
 _FEWEST_SETUPS = 3  # setups needed to distinguish an improvement from noise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Promotion:
     """The decision about a new model, with the reason as a sentence."""
 

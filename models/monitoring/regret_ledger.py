@@ -112,12 +112,12 @@ def _outcome(
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
     counts = np.array([[pool["count"] for pool in row["pools"]]])
     conditions = known.gangs(pools, counts, sizes.get(row["workload"], 0.0))
-    conditions = conditions.later(known.compilation.seconds(str(row["workload"]), mode_of(row)))
+    conditions = conditions.later(known.compilation.seconds(row["workload"], mode_of(row)))
     steps = -(-int(row["samples"]) // int(row["global_batch"]))
     price = float(row["usd_per_hour"])
     hours, usd = cost_at(step_s, steps=steps, conditions=conditions, usd_per_hour=price)
     goal = Goal(
-        goal=str(row["goal"]),
+        goal=row["goal"],
         hours=float(row["constraint_hours"]),
         usd=float(row["constraint_usd"]),
         p_required=None if pd.isna(row["p_required"]) else float(row["p_required"]),

@@ -94,7 +94,7 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
         return "host", f"the host took {taken:.0%} of the processor time away", ""
     if slowness > slow_from(_number(run, "usual_spread")):
         return "speed", f"slow machine: fixed work took {slowness - 1:.0%} longer than usual", ""
-    types = parse_cluster(str(run["cluster"]))
+    types = parse_cluster(run["cluster"])
     node, above = _slowest_machine(run, types)
     if above > max(_LEAST_APART, np.nan_to_num(_number(run, "step_spread"))):
         detail = f"node {node} ({types[node]}) computes {above:.0%} slower than equal machines"
@@ -103,7 +103,7 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
     exposed_s = float(expected["exposed_communication_s"])
     if sync_s - exposed_s >= _LINK * (step_s - float(expected["step_s"])):
         return "link", f"slow link: {sync_s:.3g} s of waiting, {exposed_s:.3g} s predicted", ""
-    share = max(input_share.get((str(run["workload"]), name), 0.0) for name in types)
+    share = max(input_share.get((run["workload"], name), 0.0) for name in types)
     if pd.notna(run.get("loader_workers")):
         share = _number(run, "input_s") / step_s
     if share >= _INPUT:
@@ -157,11 +157,11 @@ def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
     and batch per device. Returns (0, 0.0) if the run has no seconds for each rank.
     """
     rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
-    used = parse_numbers(str(run["layout"]), len(types), "layout")
+    used = parse_numbers(run["layout"], len(types), "layout")
     if len(rank_s) != sum(used):  # the run did not record the seconds of each device
         return 0, 0.0
     seconds = np.maximum.reduceat(rank_s, np.cumsum([0, *used[:-1]])).tolist()
-    shares = parse_numbers(str(run["batch_per_device"]), len(types), "batch_per_device")
+    shares = parse_numbers(run["batch_per_device"], len(types), "batch_per_device")
     kinds = list(zip(types, used, shares, strict=True))
     slowest = 0, 0.0
     for node, kind in enumerate(kinds):

@@ -103,7 +103,7 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({batch for batch in doublings if batch <= most} | {most}))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchSplits:
     """A table of batch splits, sorted by cluster, mode, global batch and accumulation steps.
 

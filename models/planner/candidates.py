@@ -30,7 +30,7 @@ from .enumeration import Refusal, compositions, price_or_inf, sold_together
 MOST_ZONES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Supply:
     """The clusters that can be chosen: combinations of up to `max_hosts` machines from `offers`.
 
@@ -45,7 +45,7 @@ class Supply:
     vetoes: Mapping[Mode, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidates:
     """The candidates of a workload. `frame` has one row per candidate.
 
@@ -69,7 +69,7 @@ class Candidates:
         return len(self.frame)
 
     def column(self, name: str, rows: IntArray | slice = slice(None)) -> IntArray:
-        return np.asarray(self.frame[name].to_numpy()[rows])
+        return self.frame[name].to_numpy()[rows]
 
     def setup(self, row: int) -> Setup:
         """Return the candidate at position `row` as a setup."""

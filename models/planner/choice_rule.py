@@ -56,7 +56,7 @@ def known_meeting(used: FloatArray, limit: float) -> Meeting:
     """
     with np.errstate(divide="ignore"):
         overshoot = np.maximum(np.log(used) - np.log(limit), 0.0)
-    return Meeting(np.asarray(used <= limit, dtype=float), np.asarray(overshoot, dtype=float))
+    return Meeting((used <= limit).astype(float), overshoot)
 
 
 def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
@@ -69,7 +69,7 @@ def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
     beyond = np.maximum(np.asarray(log_used, dtype=float) - np.log(limit), -_FAR_BELOW)
     density = np.exp(-((beyond / spread) ** 2) / 2) / np.sqrt(2 * np.pi)
     overshoot = np.maximum(beyond * ndtr(beyond / spread) + spread * density, 0.0)
-    return Meeting(np.asarray(ndtr(-beyond / spread), dtype=float), np.asarray(overshoot))
+    return Meeting(ndtr(-beyond / spread), overshoot)
 
 
 def meeting_of(
@@ -116,7 +116,7 @@ def misses(goal: Goal, chance: FloatArray) -> BoolArray:
     required.
     """
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
-    return np.asarray(chance < required - _ROUNDING, dtype=bool)
+    return chance < required - _ROUNDING
 
 
 def row_misses(row: Mapping[str, Any]) -> bool:

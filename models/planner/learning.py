@@ -28,7 +28,7 @@ TOLERANCE = 0.1  # a strategy's last loss may exceed DDP's by this share of the 
 _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The mean training losses of a strategy and of DDP (`dense`) after `steps` steps.
 

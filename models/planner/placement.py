@@ -27,7 +27,7 @@ _STARTS = 32  # random starts of a local search
 _TIES = 1e-4  # weight of the tie-breaking cost in `_costs`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Links:
     """Measured network links between n machines.
 
@@ -45,7 +45,7 @@ class Links:
         return len(self.latency_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """A round of communication, in which pairs of ranks exchange `bytes` bytes at the same time.
 
@@ -57,7 +57,7 @@ class Round:
     times: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """The chosen rank order of machines.
 

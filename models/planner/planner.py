@@ -35,7 +35,7 @@ _SPREADS = (0.03, 0.1, 0.3)
 _OF_A_GROUP = 2  # the most candidates of one cluster and mode for each criterion of a shortlist
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recommendation:
     """The planner's answer: the best setups for each goal, and the Pareto frontier.
 

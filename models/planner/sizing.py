@@ -55,7 +55,7 @@ FORMULAS = {
 GIB = 2.0**30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScalingRule:
     """The rule that a step takes overhead_s + parallel_s / G seconds on G machines or devices."""
 
@@ -87,7 +87,7 @@ class ScalingRule:
         return max(math.floor(units + 1e-9), 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scale:
     """Median step times of a workload in one mode on one instance type, by number of units.
 
@@ -170,7 +170,7 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     runs = valid_runs(data.runs)
     runs = runs[runs["workload"].astype(str) == workload] if len(runs) else runs
     for row, mode in zip(rows_of(runs), modes_of(runs), strict=True):
-        name, *others = types = parse_cluster(str(row["cluster"]))
+        name, *others = types = parse_cluster(row["cluster"])
         used = parse_numbers(row.get("layout") or devices.get(name, 1), len(types), "layout")
         batches = parse_numbers(row["batch_per_device"], len(types), "batch_per_device")
         if mode.of_several or len({*zip(types, used, batches, strict=True)}) > 1:
@@ -218,7 +218,7 @@ def size_workload(
     """
     data = at_nominal_speed(data)
     clusters = set(data.runs.get("cluster", ()))
-    seen = {name for cluster in clusters for name in parse_cluster(str(cluster))}
+    seen = {name for cluster in clusters for name in parse_cluster(cluster)}
     machines = read_machines(data.instance_types, seen)
     facts, profiles = workload_facts(data).get(workload), _profiles(data, workload)
     gradient_bytes = 0.0 if facts is None else facts.gradient_bytes

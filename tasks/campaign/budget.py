@@ -19,7 +19,7 @@ from models.campaign import budget as pure
 from models.campaign.budget import Allowance, Cap
 from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, parse_cluster
-from warehouse.reads import mart
+from warehouse import reads
 
 from ..execution.claims import of_others
 from ..execution.job import START_UP_S, Served, workload_names
@@ -186,7 +186,7 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
     """Return the provider's rows of a mart; no rows before the first refresh."""
-    return mart(workspace.warehouse, name, provider=workspace.provider.name, **equal)
+    return reads.mart(workspace.warehouse, name, provider=workspace.provider.name, **equal)
 
 
 def _spot_margin(workspace: Workspace) -> float | None:

@@ -41,7 +41,7 @@ Row = dict[str, Any]
 _STEP = ("step_s", "step_low_s", "step_high_s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Wish:
     """A user's request to measure `workload`.
 

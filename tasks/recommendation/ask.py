@@ -30,7 +30,7 @@ from .recommend import Case
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")  # of transformers that are known by shape alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """A user's question: a workload, one goal, and filters of the machines to compare.
 

@@ -96,7 +96,7 @@ def _pilots(
     goal = case.workload.goals[0].goal
     found = choose_pilots(choice_set, frame, model.joint, goal=goal, count=count, seed=SEED)
     if infeasible and found.regret < SETTLED:
-        return _no_runs(str(first["reason"]))
+        return _no_runs(first["reason"])
     if not found.chosen and chance is not None and chance < _HELPS:
         return _no_runs("no cluster is likely to meet the constraint, whatever a run shows")
     answer: Found = {"settled": True, "regret": found.regret, "runs": [], "reason": ""}

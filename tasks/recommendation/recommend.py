@@ -38,7 +38,7 @@ Row = dict[str, Any]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """A workload with everything that its recommendation is based on.
 
@@ -249,7 +249,7 @@ def recommend_all(
     return with_placement_scores(workspace, [row for answer in answers for row in answer.rows])
 
 
-def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
+def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
     """Add spot placement scores to the rows, if the provider has such scores.
 
     A score is the provider's rating of the chance to get the machines. A row gets a score only if
@@ -257,21 +257,18 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
     types would be the chance to get any of them.
     """
     scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
-    scored: list[Row] = []
     for row in rows:
         spot = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
-        score = None
         if len({(one["instance_type"], one["zone"]) for one in spot}) == 1:
-            kind, count = str(spot[0]["instance_type"]), sum(int(one["count"]) for one in spot)
-            request = str(row["region"]), kind, count
+            kind, count = spot[0]["instance_type"], sum(one["count"] for one in spot)
+            request = row["region"], kind, count
             if request not in scores and len(scores) < MOST_SCORES:
                 try:
                     scores[request] = workspace.provider.placement_scores(request[0], [kind], count)
                 except ProviderError:  # no permission or too many requests: scores are optional
-                    return [*scored, *rows[len(scored) :]]
-            score = scores.get(request, {}).get(str(spot[0]["zone"]))
-        scored.append(row | {"placement_score": score})
-    return scored
+                    break
+            row["placement_score"] = scores.get(request, {}).get(spot[0]["zone"])
+    return rows
 
 
 def contending(

@@ -72,7 +72,7 @@ def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
     The overlay uses the hours of the best rank of the type and market.
     """
     best = {(one.types[0], one.market): one for one in reversed(ranks)}
-    by_hours = Goal(goal=str(ranks[0].row["goal"])).objective == "hours"
+    by_hours = Goal(goal=ranks[0].row["goal"]).objective == "hours"
     price, hours = ranks[0].offers[0]["usd_per_hour"], ranks[0].row["hours"]
     fastest = min(one.row["hours"] for one in best.values())
     overlays = []

@@ -44,8 +44,8 @@ class RankedCluster:
             parse_numbers(row[name], self.machines, name) for name in ("layout", "batch_per_device")
         )
         self.offers: Sequence[Row] = row["cluster_offers"]
-        self.types = list(dict.fromkeys(str(offer["instance_type"]) for offer in self.offers))
-        self.market, zone = str(self.offers[0]["market"]), str(self.offers[0]["zone"])
+        self.types = list(dict.fromkeys(offer["instance_type"] for offer in self.offers))
+        self.market, zone = self.offers[0]["market"], self.offers[0]["zone"]
         self.zone = None if zone == ANY_ZONE else zone
         self.name = f"{row['cluster']} ({self.market})"
         self.training = (self.layout, self.batches, *(row[name] for name in MODE))
@@ -60,7 +60,7 @@ class RankedCluster:
         return {f"SRIFT_{name.upper()}": str(self.row[name]) for name in names}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """The row to export (`first`), and all rows of its goal, sorted by rank."""
 
@@ -85,7 +85,7 @@ class Selection:
 
         If `one_type` is True, also raise ExportRefused if the cluster has several instance types.
         """
-        if not spends_money(str(self.first.row["provider"])):
+        if not spends_money(self.first.row["provider"]):
             raise ExportRefused(
                 f"{target} cannot start {self.first.name}, which runs on this computer."
                 " Use `--to torchrun` or `--provider ec2`"
@@ -118,14 +118,14 @@ class Selection:
             f"training: {row['strategy']} in {row['precision']}, switches {row['switches']};"
             f" global batch {row['global_batch']} = devices {row['layout']} x batch"
             f" {row['batch_per_device']} x {row['accumulation_steps']} micro-steps",
-            *(f"caution: {caution}" for caution in cautions_in([str(row["reason"])])),
+            *(f"caution: {caution}" for caution in cautions_in([row["reason"]])),
         ]
 
     @property
     def warnings(self) -> list[str]:
         """Return sentences about an old publication, old prices or a probably exceeded limit."""
         row, warnings = self.first.row, []
-        renew = f"`{refresh_command(str(row['provider']), '0')}` renews it"
+        renew = f"`{refresh_command(row['provider'], '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):
             age_h = self._age_h(column)
             if age_h > STALE_AFTER_H:
@@ -159,7 +159,7 @@ def select(
         ExportRefused: if no cluster meets the goal.
     """
     for column, wanted in (("workload", workload), ("provider", provider)):
-        known = sorted({str(row[column]) for row in rows})
+        known = sorted({row[column] for row in rows})
         if wanted is None and len(known) > 1:
             raise SettingsError(
                 f"rows are published for {' and '.join(known)}: choose with --{column}"

@@ -15,7 +15,7 @@ def skypilot(selection: Selection) -> tuple[Any, str]:
     first = selection.first
     resources = [_resources(one) for one in selection.interchangeable]
     task = {
-        "name": label(str(first.row["workload"])),
+        "name": label(first.row["workload"]),
         "num_nodes": first.machines,
         "resources": resources[0] if len(resources) == 1 else {"ordered": resources},
         "envs": first.environment | {"TRAINING_SCRIPT": "train.py"},
@@ -31,7 +31,7 @@ def skypilot(selection: Selection) -> tuple[Any, str]:
 
 
 def _resources(cluster: RankedCluster) -> dict[str, Any]:
-    place = ["aws", str(cluster.row["region"]), *([cluster.zone] if cluster.zone else [])]
+    place = ["aws", cluster.row["region"], *([cluster.zone] if cluster.zone else [])]
     return {
         "infra": "/".join(place),
         "instance_type": cluster.types[0],
