@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..domain.numeric import FloatArray
 from ..domain.setup_table import Key, column, mode_of, row_key, rows_of, setup_key, types_of
 from .candidates import Model, PlannedRun
-from .value_of_information import Belief, ChoiceSet, Floats, OpenChoice, run_values
+from .value_of_information import Belief, ChoiceSet, OpenChoice, run_values
 
 Feature = tuple[Any, ...]
 
@@ -69,7 +70,7 @@ class WorkloadValues:
     questions: Sequence[OpenChoice]
     belief: Belief
     places: Mapping[PlannedRun, int]
-    regret: Floats
+    regret: FloatArray
 
     def saves(self, run: PlannedRun) -> float:
         """Return the expected loss from wrong choices that `run` would avoid.
@@ -89,11 +90,6 @@ class WorkloadValues:
         regret = self.regret * np.clip(1 - alike, 0.0, 1.0)
         regret[place] = 0.0
         return replace(self, belief=self.belief.given(place), regret=regret)
-
-    def revalued(self) -> WorkloadValues:
-        """Compute the values again. Runs that have no value keep none."""
-        left = [place for place in self.places.values() if self.regret[place] > 0]
-        return replace(self, regret=run_values(self.questions, self.belief, left))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,9 +199,15 @@ class Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
     def revalue(self, workloads: Iterable[str]) -> None:
-        """Recompute the values of the runs of `workloads`, taking the planned runs into account."""
+        """Recompute the values of the runs of `workloads`, taking the planned runs into account.
+
+        Runs that have no value keep none.
+        """
         for name in self.values.keys() & set(workloads):
-            self.values[name] = self.values[name].revalued()
+            old = self.values[name]
+            left = [place for place in old.places.values() if old.regret[place] > 0]
+            regret = run_values(old.questions, old.belief, left)
+            self.values[name] = replace(old, regret=regret)
 
     def reason(self, run: PlannedRun) -> str:
         """Return a text that explains why `run` is planned."""

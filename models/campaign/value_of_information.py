@@ -16,20 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from ..domain.numeric import Z_90
+from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..job.job_conditions import JobConditions
 from ..planner.choice_rule import Meeting, losses, meeting_of, normal_meeting, weighed
 from ..planner.ranking import best_splits
 
-Floats = NDArray[np.float64]
-Places = NDArray[np.intp]
 # Maps n setups to mean (n,), covariance (n, n) and noise (n,) of log step seconds.
-Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]
+Joint = Callable[[pd.DataFrame], tuple[FloatArray, FloatArray, FloatArray]]
 
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations from its mean
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
@@ -48,12 +45,12 @@ class Belief:
     value.
     """
 
-    mean: Floats
-    covariance: Floats
-    noise: Floats
+    mean: FloatArray
+    covariance: FloatArray
+    noise: FloatArray
 
     @property
-    def variance(self) -> Floats:
+    def variance(self) -> FloatArray:
         return np.maximum(np.diag(self.covariance), 0.0)
 
     def given(self, place: int, log_step: float | None = None) -> Belief:
@@ -68,11 +65,11 @@ class Belief:
         return Belief(self.mean + across * moved, covariance, self.noise)
 
     @property
-    def outcome_sd(self) -> Floats:
+    def outcome_sd(self) -> FloatArray:
         """An (n,) array: the standard deviation of the measured log step time of each setup."""
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
-    def mean_shift(self, places: Sequence[int]) -> Floats:
+    def mean_shift(self, places: Sequence[int]) -> FloatArray:
         """Return an (n, places) array: by how much a run at each place changes each of n means.
 
         The means are those of log step times. The measured value is assumed to be one standard
@@ -94,12 +91,12 @@ class OpenChoice:
     """
 
     goal: Goal
-    places: Places
-    fixed_hours: Floats
-    hours_per_step_s: Floats
-    usd_per_hour: Floats
-    irreducible_sd: Floats
-    irreducible_mean: Floats
+    places: IntArray
+    fixed_hours: FloatArray
+    hours_per_step_s: FloatArray
+    usd_per_hour: FloatArray
+    irreducible_sd: FloatArray
+    irreducible_mean: FloatArray
 
 
 def choice(question: OpenChoice, belief: Belief) -> int:
@@ -112,7 +109,9 @@ def choice(question: OpenChoice, belief: Belief) -> int:
     return int(choices(question, *found)[0, 0])
 
 
-def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Floats, Floats]:
+def gain(
+    question: OpenChoice, belief: Belief, runs: Sequence[int]
+) -> tuple[FloatArray, FloatArray]:
     """Return two (runs,) arrays: expected decrease of regret, and chance of another choice.
 
     `runs` are the positions in `belief` of the setups to run.
@@ -128,26 +127,30 @@ def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Flo
 
 
 def aim_and_meeting(
-    question: OpenChoice, mean: Floats, variance: Floats
-) -> tuple[Floats, Meeting | None]:
+    question: OpenChoice, mean: FloatArray, variance: FloatArray
+) -> tuple[FloatArray, Meeting]:
     """Return the log objective of each setup, and how likely the setup keeps the goal's limit.
 
-    The second item is a `Meeting`, or None if the goal has no limit. `mean` and `variance` describe
-    log step seconds. They have the shape (setups, runs, outcomes) or broadcast to it.
+    `mean` and `variance` describe log step seconds. They have the shape (setups, runs, outcomes) or
+    broadcast to it.
     """
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
     hours = question.fixed_hours[tall] + work
     logs = {"hours": np.log(hours)}
     logs["usd"] = logs["hours"] + np.log(question.usd_per_hour)[tall]
-    if goal.constraint is None or goal.limit is None:
-        return logs[goal.objective], None
     spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
-    used = logs[goal.constraint] + question.irreducible_mean[tall]
-    return logs[goal.objective], normal_meeting(used, spread, goal.limit)
+
+    def log_used(what: str) -> FloatArray:
+        return logs[what] + question.irreducible_mean[tall]
+
+    meeting = meeting_of(goal, log_used, lambda used, limit: normal_meeting(used, spread, limit))
+    return logs[goal.objective], meeting
 
 
-def judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
+def judged(
+    question: OpenChoice, mean: FloatArray, variance: FloatArray
+) -> tuple[FloatArray, Meeting]:
     """Return the log objective and the `Meeting` of the question's setups for each draw.
 
     `mean` is an (n, draws) array and `variance` an (n,) array of log step seconds, for all n setups
@@ -157,21 +160,21 @@ def judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats
     return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
 
 
-def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> Places:
+def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntArray:
     """Return a (runs, outcomes) array: the position of the setup chosen after each outcome.
 
     If no setup has a finite loss, the setup that is most likely to keep the limit is chosen. Of
     equally good setups, the first is chosen.
     """
     loss = losses(question.goal, log_aim, meeting)
-    best: Places = np.argmin(loss.round(9), axis=0)
-    if meeting is not None:
-        none = ~np.isfinite(loss).any(axis=0)
-        best = np.where(none, np.argmax(meeting.chance, axis=0), best)
+    none = ~np.isfinite(loss).any(axis=0)
+    best: IntArray = np.where(
+        none, np.argmax(meeting.chance, axis=0), np.argmin(loss.round(9), axis=0)
+    )
     return best
 
 
-def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> Floats:
+def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> FloatArray:
     """Return an (n,) array: the expected decrease of regret by a run of each setup in `belief`.
 
     The decrease is summed over `questions`. It is 0 for setups whose position is not in `runs`. A
@@ -242,12 +245,12 @@ def choice_set_of(
     return ChoiceSet(setups=setups, questions=tuple(questions))
 
 
-def _contending(goal: Goal, costs: JobCosts) -> Places:
+def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     """Return the positions of setups that may be chosen for `goal`, sorted by the objective."""
     usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)
     meeting = meeting_of(goal, costs.drawn)
-    hopeful = usable if meeting is None else usable & (meeting.chance >= LEAST_CHANCE)
+    hopeful = usable & (meeting.chance >= LEAST_CHANCE)
     if not hopeful.any():
         return np.zeros(0, dtype=np.intp)
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)

@@ -51,7 +51,7 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
     drifts if its chance times the number of groups is at most 5 %. Then its runs are removed and
     the next group is tested. A run on several instance types therefore counts against one type
     only. A drift from `before` continues while at least half of the group's recent runs are outside
-    their intervals.
+    their intervals, and keeps its start.
     """
     if not len(scored):
         return []
@@ -72,7 +72,16 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
         else:
             judged |= rows
             break
-    return [_settled(("type", *pool), row, before) for pool, row in sorted(judged.items())]
+    found = []
+    for pool, row in sorted(judged.items()):
+        group = ("type", *pool)
+        drifting = row["drifting"] or (group in before and 2 * row["outside"] >= row["runs"])
+        known = before.get(group)
+        since = (row["since"] if pd.isna(known) else known) if drifting else None
+        found.append(
+            dict(zip(GROUP, group, strict=True)) | row | {"drifting": drifting, "since": since}
+        )
+    return found
 
 
 def _measures(runs: pd.DataFrame) -> Row:
@@ -84,10 +93,12 @@ def _measures(runs: pd.DataFrame) -> Row:
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]
     slower, faster = int(above.sum()), int(below.sum())
-    direction = "either way" if slower or faster else "none"
-    if slower > 0 and slower >= _ONE_SIDED * faster:
+    direction = "either way"
+    if not slower and not faster:
+        direction = "none"
+    elif slower >= _ONE_SIDED * faster:
         direction = "slower"
-    elif faster > 0 and faster >= _ONE_SIDED * slower:
+    elif faster >= _ONE_SIDED * slower:
         direction = "faster"
     return {
         "drifting": False,
@@ -107,19 +118,6 @@ def _chance(row: Row) -> float:
     Returns 1 if the group has too few runs to test.
     """
     return float(row["chance"]) if row["runs"] >= _LEAST_RUNS else 1.0
-
-
-def _settled(group: Group, row: Row, before: Since) -> Row:
-    """Return the row of a group (instance type and zone) with its drift and start time.
-
-    If the group was drifting `before`, the start time stays the same. The drift continues while at
-    least half of the group's runs are outside their intervals.
-    """
-    known = before.get(group)
-    goes_on = group in before and 2 * row["outside"] >= row["runs"]
-    drifting = row["drifting"] or goes_on
-    since = (row["since"] if pd.isna(known) else known) if drifting else None
-    return dict(zip(GROUP, group, strict=True)) | row | {"drifting": drifting, "since": since}
 
 
 def drift_sentence(row: Mapping[str, Any]) -> str:

@@ -123,13 +123,12 @@ def _outcome(
         p_required=None if pd.isna(row["p_required"]) else float(row["p_required"]),
         overshoot_price=overshoot_price,
     )
-    found: Row = {"step_s": step_s, "hours": hours, "usd": usd, "p_meets": None, "holds": True}
     work = steps * step_s / 3600
     drawn = drawn_hours(np.full((1, _DRAWS), work), [work], conditions, seed=0)
     meeting = meeting_of(goal, {"hours": drawn, "usd": drawn * price}.__getitem__)
-    if meeting is not None:
-        found["p_meets"] = float(meeting.chance[0])
-        found["holds"] = not misses(goal, meeting.chance)[0]
+    found: Row = {"step_s": step_s, "hours": hours, "usd": usd}
+    found["p_meets"] = float(meeting.chance[0]) if goal.constraint else None
+    found["holds"] = not misses(goal, meeting.chance)[0]
     found["loss"] = float(losses(goal, np.log([found[goal.objective]]), meeting)[0])
     promised = {f"promised_{name}": row[name] for name in _PROMISED}
     return row | promised | found | {"runs": len(runs)}

@@ -76,36 +76,33 @@ def meeting_of(
     goal: Goal,
     used: Callable[[str], FloatArray],
     meeting: Callable[[FloatArray, float], Meeting] = drawn_meeting,
-) -> Meeting | None:
-    """Return how likely setups keep the limit of `goal`; None if the goal has no limit.
+) -> Meeting:
+    """Return how likely setups keep the limit of `goal`. Every setup keeps it if there is none.
 
     `used` takes "hours" or "usd" and returns the setups' hours or dollars. `meeting` computes the
     result from these values and the limit.
     """
-    if goal.constraint is None or goal.limit is None:
-        return None
-    return meeting(used(goal.constraint), goal.limit)
+    limit = np.inf if goal.limit is None else goal.limit
+    return meeting(used(goal.constraint or goal.objective), limit)
 
 
-def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
+def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the loss of each setup; the planner chooses the setup with the least loss.
 
     The loss is the log of the objective plus a penalty for exceeding the goal's limit. If the goal
     requires a probability of keeping the limit, the loss is infinite for setups with a smaller
-    probability, and there is no penalty. `meeting` is None if the goal has no limit.
+    probability, and there is no penalty.
     """
-    if meeting is None or goal.p_required is None:
+    if goal.p_required is None:
         return weighed(goal, log_objective, meeting)
     return np.where(misses(goal, meeting.chance), np.inf, log_objective)
 
 
-def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting | None) -> FloatArray:
+def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus the penalty for exceeding the limit.
 
-    A probability that the goal requires is ignored. `meeting` is None if the goal has no limit.
+    A probability that the goal requires is ignored.
     """
-    if meeting is None:
-        return log_objective
     return log_objective + goal.overshoot_price * meeting.overshoot
 
 

@@ -278,9 +278,8 @@ def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[R
     If exactly one goal has a limit, each row has the probability to keep that limit.
     """
     limited = [goal for goal in goals if goal.constraint is not None]
-    meeting = meeting_of(limited[0], costs.drawn) if len(limited) == 1 else None
+    chance = meeting_of(limited[0], costs.drawn).chance if len(limited) == 1 else None
     return [
-        summary(costs, at)
-        | {"p_meets_constraint": None if meeting is None else float(meeting.chance[at])}
+        summary(costs, at) | {"p_meets_constraint": None if chance is None else float(chance[at])}
         for at in front.tolist()
     ]

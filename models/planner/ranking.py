@@ -84,29 +84,24 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
     usable = np.isfinite(objective) & np.isfinite(used)
     meeting = meeting_of(goal, costs.drawn)
     log_objective = np.log(objective, out=np.full(len(objective), np.nan), where=usable)
-    missing: BoolArray = np.zeros(len(usable), dtype=bool)
-    if meeting is not None:
-        missing = misses(goal, meeting.chance)
+    missing = misses(goal, meeting.chance)
     loss = np.where(usable & ~missing, losses(goal, log_objective, meeting), np.inf)
     order = np.lexsort((other, loss.round(9)))
     best = best_splits(order[np.isfinite(loss[order])], costs.cluster)[:CLUSTERS_COMPARED]
     if not len(best):
         return [_infeasible(workload, goal, costs, usable)]
     p_best = dict(zip(best.tolist(), _chance_of_best(goal, costs, best), strict=True))
-    tempting: list[int] = []
-    if meeting is not None:
-        tempted = usable & missing & (objective < objective[best[0]])
-        tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
-        closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
-        tempting = best_splits(closest[tempted[closest]], costs.cluster)[
-            : max(1, top // 4)
-        ].tolist()
+    tempted = usable & missing & (objective < objective[best[0]])
+    tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
+    closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
+    near_misses = best_splits(closest[tempted[closest]], costs.cluster)
+    tempting = near_misses[: max(1, top // 4)].tolist()
     shown = best[: max(1, top - len(tempting))].tolist()
     rows = []
     for rank, at in enumerate([*shown, *tempting][:top], start=1):
         row = _row(workload, goal, costs, at) | {"at": at, "rank": rank}
         row["status"] = "misses_constraint" if missing[at] else "alternative"
-        row["p_meets_constraint"] = None if meeting is None else float(meeting.chance[at])
+        row["p_meets_constraint"] = float(meeting.chance[at]) if goal.constraint else None
         row["p_best"] = p_best.get(at, 0.0)
         rows.append(row)
     first, *rest = rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import partial
@@ -14,6 +14,7 @@ from models.campaign.value_of_information import ChoiceSet, choice_set_of
 from models.domain.cluster import Offer
 from models.domain.workload import Goal, Mode, Workload
 from models.job.job_conditions import JobConditions
+from models.monitoring.cross_validation import Each
 from models.monitoring.promotion import caution
 from models.planner import planner
 from models.planner.candidates import Supply, without_beaten_zones
@@ -35,7 +36,6 @@ SEED = 7
 MOST_SCORES = 20  # the most requests for spot placement scores per publication
 
 Row = dict[str, Any]
-Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

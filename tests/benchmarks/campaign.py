@@ -23,13 +23,12 @@ from models.campaign.run_value import Past
 from models.campaign.value_of_information import (
     Belief,
     ChoiceSet,
-    Floats,
     OpenChoice,
     aim_and_meeting,
     choice,
 )
 from models.domain.cluster import Cluster
-from models.domain.numeric import BoolArray, IntArray
+from models.domain.numeric import BoolArray, FloatArray, IntArray
 from models.domain.setup_table import row_key, rows_of, setup_key
 from models.domain.workload import Goal, Mode, Setup
 from models.planner.choice_rule import misses, weighed
@@ -54,11 +53,11 @@ class Ground:
 
     workload: str
     setups: tuple[Setup, ...]
-    step_s: Floats
+    step_s: FloatArray
     questions: tuple[OpenChoice, ...]
 
     @property
-    def usd_per_hour(self) -> Floats:
+    def usd_per_hour(self) -> FloatArray:
         """(setups,) dollars an hour of the cluster."""
         return np.array([one.cluster.total_usd_per_hour for one in self.setups], dtype=float)
 
@@ -78,7 +77,7 @@ def ground_of(runs: pd.DataFrame, workload: str) -> Ground:
     return replace(ground, questions=tuple(asked))
 
 
-def questions_at(places: IntArray, step_s: Floats, price: Floats) -> list[OpenChoice]:
+def questions_at(places: IntArray, step_s: FloatArray, price: FloatArray) -> list[OpenChoice]:
     """Every goal among the setups at `places`, of one global batch, for a job of 3,600 steps."""
     fastest, cheapest = float(step_s[places].min()), float((step_s * price)[places].min())
     goals = [Goal(goal="cheapest"), Goal(goal="fastest")]
@@ -100,19 +99,17 @@ def questions_at(places: IntArray, step_s: Floats, price: Floats) -> list[OpenCh
     ]
 
 
-def known_losses(question: OpenChoice, step_s: Floats) -> tuple[Floats, BoolArray]:
+def known_losses(question: OpenChoice, step_s: FloatArray) -> tuple[FloatArray, BoolArray]:
     """(candidates,) losses at these step times, infinite for unknown ones, and who misses."""
     log_step = np.log(step_s[question.places])
     known = np.isfinite(log_step)
     shaped = np.where(known, log_step, 0.0)[:, None, None]
     aim, meeting = aim_and_meeting(question, shaped, np.zeros((1, 1, 1)))
     loss = np.where(known, weighed(question.goal, aim, meeting)[:, 0, 0], np.inf)
-    if meeting is None:
-        return loss, np.zeros(len(loss), dtype=bool)
     return loss, misses(question.goal, meeting.chance)[:, 0, 0]
 
 
-def regret(question: OpenChoice, step_s: Floats, chosen: int | None) -> float:
+def regret(question: OpenChoice, step_s: FloatArray, chosen: int | None) -> float:
     """Regret of the candidate at position `chosen`; a miss counts 1 at most, and so does none."""
     if chosen is None:
         return _MISS
@@ -177,9 +174,9 @@ class Ours(Sweep):
     A setup's one run is its truth, so the run's noise belongs to the setup.
     """
 
-    mean: Floats
-    covariance: Floats
-    noise: Floats
+    mean: FloatArray
+    covariance: FloatArray
+    noise: FloatArray
     learned: frozenset[int]
     belief: Belief = field(init=False)
     anew = True
@@ -218,7 +215,7 @@ class Ours(Sweep):
             ]
         )
 
-        def joint(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
+        def joint(rows: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
             at = np.array([places[row_key(row, DEVICES)] for row in rows_of(rows)], dtype=np.intp)
             return self.mean[at], self.covariance[np.ix_(at, at)], self.noise[at]
 
