@@ -192,7 +192,7 @@ def profile_of(
         workload=workload.name,
         mode=mode.alone,
         members=(instance_type.name,),
-        batches=tuple(sorted({round(float(size)) for size in sizes})),
+        batches=tuple(sorted({round(size) for size in sizes})),
         est_s=costs.build_s + float(steps_s) + PROFILE_BATCHES * prior_s(mode.alone),
     )
 
@@ -312,7 +312,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
             seconds = rows["seconds"].to_numpy(float)
             slope, intercept = np.polyfit(rows["batch"], seconds, 1, w=1 / seconds)
             if slope > 0:
-                lines[key] = (max(float(intercept), 0.0), float(slope))
+                lines[key] = (max(intercept, 0.0), slope)
     return lines
 
 

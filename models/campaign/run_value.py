@@ -77,7 +77,7 @@ class WorkloadValues:
 
         Planned runs are taken into account. The result is 0 if `run` is not in `places`.
         """
-        return float(self.regret[self.places[run]]) if run in self.places else 0.0
+        return self.regret[self.places[run]] if run in self.places else 0.0
 
     def after(self, run: PlannedRun) -> WorkloadValues:
         """Return the values that remain after `run` was planned.
@@ -274,7 +274,7 @@ def _valued(
     belief = Belief(*model.joint(frame))
     first = len(choice_set.setups)
     for place, row in enumerate(fresh, start=first + len(valued)):
-        belief = belief.given(place, float(np.log(row["step_s"])))
+        belief = belief.given(place, np.log(row["step_s"]))
     places = {run: place for place, run in enumerate(valued, start=first)}
     regret = run_values(choice_set.questions, belief, list(places.values()))
     return WorkloadValues(

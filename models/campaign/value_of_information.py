@@ -59,8 +59,8 @@ class Belief:
         `log_step` is the measured log step time. If it is None, only the covariance changes.
         """
         across = self.covariance[:, place]
-        total = max(float(across[place] + self.noise[place]), 1e-12)
-        moved = 0.0 if log_step is None else (log_step - float(self.mean[place])) / total
+        total = max(across[place] + self.noise[place], 1e-12)
+        moved = 0.0 if log_step is None else (log_step - self.mean[place]) / total
         covariance = self.covariance - np.outer(across, across) / total
         return Belief(self.mean + across * moved, covariance, self.noise)
 

@@ -49,7 +49,7 @@ def fit_startup(
         ValueError: if a market is unknown or seconds are not above 0.
     """
     prior = LogSeconds(
-        groups={market: (float(np.log(s)), _MARKET_SD) for market, s in prior_s.items()},
+        groups={market: (np.log(s), _MARKET_SD) for market, s in prior_s.items()},
         member_sd=_TYPE_SD,
         noise_sd=_LAUNCH_SD,
         slope=slope,

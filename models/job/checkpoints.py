@@ -30,7 +30,7 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
         return float(measured)
     if gradient_bytes is None or np.isnan(gradient_bytes):
         return 0.0
-    return _STATE_PER_WEIGHT * float(gradient_bytes)
+    return _STATE_PER_WEIGHT * gradient_bytes
 
 
 @dataclass(frozen=True)

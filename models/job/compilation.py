@@ -57,5 +57,5 @@ def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
         weight = len(rows) / (len(rows) + (_REPEAT_SD / _PRIOR_SD) ** 2)
         prior = np.log(prior_s(mode))
         mean = np.log(rows["seconds"].to_numpy(float)).mean()
-        learned[workload, mode] = float(np.exp(prior + weight * (mean - prior)))
+        learned[workload, mode] = np.exp(prior + weight * (mean - prior))
     return CompileModel(learned=learned)

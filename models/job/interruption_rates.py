@@ -149,8 +149,8 @@ def fit_hazard(
 
     best = minimize(minus_log_posterior, np.zeros(len(names) + 1), method="L-BFGS-B").x
     logs = prior + best[-1] + best[:-1]
-    interrupted = float(np.sum(np.bincount(at, count) > 0))
-    offset_sd = float((1 / _OFFSET_SD**2 + interrupted / _TYPE_SD**2) ** -0.5)
+    interrupted = np.sum(np.bincount(at, count) > 0)
+    offset_sd = (1 / _OFFSET_SD**2 + interrupted / _TYPE_SD**2) ** -0.5
     rate = np.exp(logs)[at]
     expected = rate * hours
     information = np.bincount(at, expected / (1 + expected))
@@ -163,7 +163,7 @@ def fit_hazard(
     return HazardModel(
         types=dict(zip(names, np.column_stack([logs, doubt]), strict=True)),
         zones=dict(zip(pools.index, posterior, strict=True)),
-        offset=(float(best[-1]), offset_sd),
+        offset=(best[-1], offset_sd),
         bunching=bunching,
         shared=shared,
     )
@@ -194,6 +194,6 @@ def _shared(together: pd.DataFrame | None) -> float:
     if together is not None:
         gangs = together[together["machines"] > 1]
         all_lost = gangs["lost"] == gangs["machines"]
-        whole += float(gangs["lost"][all_lost].sum())
-        single += float(gangs["lost"][~all_lost].sum())
+        whole += gangs["lost"][all_lost].sum()
+        single += gangs["lost"][~all_lost].sum()
     return whole / (whole + single)

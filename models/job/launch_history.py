@@ -27,10 +27,9 @@ def launches(machines: pd.DataFrame) -> pd.DataFrame:
 def windows(machines: pd.DataFrame) -> pd.DataFrame:
     """Return spot machine-hours and interruptions, with a row per type, zone and UTC day."""
     held = spot_held(machines)
-    columns = {"interrupted": "interruptions"}
-    day = held["asked_at"].dt.floor("D")
-    by_day = held.groupby(["instance_type", "zone", day])[["hours", "interrupted"]]
-    return by_day.sum().rename(columns=columns).reset_index(["instance_type", "zone"])
+    by_day = held.groupby(["instance_type", "zone", held["asked_at"].dt.floor("D")])
+    found = by_day.agg(hours=("hours", "sum"), interruptions=("interrupted", "sum"))
+    return found.reset_index(["instance_type", "zone"])
 
 
 def together(machines: pd.DataFrame) -> pd.DataFrame:

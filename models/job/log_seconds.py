@@ -47,7 +47,7 @@ class LogSeconds:
         found = []
         for key in keys:
             middle, sd = self.groups[key[0]]
-            unseen = middle, float(np.hypot(sd, self.member_sd))
+            unseen = middle, np.hypot(sd, self.member_sd)
             found.append(self.members.get(key, unseen))
         return np.array(found, dtype=float).reshape(-1, 2)
 
@@ -106,13 +106,13 @@ class LogSeconds:
         residual = residual - (np.bincount(cell, residual) / np.bincount(cell))[cell]
         freedom = len(logs) - len(members) + _SPREAD_WEIGHT
         square = residual @ residual + _SPREAD_WEIGHT * self.noise_sd**2
-        noise_sd = float(np.sqrt(square / freedom))
+        noise_sd = np.sqrt(square / freedom)
         location, covariance = posterior(noise_sd)
 
         def normal(*terms: int) -> Normal:
             """Return the mean and standard deviation of the sum of the coefficients at `terms`."""
             at = list(terms)
-            return float(location[at].sum()), float(np.sqrt(covariance[np.ix_(at, at)].sum()))
+            return location[at].sum(), np.sqrt(covariance[np.ix_(at, at)].sum())
 
         of_member = [normal(group[at], len(groups) + at) for at in range(len(members))]
         return replace(
@@ -121,5 +121,5 @@ class LogSeconds:
             members=dict(zip(members, of_member, strict=True)),
             noise_sd=noise_sd,
             slope=normal(len(mean) - 1),
-            centre=float(x.mean()),
+            centre=x.mean(),
         )

@@ -167,13 +167,13 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
         deviations = np.abs(np.log(measured) - middle) / sd
     return {
         "rows": len(rows),
-        "mean_error": float(error.mean()),
-        "median_error": float(np.median(error)),
-        "p90_error": float(np.quantile(error, 0.9)),
-        "coverage_50": float((deviations <= ndtri(0.75)).mean()),
-        "coverage_80": float((deviations <= ndtri(0.9)).mean()),
-        "coverage_90": float(((low <= measured) & (measured <= high)).mean()),
-        "median_width": float(np.median((high - low) / step)),
+        "mean_error": error.mean(),
+        "median_error": np.median(error),
+        "p90_error": np.quantile(error, 0.9),
+        "coverage_50": (deviations <= ndtri(0.75)).mean(),
+        "coverage_80": (deviations <= ndtri(0.9)).mean(),
+        "coverage_90": ((low <= measured) & (measured <= high)).mean(),
+        "median_width": np.median((high - low) / step),
     }
 
 

@@ -117,7 +117,7 @@ def _chance(row: Row) -> float:
 
     Returns 1 if the group has too few runs to test.
     """
-    return float(row["chance"]) if row["runs"] >= _LEAST_RUNS else 1.0
+    return row["chance"] if row["runs"] >= _LEAST_RUNS else 1.0
 
 
 def drift_sentence(row: Mapping[str, Any]) -> str:

@@ -114,13 +114,13 @@ def _outcome(
     conditions = known.gangs(pools, counts, sizes.get(row["workload"], 0.0))
     conditions = conditions.later(known.compilation.seconds(row["workload"], mode_of(row)))
     steps = -(-int(row["samples"]) // int(row["global_batch"]))
-    price = float(row["usd_per_hour"])
+    price = row["usd_per_hour"]
     hours, usd = cost_at(step_s, steps=steps, conditions=conditions, usd_per_hour=price)
     goal = Goal(
         goal=row["goal"],
-        hours=float(row["constraint_hours"]),
-        usd=float(row["constraint_usd"]),
-        p_required=None if pd.isna(row["p_required"]) else float(row["p_required"]),
+        hours=row["constraint_hours"],
+        usd=row["constraint_usd"],
+        p_required=None if pd.isna(row["p_required"]) else row["p_required"],
         overshoot_price=overshoot_price,
     )
     work = steps * step_s / 3600
@@ -142,7 +142,7 @@ def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
     """
     choice, *rivals = outcomes
     finite = [rival for rival in rivals if np.isfinite(rival["loss"])]
-    best = min(finite, key=lambda rival: float(rival["loss"]), default=dict[str, Any]())
+    best = min(finite, key=lambda rival: rival["loss"], default=dict[str, Any]())
     verdict, regret = "compared", None
     if not choice["holds"]:
         verdict = "missed_constraint"

@@ -99,9 +99,9 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
     if above > max(_LEAST_APART, np.nan_to_num(_number(run, "step_spread"))):
         detail = f"node {node} ({types[node]}) computes {above:.0%} slower than equal machines"
         return "machine", detail, types[node]
-    step_s, sync_s = float(run["step_s"]), _number(run, "sync_s")
-    exposed_s = float(expected["exposed_communication_s"])
-    if sync_s - exposed_s >= _LINK * (step_s - float(expected["step_s"])):
+    step_s, sync_s = run["step_s"], _number(run, "sync_s")
+    exposed_s = expected["exposed_communication_s"]
+    if sync_s - exposed_s >= _LINK * (step_s - expected["step_s"]):
         return "link", f"slow link: {sync_s:.3g} s of waiting, {exposed_s:.3g} s predicted", ""
     share = max(input_share.get((run["workload"], name), 0.0) for name in types)
     if pd.notna(run.get("loader_workers")):

@@ -109,11 +109,11 @@ def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
     sentence also names the cluster that is most likely to keep the stated limit. `order` are the
     positions in `costs` to consider, sorted by expected hours or dollars.
     """
-    what, limit = goal.constraint or "hours", float(goal.limit or 0.0)
+    what, limit = goal.constraint or "hours", goal.limit or 0.0
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     drawn = costs.drawn(what)[order]
     needed, chance = np.quantile(drawn, required, axis=1), drawn_meeting(drawn, limit).chance
-    asked, least = amount(limit, what), amount(float(needed.min()), what, up=True)
+    asked, least = amount(limit, what), amount(needed.min(), what, up=True)
     near = _cluster(costs.setups[order[int(needed.argmin())]].cluster)
     said = f"no cluster on offer meets {asked} with {required:.0%} probability; "
     said += f"the nearest, {near}, would meet a {_LIMITS[what]} of {least}"
@@ -141,7 +141,7 @@ def _difference(row: Row, against: Row, what: str) -> str:
 
     `what` is the quantity to compare: "usd" or "hours".
     """
-    mine, theirs = float(row[what]), float(against[what])
+    mine, theirs = row[what], against[what]
     change = 100 * (mine / theirs - 1) if theirs > 0 else 0.0
     if abs(change) < 0.05:
         return f"equal {_UNITS[what]} ({amount(mine, what)})"

@@ -134,7 +134,7 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     for order in [machines, *(random.permutation(machines) for _ in range(_STARTS))]:
         best, better = np.inf, _costs(links, rounds, order[None])[0]
         while better < best * (1 - 1e-12):
-            best = float(better)
+            best = better
             found.append((best, order.tolist()))
             costs = _costs(links, rounds, order[moves])
             better, order = costs.min(), order[moves][costs.argmin()]
@@ -159,7 +159,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
         chosen = fastest(_median([*sweeps[:left_out], *sweeps[left_out + 1 :]]), rounds)
         before_s, after_s = seconds_of(sweep, rounds, np.array([unchanged, chosen]))
         gains.append(1 - after_s / before_s)
-    gain, error = float(np.mean(gains)), float(np.std(gains, ddof=1) / np.sqrt(len(gains)))
+    gain, error = np.mean(gains), np.std(gains, ddof=1) / np.sqrt(len(gains))
     reason = f"predicted {gain:.0%} fewer seconds of communication, standard error {error:.1%}"
     if gain < LEAST_GAIN or gain < SURE * error:
         return Order(order=unchanged, gain=gain, reason=f"unchanged: {reason}")
@@ -171,7 +171,7 @@ def _median(sweeps: Sequence[Links]) -> Links:
     return Links(
         latency_s=np.median([one.latency_s for one in sweeps], axis=0),
         byte_s=np.median([one.byte_s for one in sweeps], axis=0),
-        sharing=float(np.median([one.sharing for one in sweeps])),
+        sharing=np.median([one.sharing for one in sweeps]),
     )
 
 

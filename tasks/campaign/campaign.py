@@ -156,12 +156,9 @@ def _obstacle(
     workspace: Workspace, launch: PlannedLaunch, tally: Tally, offers: Sequence[Offer]
 ) -> str:
     """Return the reason why `launch` may not be made now, or "" if it may."""
-    for name in workload_names(launch):
-        if name in tally.lacking:
-            return tally.lacking[name]
-    if refused := just_refused(launch.cluster, tally.refused):
-        return refused
-    return allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
+    lacking = filter(None, map(tally.lacking.get, workload_names(launch)))
+    known = next(lacking, "") or just_refused(launch.cluster, tally.refused)
+    return known or allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:

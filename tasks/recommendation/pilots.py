@@ -24,7 +24,6 @@ from models.step_time.model import StepTimeModel
 from warehouse import reads
 
 from ..market.offers import with_facts
-from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace
 from .recommend import SEED, Case, comparable, contending, supply_of
 
@@ -55,10 +54,9 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     sold = for_sale(case.workspace, buyable)
     if not sold:
         return _no_runs("nothing on offer has a price")
-    with one_thread():
-        if case.model is None or not case.known:
-            return _profiles(case, sold, count)
-        return _pilots(case, case.model, plan, sold, count)
+    if case.model is None or not case.known:
+        return _profiles(case, sold, count)
+    return _pilots(case, case.model, plan, sold, count)
 
 
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
