@@ -130,8 +130,8 @@ def _outcome(
     found["p_meets"] = float(meeting.chance[0]) if goal.constraint else None
     found["holds"] = not misses(goal, meeting.chance)[0]
     found["loss"] = float(losses(goal, np.log([found[goal.objective]]), meeting)[0])
-    promised = {f"promised_{name}": row[name] for name in _PROMISED}
-    return row | promised | found | {"runs": len(runs)}
+    found |= {f"promised_{name}": row[name] for name in _PROMISED}
+    return row | found | {"runs": len(runs)}
 
 
 def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:

@@ -63,9 +63,9 @@ def split_groups(
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
     weight = count * devices / pace
-    tau = (total + (weight * a).sum(axis=1)) / np.maximum(weight.sum(axis=1), 1e-300)
+    tau = (total + (weight * a).sum(axis=1)) / weight.sum(axis=1)
     ideal = np.where(present, (tau[:, None] - a) / pace, np.inf)
-    possible = present.any(axis=1) & (ideal.min(axis=1) >= 1 - _ROUNDING)
+    possible = ideal.min(axis=1) >= 1 - _ROUNDING
     possible &= ((ideal < np.inf) & (devices > 0) | ~present).all(axis=1)
     floor = np.floor(np.where(present & possible[:, None], ideal, 1.0) + _ROUNDING)
     samples = np.maximum(1, floor).astype(np.int64) * count

@@ -116,8 +116,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     Raises:
         ValueError: if the workload's range of global batches is empty.
     """
-    groups = sold_together(supply.offers)
-    zones = tuple({one.instance_type.name: one for one in group} for group in groups)
+    zones = tuple(sold_together(supply.offers))
     known = {name: one.instance_type for zone in zones for name, one in zone.items()}
     types = [known[name] for name in sorted(known)]
     counts = compositions(len(types), max_hosts=supply.max_hosts)
@@ -166,16 +165,17 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
     of types keep all offers. Every other zone keeps only the types for which it is the cheapest
     zone.
     """
-    kept: list[list[Offer]] = []
+    kept: list[dict[str, Offer]] = []
     for group in sold_together(offers):
         if not any(_beats(other, group) for other in kept):
             kept = [other for other in kept if not _beats(group, other)] + [group]
     cheapest: dict[tuple[str, str], Offer] = {}
-    for offer in (offer for group in kept for offer in group):
+    left = [offer for group in kept for offer in group.values()]
+    for offer in left:
         sold = offer.market, offer.instance_type.name
         cheapest[sold] = min(cheapest.get(sold, offer), offer, key=price_or_inf)
     wins = Counter(map(_zone, cheapest.values()))
-    zones = sorted(map(_zone, (group[0] for group in kept)), key=lambda at: (at[0], -wins[at], at))
+    zones = sorted(set(map(_zone, left)), key=lambda at: (at[0], -wins[at], at))
     by_market = groupby(zones, key=itemgetter(0))
     whole = {zone for _, group in by_market for zone in islice(group, most)}
     return [
@@ -189,15 +189,15 @@ def _zone(offer: Offer) -> Zone:
     return offer.market, offer.region, offer.zone
 
 
-def _beats(ours: Sequence[Offer], theirs: Sequence[Offer]) -> bool:
+def _beats(ours: Mapping[str, Offer], theirs: Mapping[str, Offer]) -> bool:
     """Return True if `ours` has all types of `theirs` at no higher price or interruption rate.
 
-    Each argument has the offers of one market and zone.
+    Each argument has the offers of one market and zone, by instance type.
     """
-    by_name = {offer.instance_type.name: offer for offer in ours}
-    return ours[0].market == theirs[0].market and all(
-        (own := by_name.get(offer.instance_type.name)) is not None
+    return all(
+        (own := ours.get(name)) is not None
+        and own.market == offer.market
         and price_or_inf(own) <= price_or_inf(offer)
         and own.interruptions_per_hour <= offer.interruptions_per_hour
-        for offer in theirs
+        for name, offer in theirs.items()
     )

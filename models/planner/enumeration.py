@@ -76,21 +76,21 @@ def clusters_of(
     for group in sold_together(offers):
         limits = {"max_hosts": max_hosts, "most": most, "most_mixed": most}
         for counts in compositions(len(group), **limits).tolist():
-            cluster = Cluster.of(*zip(counts, group, strict=True))
+            cluster = Cluster.of(*zip(counts, group.values(), strict=True))
             if not fits(cluster):
                 yield cluster
 
 
-def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:
-    """Return one list of offers for each market and zone.
+def sold_together(offers: Sequence[Offer]) -> list[dict[str, Offer]]:
+    """Return the cheapest offer of each instance type, by name, for each market and zone.
 
-    A list has the cheapest offer of each instance type and is sorted by the type's name.
+    The instance types of a market and zone are sorted by name.
     """
     groups: dict[tuple[str, str, str], dict[str, Offer]] = {}
     for offer in sorted(offers, key=lambda one: (one.instance_type.name, price_or_inf(one))):
         group = groups.setdefault((offer.market, offer.region, offer.zone), {})
         group.setdefault(offer.instance_type.name, offer)
-    return [list(groups[key].values()) for key in sorted(groups)]
+    return [groups[key] for key in sorted(groups)]
 
 
 def price_or_inf(offer: Offer) -> float:

@@ -103,9 +103,8 @@ def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
     """
     able = []
     for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
-        by_name = {offer.instance_type.name: offer for offer in group}
-        if by_name.keys() >= set(names):
-            able.append(Cluster(members=tuple(by_name[name] for name in names)))
+        if group.keys() >= set(names):
+            able.append(Cluster(members=tuple(group[name] for name in names)))
     return min(able, key=lambda one: one.total_usd_per_hour or 0.0, default=None)
 
 

@@ -155,11 +155,11 @@ class Machines:
         dead = [node for node, state in states if not state.alive and node not in self.gone]
         if dead:
             node = min(dead, key=lambda node: not self.states[node].interrupted)
-            reason, interrupted = self.states[node].reason, self.states[node].interrupted
+            state = self.states[node]
             return AttemptEnd(
                 how="lost",
-                reason=f"node {node}: {reason}",
-                interrupted=interrupted,
+                reason=f"node {node}: {state.reason}",
+                interrupted=state.interrupted,
                 nodes=tuple(dead),
             )
         silent = self.mailbox.silent(self.running.now_unix()) & {*self.here, *self.fetching}

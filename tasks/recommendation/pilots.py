@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from models.campaign.campaign import CampaignLimits, shopping_list
-from models.campaign.candidates import Costs, PlannedRun, training_run
+from models.campaign.candidates import Costs, PlannedRun, training_run, type_names
 from models.campaign.pilots import choose_pilots
 from models.campaign.run_value import Past
 from models.campaign.value_of_information import ChoiceSet
@@ -151,11 +151,9 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
     The offers of each setup are replaced by the supply's offers of the same instance types.
     """
-    groups = [
-        {one.instance_type.name: one for one in group} for group in sold_together(supply.offers)
-    ]
+    groups = sold_together(supply.offers)
     for setup in choice_set.setups:
-        names = [one.instance_type.name for one in setup.cluster.members]
+        names = type_names(setup.cluster)
         group = next((one for one in groups if one.keys() >= set(names)), None)
         if group is None or len(names) > supply.max_hosts:
             continue

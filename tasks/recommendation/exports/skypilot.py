@@ -31,9 +31,8 @@ def skypilot(selection: Selection) -> tuple[Any, str]:
 
 
 def _resources(cluster: RankedCluster) -> dict[str, Any]:
-    place = ["aws", cluster.row["region"], *([cluster.zone] if cluster.zone else [])]
     return {
-        "infra": "/".join(place),
+        "infra": "/".join(filter(None, ("aws", cluster.row["region"], cluster.zone))),
         "instance_type": cluster.types[0],
         "use_spot": cluster.market == "spot",
     }
