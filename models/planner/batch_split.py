@@ -100,7 +100,7 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
             f"the range of global batches {least} to {most} is invalid: use 1 <= least <= most"
         )
     doublings = [least * 2**power for power in range((most // least).bit_length())]
-    return tuple(sorted({batch for batch in doublings if batch <= most} | {most}))
+    return tuple(sorted({*doublings, most}))
 
 
 @dataclass(frozen=True, kw_only=True)

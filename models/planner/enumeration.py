@@ -74,8 +74,8 @@ def clusters_of(
     reason why it cannot be launched, or an empty string.
     """
     for group in sold_together(offers):
-        limits = {"max_hosts": max_hosts, "most": most, "most_mixed": most}
-        for counts in compositions(len(group), **limits).tolist():
+        found = compositions(len(group), max_hosts=max_hosts, most=most, most_mixed=most)
+        for counts in found.tolist():
             cluster = Cluster.of(*zip(counts, group.values(), strict=True))
             if not fits(cluster):
                 yield cluster
