@@ -1,6 +1,5 @@
 """Promise against outcome, regret against measured rivals, failures apart."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
