@@ -1,7 +1,7 @@
 """Decide if a new model (challenger) replaces the model in use (champion).
 
-The challenger's error must be lower by more than noise, and its intervals must cover enough
-measurements.
+New measurements shall count in the next answer, so the challenger is promoted unless it predicts
+the same runs worse by more than noise.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pandas as pd
 
 from ..step_time.dataset import TrainingData
 from ..step_time.model import StepTimeModel
-from .cross_validation import known_of, predictions_of, summarise
+from .cross_validation import known_of, predictions_of, scores, summarise
 
 _ENOUGH_ROWS, _LEAST_COVERAGE = 20, 0.8
 LARGE_ERROR = 0.25  # if the mean error on held-out setups is larger, answers have a warning
 _FRESH_ROWS = 8  # with this many runs that are new to the champion, only these are compared
-_FEWEST_SETUPS = 3  # setups needed to distinguish an improvement from noise
+_FEWEST_SETUPS = 3  # setups needed to distinguish a difference from noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ def verdict(
     """Decide if the new model `challenger` replaces the model in use, `champion`.
 
     If there are at least 8 runs that the champion was not trained on, the models are compared on
-    these runs. Otherwise they are compared on all runs, which favours the champion. But if the
-    challenger then knows additional workloads or instance types, no runs are compared. If the
-    definitions of all the champion's workloads have changed, the champion is ignored.
+    these runs, which were held out of the challenger. Otherwise they are compared on all runs, of
+    which both may have learned. If the definitions of all the champion's workloads have changed,
+    the champion is ignored.
 
     Args:
         data: one provider's measurements.
@@ -52,51 +52,56 @@ def verdict(
     if champion is None:
         return decide(scored, None)
     before, now = known_of(champion, data), known_of(challenger, data)
-    news = ", ".join(sorted(now - before, reverse=True)) if now > before else ""
+    news = ", ".join(sorted(now - before, reverse=True))
     if not any(name.startswith("workload") for name in before):
         return decide(scored, None, news=news)
     rival = predictions_of(champion, data)
     fresh = rival[~rival["run_id"].isin(champion.trained_on) & rival["row"].isin(scored["row"])]
-    if news or len(fresh) >= _FRESH_ROWS:
-        rival = fresh if len(fresh) >= _FRESH_ROWS else rival.iloc[:0]
-    return decide(scored, rival, news=news)
+    if len(fresh) >= _FRESH_ROWS:
+        return decide(scored, fresh, news=news)
+    return decide(predictions_of(challenger, data), rival, news=news)
 
 
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Promotion:
     """Apply the rule by which a new model replaces the model in use.
 
-    If there is no champion, the challenger is promoted. Otherwise two conditions must hold:
+    The challenger is promoted if there is no champion, if it knows `news`, or if no run can be
+    compared. Otherwise it is refused in two cases:
 
-    - Its 90 % intervals cover at least 80 % of the rows of every split with 20 or more rows.
-    - Its mean error on the runs that both models predict is lower by more than noise. Noise is
-      estimated by a bootstrap over setups: the 5 % quantile of the decrease must be above 0.
-
-    If `news` is not empty, it suffices that the error is not higher by more than noise. If no run
-    can be compared, the challenger is promoted only if `news` is not empty.
+    - Its mean error on the runs that both models predict is higher by more than noise. Noise is
+      estimated by a bootstrap over setups: the 95 % quantile of the decrease must be below 0.
+    - Its 90 % intervals cover less than 80 % of these runs, and fewer than the champion's.
 
     Args:
-        challenger: held-out rows of the challenger.
+        challenger: rows with predictions of the challenger.
         champion: predictions of the champion from `predictions_of`; None without a champion.
         news: the workloads and instance types that only the challenger knows, as text.
     """
-    board = summarise(challenger)
-    short = _coverage_short(board)
     more = f"it knows {news}" if news else ""
     if champion is None:
+        board = summarise(challenger)
         error = f"mean error {_mean_error(board):.1%}" if len(board) else "not judged"
-        return _promotion(True, more or "no champion", error, short)
-    if short or not len(board):
-        return _promotion(False, short or "no held-out row to judge by")
+        return _promotion(True, more or "no champion", error, _coverage_short(board))
     pairs = pd.DataFrame({"now": _errors(challenger), "before": _errors(champion)}).dropna()
     if not len(pairs):
-        return _promotion(bool(news), more or "no run to compare challenger and champion on")
+        return _promotion(True, more or "no run to compare challenger and champion on")
     setup = challenger.groupby("row")["setup"].first()
-    low, high, setups = _noise(pairs["before"] - pairs["now"], setup)
-    better = setups >= _FEWEST_SETUPS and low > 0
+    high, setups = _noise(pairs["before"] - pairs["now"], setup)
+    worse = setups >= _FEWEST_SETUPS and high < 0
+    covers, covered = (
+        scores(rows[rows["row"].isin(pairs.index)])["coverage_90"]
+        for rows in (challenger, champion)
+    )
+    narrow = len(pairs) >= _FRESH_ROWS and covers < min(_LEAST_COVERAGE, covered)
     now, before = pairs["now"].mean(), pairs["before"].mean()
     numbers = f"mean error {now:.1%}, champion {before:.1%} on {len(pairs)} runs of {setups} setups"
-    margin = "by more than noise" if better else "not by more than noise"
-    return _promotion(better or bool(news and high >= 0), more, numbers, margin)
+    return _promotion(
+        bool(news) or not (worse or narrow),
+        more,
+        numbers,
+        "higher by more than noise" if worse else "",
+        f"90 % intervals cover {covers:.0%}, champion {covered:.0%}" if narrow else "",
+    )
 
 
 def _promotion(promote: bool, *because: str) -> Promotion:
@@ -137,15 +142,14 @@ def _errors(scored: pd.DataFrame) -> pd.Series[float]:
     return (scored["step_s"] / scored["measured_s"] - 1).abs().groupby(scored["row"]).mean()
 
 
-def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, float, int]:
-    """Return the 5 % and 95 % quantiles of the mean gain, and the number of setups.
+def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, int]:
+    """Return the 95 % quantile of the mean gain, and the number of setups.
 
-    The quantiles come from a bootstrap that resamples setups. `gain` is the decrease of the error
+    The quantile comes from a bootstrap that resamples setups. `gain` is the decrease of the error
     of each run. `setup` is the label of each run's setup. Both series are indexed by run.
     """
     sums = gain.groupby(setup.loc[gain.index]).agg(["sum", "size"]).to_numpy(float)
     # fixed seed: equal predictions must lead to equal decisions
     picked = np.random.default_rng(0).integers(0, len(sums), (2000, len(sums)))
     total, count = sums[picked].sum(axis=1).T
-    low, high = np.quantile(total / count, [0.05, 0.95])
-    return float(low), float(high), len(sums)
+    return float(np.quantile(total / count, 0.95)), len(sums)

@@ -4,7 +4,8 @@ The campaign, the pilots and the regret ledger use the same rule.
 
     overshoot = E[max(0, log used - log limit)]
     loss      = log objective + overshoot_price x overshoot      if no probability is required
-    loss      = log objective if P(used <= limit) >= p_required, else infinite
+    loss      = log objective                                    if p_required is stated
+    loss      = infinite if P(used <= limit) is below p_required, or below one half without it
 
 `used` is the limited quantity, hours or dollars. It is uncertain because of step times, start-up
 and interruptions. With an `overshoot_price` of c, exceeding the limit by 1 % is as bad as an
@@ -89,13 +90,12 @@ def meeting_of(
 def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the loss of each setup; the planner chooses the setup with the least loss.
 
-    The loss is the log of the objective plus a penalty for exceeding the goal's limit. If the goal
-    requires a probability of keeping the limit, the loss is infinite for setups with a smaller
-    probability, and there is no penalty.
+    The loss is the log of the objective, plus a penalty for exceeding the goal's limit if the goal
+    requires no probability of keeping it. The loss is infinite for setups with a smaller
+    probability than required, or than EVEN_ODDS.
     """
-    if goal.p_required is None:
-        return weighed(goal, log_objective, meeting)
-    return np.where(misses(goal, meeting.chance), np.inf, log_objective)
+    loss = log_objective if goal.p_required else weighed(goal, log_objective, meeting)
+    return np.where(misses(goal, meeting.chance), np.inf, loss)
 
 
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:

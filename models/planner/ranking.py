@@ -85,7 +85,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: i
     meeting = meeting_of(goal, costs.drawn)
     log_objective = np.log(objective, out=np.full(len(objective), np.nan), where=usable)
     missing = misses(goal, meeting.chance)
-    loss = np.where(usable & ~missing, losses(goal, log_objective, meeting), np.inf)
+    loss = np.where(usable, losses(goal, log_objective, meeting), np.inf)
     order = np.lexsort((other, loss.round(9)))
     best = best_splits(order[np.isfinite(loss[order])], costs.cluster)[:CLUSTERS_COMPARED]
     if not len(best):
@@ -127,7 +127,8 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
     """Return, for each setup at `best`, the share of step-time draws in which its loss is least."""
     meeting = meeting_of(goal, lambda what: costs.expected_by_draw(what)[best], known_meeting)
     loss = losses(goal, np.log(costs.expected_by_draw(goal.objective)[best]), meeting)
-    wins = np.bincount(np.argmin(loss.round(9), axis=0), minlength=len(loss))
+    chosen = np.argmin(loss.round(9), axis=0)[np.isfinite(loss).any(axis=0)]
+    wins = np.bincount(chosen, minlength=len(loss))
     return [float(share) for share in wins / loss.shape[1]]
 
 

@@ -260,7 +260,8 @@ def asked_of_public(
     """
     spec = workspace.settings.workloads.get(workload)
     public = workload in packaged_names() and (spec is None or spec.entrypoint is None)
-    public |= shape or (spec is not None and spec.transformer is not None)
+    shape |= spec is not None and spec.transformer is not None
+    public |= shape and workspace.provider.name == PROVIDER
     if public and workload not in measured_workloads(workspace.warehouse, PROVIDER):
         load_public(workspace, now)
     return with_public_workloads(workspace)

@@ -15,8 +15,15 @@ from warehouse.database import WarehouseMissing
 from warehouse.reads import mart, measured_setups
 
 from ..data_files.imports import asked_of_public
-from ..data_files.public import only_public
-from ..market.offers import Filters, current_offers, matching, note_definitions, snapshot_offers
+from ..data_files.public import PROVIDER, only_public
+from ..market.offers import (
+    Filters,
+    current_offers,
+    matching,
+    note_definitions,
+    snapshot_offers,
+    with_facts,
+)
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..training.train import first_champion
@@ -71,7 +78,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     with one_thread():
         champion = load_champion(workspace.home, provider)
     spec = workspace.settings.workloads.get(name)
-    shaped = shape or (spec is not None and spec.transformer)
+    shaped = provider == PROVIDER and (shape or (spec is not None and spec.transformer))
     if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
         champion = _fitted_on_public(workspace)
     workload = _workload(workspace, question)
@@ -146,8 +153,8 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
         samples = math.ceil(question.tokens / known.sequence)
     if not (batch and samples):
         raise SettingsError(
-            f"the job's samples or global batch of {name!r} are unknown: add --samples N --batch B,"
-            f" or set `samples` and `global_batch` under [workloads.{name}] in srift.toml"
+            f"the samples or the global batch of {name!r} are unknown: add --samples N (or --tokens"
+            f" N) and --batch B, or set `samples` and `global_batch` under [workloads.{name}]"
         )
     return replace(
         known,
@@ -189,7 +196,7 @@ def _imported(workspace: Workspace, name: str) -> Workload:
     if not len(facts):
         raise unknown(workspace, name)
     (samples,) = facts["samples"]
-    return Workload(
+    workload = Workload(
         name=name,
         digest=IMPORTED,
         samples=0 if pd.isna(samples) else int(samples),
@@ -197,3 +204,4 @@ def _imported(workspace: Workspace, name: str) -> Workload:
         global_batch_most=0,
         goals=(),
     )
+    return with_facts([workload], facts)[0]

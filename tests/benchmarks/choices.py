@@ -20,7 +20,7 @@ from models.domain.numeric import BoolArray, FloatArray
 from models.domain.workload import Goal, Setup
 from models.job.cost import cost_at, job_costs
 from models.job.job_conditions import Stated, pools_of
-from models.planner.choice_rule import known_meeting, weighed
+from models.planner.choice_rule import known_meeting, losses
 from models.planner.ranking import Row, recommend
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
@@ -146,13 +146,13 @@ def judge(contest: Contest, *, seed: int) -> pd.DataFrame:
     for number, goal in enumerate(goals):
         aim, used = (usd, hours) if goal.goal == DEADLINE else (hours, usd)
         meeting = known_meeting(used, goal.limit or 0.0)
-        loss, meets = weighed(goal, np.log(aim), meeting), meeting.chance > 0
+        loss, meets = losses(goal, np.log(aim), meeting), meeting.chance > 0
         picks = [(name, answer[number]) for name, answer in answers.items()]
         picks += [(TENTH, at) for at in _of_a_tenth(aim, used, meets, seed)]
         for name, at in picks:
             met = at is not None and bool(meets[at])
             regret = aim[at] / aim[meets].min() - 1 if met else np.nan
-            lost = np.nan if at is None else loss[at] - loss.min()
+            lost = loss[at] - loss.min() if met else np.nan
             rows.append((goal.goal, name, at is not None, met, regret, lost))
     return pd.DataFrame(rows, columns=["kind", "chooser", "answered", "met", "regret", "lost"])
 
@@ -177,7 +177,7 @@ def chances(contest: Contest) -> pd.DataFrame:
     for goal in contest.goals(contest.predictions["step_s"].to_numpy(float)):
         aim, used = (usd, hours) if goal.goal == DEADLINE else (hours, usd)
         meeting = known_meeting(used, goal.limit or 0.0)
-        loss = weighed(goal, np.log(aim), meeting)
+        loss = losses(goal, np.log(aim), meeting)
         rows = [row for row in contest.table([goal], len(aim)) if row["goal"] == goal.goal]
         pairs = [(row, contest.place(row)) for row in rows]
         placed = [(row, at) for row, at in pairs if at is not None]

@@ -124,7 +124,7 @@ MUTANTS = (
         r"    if wrong(:\n        raise ImportRefused\(path, wrong\))", r"    if False\1",
         "tasks/data_files/test_imports.py"),
     # The model.
-    _of("promotion-noise", "models/monitoring/promotion.py", r"(_FEWEST_SETUPS and )low > 0", r"\1True",
+    _of("promotion-noise", "models/monitoring/promotion.py", r"(_FEWEST_SETUPS and )high < 0", r"\1True",
         "models/monitoring/test_promotion.py"),
     _of("promotion-setups", "models/monitoring/promotion.py", r"_FEWEST_SETUPS = 3", "_FEWEST_SETUPS = 1",
         "models/monitoring/test_promotion.py"),

@@ -194,6 +194,16 @@ def test_a_changed_workload_is_measured_anew(defined):
     assert mart(defined, "runs").step_s.tolist() == [0.5]
 
 
+def test_facts_of_a_definition_count_on_every_provider(defined):
+    load(defined, *EVERYTHING)
+    facts = [{"workload": "tiny", "digest": digest, "samples": 1000} for digest in ("w1", "w2")]
+    for definition, known in zip(facts, (True, False), strict=True):
+        with defined.transact() as connection:
+            note_workloads(connection, [definition], provider="ec2", noted_at=NOON)
+        (parameters,) = mart(defined, "workloads", provider="ec2").parameters
+        assert (parameters == parameters) is known
+
+
 def test_a_changed_or_unknown_instance_type_makes_its_runs_history(defined):
     load(defined, *EVERYTHING, body("none", of=setup(instance_digests=[])))
     assert mart(defined, "runs").run_id.tolist() == ["train"]

@@ -1,6 +1,6 @@
 -- Grain: one row per provider and workload that was defined, measured or imported. The facts file
 -- of an import and the definition come first, then runs of the current definition, then imported
--- rows. digest is 'imported' if rows or facts were imported and nobody defined the workload.
+-- rows, then runs of the same definition on other providers, since facts do not depend on machines. digest is 'imported' if rows or facts were imported and nobody defined the workload.
 -- `divided_...` count elements that tensor parallelism divides: weights, inputs of a sample, and
 -- activations of a sample that enter and leave pairs of layers.
 create or replace view workloads as
@@ -29,6 +29,17 @@ imported as (
     from stg_imports
     group by provider, workload
 ),
+elsewhere as (
+    select
+        stg_workloads.workload,
+        stg_workloads.digest,
+        max(measured.parameters) as parameters,
+        max(measured.gradient_bytes) as gradient_bytes,
+        max(measured.flops_per_sample) as flops_per_sample
+    from measured
+    join stg_workloads using (provider, workload)
+    group by stg_workloads.workload, stg_workloads.digest
+),
 known as (
     select provider, workload from stg_workloads
     union
@@ -42,10 +53,10 @@ select
     coalesce(
         defined.digest, case when imported.workload is not null or facts.workload is not null then 'imported' end
     ) as digest,
-    coalesce(facts.parameters, defined.parameters, measured.parameters, imported.parameters) as parameters,
-    coalesce(facts.gradient_bytes, defined.gradient_bytes, measured.gradient_bytes, imported.gradient_bytes)
+    coalesce(facts.parameters, defined.parameters, measured.parameters, imported.parameters, elsewhere.parameters) as parameters,
+    coalesce(facts.gradient_bytes, defined.gradient_bytes, measured.gradient_bytes, imported.gradient_bytes, elsewhere.gradient_bytes)
         as gradient_bytes,
-    coalesce(facts.flops_per_sample, defined.flops_per_sample, measured.flops_per_sample, imported.flops_per_sample)
+    coalesce(facts.flops_per_sample, defined.flops_per_sample, measured.flops_per_sample, imported.flops_per_sample, elsewhere.flops_per_sample)
         as flops_per_sample,
     coalesce(facts.layers, defined.layers) as layers,
     coalesce(facts.hidden, defined.hidden) as hidden,
@@ -59,5 +70,6 @@ from known
 left join stg_workloads as defined on defined.provider = known.provider and defined.workload = known.workload
 left join stg_workload_facts as facts on facts.provider = known.provider and facts.workload = known.workload
 left join measured on measured.provider = known.provider and measured.workload = known.workload
+left join elsewhere on elsewhere.workload = known.workload and elsewhere.digest = defined.digest
 left join imported on imported.provider = known.provider and imported.workload = known.workload
 order by known.provider, known.workload;
