@@ -20,10 +20,10 @@ import scipy
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import column, in_one_order, modes_of, types_of
 from ..domain.workload import MODE_COLUMNS, MODES
+from .communication import Volumes
 from .machine_specs import Machine, device_kind
 from .one_device import Transformer
 from .rows import WorkloadFacts
-from .tensor import Volumes
 
 # Share of the backward pass in a step: it has two matrix products where the forward pass has one.
 BACKWARD_PART = 2 / 3

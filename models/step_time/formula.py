@@ -64,7 +64,7 @@ PARAMETERS: dict[str, Parameter] = {
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
     # log of (H on a machine of four devices / T1(b0))
     "log_host": Parameter(-2.3, 0.8, 0.5, 0.6),
-    # log of (seconds of selection / seconds from compression.py)
+    # log of (seconds of selection / seconds from communication.py)
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
 NAMES = tuple(PARAMETERS)
@@ -84,9 +84,6 @@ class Line:
     optimizer_s: FloatArray  # (rows, members)
     devices: FloatArray  # (rows, members) devices used on the machine
     count: FloatArray  # (rows, members) equal machines that a member stands for
-    machines: FloatArray
-    ranks: FloatArray
-    most: FloatArray  # devices of the fullest machine
     accumulation: FloatArray
     gradient_bytes: FloatArray
     bucket_bytes: FloatArray  # of one collective
@@ -100,6 +97,11 @@ class Line:
     sent_between: FloatArray  # bytes sent between machines, divided by 2 (n - 1)/n G
     selection_s: FloatArray  # seconds of compression or of Adasum
     repeated: FloatArray  # exchanges of the micro-steps before the last, relative to the last
+
+    @property
+    def ranks(self) -> FloatArray:
+        ranks: FloatArray = (self.devices * self.count).sum(axis=1)
+        return ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,7 @@ def step_times(line: Line, values: FloatArray) -> Times:
     top = np.maximum(np.maximum(hidden, early), 1e-30)
     both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
     step = compute + (both - hidden + end) * (1 + line.repeated)
-    ranks = line.devices * line.count
-    mean = (busy_s * ranks).sum(axis=1) / np.maximum(ranks.sum(axis=1), 1)
+    mean = (busy_s * line.devices * line.count).sum(axis=1) / np.maximum(line.ranks, 1)
     return Times(step, compute, mean, whole, slowest)
 
 
@@ -209,11 +210,12 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
 
     Both are 0 on one device.
     """
-    machines, ranks, across = line.machines, line.ranks, line.machines > 1
+    machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
+    across = machines > 1
     rate = np.log(usable_gbps(line.gbps))
     between = value["log_scale"] + value["machines"] * (1 - 2 / np.maximum(machines, 2)) - rate
     between = between + value["two"] * (machines == 2)
-    crowd = value["inside_devices"] * np.log(np.maximum(line.most, 1) / 2)
+    crowd = value["inside_devices"] * np.log(np.maximum(most, 1) / 2)
     inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(line.inside_gbps), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (
@@ -222,7 +224,7 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
         / np.maximum(ranks, 1)
         * across
         * np.exp(np.clip(between, -30, 30))
-        + (line.most - 1) / line.most * inside
+        + (most - 1) / most * inside
     )
     start_s = across * np.exp(value["log_alpha"]) * machines / line.core
     size = np.log(line.gradient_bytes / _BYTES)

@@ -40,7 +40,7 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
-from .compression import beside_gradients
+from .communication import communication
 from .machine_specs import Machine
 from .rows import WorkloadFacts
 from .setup_arrays import SetupArrays
@@ -152,7 +152,7 @@ class MemoryModel:
         working = activations + gradients
         if profiled and not accumulates:
             working = max(activations, gradients)
-        beside = held.gradients * beside_gradients(mode.strategy)
+        beside = held.gradients * communication(mode.strategy).held
         if sharing:
             beside = _shared(mode, held, ranks)
         beside += 2 * held.group * (mode.strategy == MSTOPK_SENT)
@@ -305,8 +305,8 @@ def _largest_that_ran(
     Modes that shard the training state have a separate entry for each number of ranks.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
-    memory = {name: machines[name].device_memory_gib for name in ran.names}
-    bytes_of = ran.by_type({name: (gib or 0.0) * _BYTES_PER_GIB for name, gib in memory.items()}, 0)
+    memory = [(machines[name].device_memory_gib or 0.0) * _BYTES_PER_GIB for name in ran.names]
+    bytes_of = ran.by_type(memory, 0.0)
     for workload, mode, rows in ran.groups():
         sharded = mode.sharded or mode.strategy == TABLES
         ranks = np.broadcast_to(ran.ranks[rows, None] if sharded else 1.0, ran.batch[rows].shape)

@@ -279,8 +279,9 @@ class StepTimeModel:
         self._require([(workload, mode)], [instance_type])
         least, most = self.facts.batches.get((workload, mode.alone), (1.0, 1.0))
         batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
+        (kind,) = self.facts.kinds((instance_type,))
         seconds = self.posterior.one_device_s(
-            self.facts.points_of(workload, mode.alone, instance_type, batches)
+            self.facts.points([(workload, mode.alone, kind)] * len(batches), batches)
         )
         slope, intercept = np.polyfit(batches, seconds, 1, w=1 / seconds).tolist()
         return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from ..domain.categorical import Keys, numbered
 from ..domain.numeric import BoolArray, FloatArray, IntArray
@@ -76,6 +77,19 @@ class SetupArrays:
         """Return the same setups, each in the mode with which its mode is compared (Mode.dense)."""
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
+    def compact(self) -> SetupArrays:
+        """Return the same setups with one member each, if all members of each setup are equal."""
+        members = (self.kind, self.batch, self.layout)
+        if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
+            return self
+        return replace(
+            self,
+            kind=self.kind[:, :1],
+            batch=self.batch[:, :1],
+            layout=self.layout[:, :1],
+            count=self.instances[:, None],
+        )
+
     def groups(self) -> list[tuple[str, Mode, IntArray]]:
         """Return each (workload, mode) that occurs, with the positions of its rows."""
         pair = self.workloads.codes * len(self.modes) + self.mode
@@ -108,19 +122,20 @@ class SetupArrays:
     @property
     def ranks(self) -> FloatArray:
         """Return a (rows,) array: the number of devices that each setup uses."""
-        return np.asarray((self.count * self.layout).sum(axis=1), dtype=float)
+        ranks: FloatArray = (self.count * self.layout).sum(axis=1)
+        return ranks
 
     @property
     def instances(self) -> FloatArray:
         """Return a (rows,) array: the number of instances of each setup."""
-        return np.asarray(self.count.sum(axis=1), dtype=float)
+        instances: FloatArray = self.count.sum(axis=1)
+        return instances
 
     @property
     def samples(self) -> FloatArray:
         """Return a (rows,) array: the samples of one optimizer step."""
-        return np.asarray(
-            (self.count * self.layout * self.batch).sum(axis=1) * self.accumulation, dtype=float
-        )
+        micro: FloatArray = (self.count * self.layout * self.batch).sum(axis=1)
+        return micro * self.accumulation
 
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], padded: Sequence[float]
@@ -137,13 +152,12 @@ class SetupArrays:
             table[:, code] = value(self.workloads.names[code // width], self.names[code % width])
         return tuple(values[pair] for values in table)
 
-    def by_type(self, value: Mapping[str, float], padded: float) -> FloatArray:
-        """Return a (rows, members) array of the `value` of each member's instance type.
+    def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
+        """Return a (rows, members) array of each member's value; `values` are those of `names`.
 
         Padding members get `padded`.
         """
-        known = np.array([value[name] for name in self.names] + [padded], dtype=float)
-        return np.asarray(known[self.kind], dtype=float)
+        return np.append(values, padded)[self.kind]
 
     def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> SetupArrays:
         """Return the setups at the positions `picked`."""
