@@ -68,11 +68,17 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
     return dict(frame[[name, "digest"]].dropna().itertuples(index=False))
 
 
+def numbers(frame: pd.DataFrame, name: str, default: float = np.nan) -> FloatArray:
+    """Return a (rows,) array: the numbers of column `name`, missing values as `default`."""
+    values = pd.to_numeric(column(frame, name, default), errors="coerce")
+    return values.to_numpy(float, copy=True)
+
+
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that have a known mode and a positive finite step time."""
     if "step_s" not in runs.columns or not len(runs):
         return runs.iloc[:0]
-    step = pd.to_numeric(runs["step_s"], errors="coerce").to_numpy(float)
+    step = numbers(runs, "step_s")
     good = np.isfinite(step) & (step > 0)
     good &= np.array([mode in MODES for mode in modes_of(runs)], dtype=bool)
     return runs.iloc[np.flatnonzero(good)]

@@ -138,19 +138,18 @@ class SetupArrays:
         return micro * self.accumulation
 
     def by_pair(
-        self, value: Callable[[str, str], Sequence[float]], padded: Sequence[float]
+        self, value: Callable[[str, str], Sequence[float]], count: int
     ) -> tuple[FloatArray, ...]:
-        """Return (rows, members) arrays of values that depend on workload and instance type.
+        """Return `count` (rows, members) arrays of values that depend on workload and type.
 
-        `value(workload, type)` returns one number for each array. `padded` has the number of each
-        array for padding.
+        `value(workload, type)` returns one number for each array. Padding members get 0.
         """
         width, last = len(self.names), len(self.workloads.names) * len(self.names)
         pair = np.where(self.kind >= 0, self.workloads.codes[:, None] * width + self.kind, last)
-        table = np.tile(np.array(padded, dtype=float)[:, None], last + 1)
+        table = np.zeros((count, last + 1))
         for code in np.unique(pair[self.kind >= 0]).tolist():
             table[:, code] = value(self.workloads.names[code // width], self.names[code % width])
-        return tuple(values[pair] for values in table)
+        return tuple(table[:, pair])
 
     def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
         """Return a (rows, members) array of each member's value; `values` are those of `names`.
