@@ -118,6 +118,11 @@ class Times:
     communication_s: FloatArray
     slowest: IntArray
 
+    @property
+    def compute_part(self) -> FloatArray:
+        """Return the fraction of the step spent on compute."""
+        return np.minimum(self.compute_s / self.step_s, 1.0)
+
 
 def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, float]:
     """Convert the results of a profile to the fields `hidden` and `last_bucket` of a Line.

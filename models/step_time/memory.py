@@ -42,6 +42,7 @@ from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
 from .communication import communication
 from .machine_specs import Machine
+from .one_device import Transformer
 from .rows import WorkloadFacts
 from .setup_arrays import SetupArrays
 
@@ -144,23 +145,24 @@ class MemoryModel:
         base, sample = profiled or self._bound(workload, mode, facts, held)
         if np.isnan(sample):
             return float("nan")
+        activations, gradients = sample * batch, held.gradients
         shape = grid_shape(mode.strategy, ranks) if mode.divided else None
-        activations = sample * batch * (1.0 if shape is None else (shape[1] + 1) / 2)
-        gradients = held.gradients
+        if shape is not None:
+            activations *= (shape[1] + 1) / 2
         if sharing and mode.gathered:
-            gradients = 0.0 if mode.offloaded else held.gradients / ranks
+            gradients = 0.0 if mode.offloaded else gradients / ranks
         working = activations + gradients
         if profiled and not accumulates:
             working = max(activations, gradients)
         beside = held.gradients * communication(mode.strategy).held
         if sharing:
             beside = _shared(mode, held, ranks)
-        beside += 2 * held.group * (mode.strategy == MSTOPK_SENT)
+        if mode.strategy == MSTOPK_SENT:
+            beside += 2 * held.group
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * bool(profiled))
-        fitted = self._ran(workload, mode, held, accumulates=accumulates)
-        return min(
-            [peak, *(run.memory for run in fitted if batch <= run.batch and ranks >= run.ranks)]
-        )
+        ran = self._ran(workload, mode, held, accumulates=accumulates)
+        fitted = [run.memory for run in ran if batch <= run.batch and ranks >= run.ranks]
+        return min([peak, *fitted])
 
     def _ran(self, workload: str, mode: Mode, held: Held, *, accumulates: bool) -> list[Run]:
         """Return runs that show that a batch fits. A divided layer gathers more on more ranks."""
@@ -170,9 +172,11 @@ class MemoryModel:
         if not accumulates:
             return ran
         # after one micro-step, fewer samples would also fit with whole gradients
-        gradients = held.gradients
-        share = [max(1 - gradients / max(run.memory - 2 * gradients, 1.0), 0.0) for run in ran]
-        fewer = [run._replace(batch=run.batch * part) for run, part in zip(ran, share, strict=True)]
+        fewer = []
+        for run in ran:
+            activations = max(run.memory - 2 * held.gradients, 1.0)
+            share = max(1 - held.gradients / activations, 0.0)
+            fewer.append(run._replace(batch=run.batch * share))
         return [*self.accumulated.get((workload, mode), []), *fewer]
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
@@ -180,7 +184,10 @@ class MemoryModel:
         if (workload, mode, instance_type) in self.lines:
             return self.lines[workload, mode, instance_type]
         others = [line for key, line in self.lines.items() if key[:2] == (workload, mode)]
-        return (max(base for base, _ in others), max(a for _, a in others)) if others else None
+        if not others:
+            return None
+        bases, samples = zip(*others, strict=True)
+        return max(bases), max(samples)
 
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts, held: Held) -> Line:
         """Return a line from facts and from runs that fitted; NaN if there is neither."""
@@ -191,21 +198,19 @@ class MemoryModel:
             for run in self.ran.get((workload, mode), [])
         ]
         if facts.transformer is not None:
-            samples.append(_transformer_bytes(facts, mode))
+            samples.append(_transformer_bytes(facts.transformer, mode))
         elif facts.flops > 0:
             samples.append(self.per_operation * facts.flops)
         return _CONTEXT + held.states, min(samples, default=float("nan"))
 
 
-def _transformer_bytes(facts: WorkloadFacts, mode: Mode) -> float:
+def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
     """Return the activation bytes of a sample."""
-    assert facts.transformer is not None
-    _, layers, hidden, sequence = facts.transformer
     wide = 1.0 if mode.precision in ("bf16", "fp16") else 2.0
-    whole = _LAYER_BYTES * layers
+    layers_bytes = _LAYER_BYTES * shape.layers
     if "checkpointing" in mode.switches:  # one layer is recomputed at a time
-        whole = _LAYER_BYTES + _KEPT_BYTES * layers
-    return wide * whole * hidden * sequence
+        layers_bytes = _LAYER_BYTES + _KEPT_BYTES * shape.layers
+    return wide * layers_bytes * shape.hidden * shape.sequence
 
 
 def _shared(mode: Mode, held: Held, ranks: int) -> float:
@@ -261,22 +266,22 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     assumed to equal gradients at the largest batch. If there is a single batch, most of its peak is
     assumed to be activations.
     """
-    if len(np.unique(batch)) == 1:
+    sizes = np.unique(batch)
+    if len(sizes) == 1:
         middle = float(np.median(peak))
         return (1 - _PROPORTIONAL) * middle, _PROPORTIONAL * middle / float(batch[0])
-    found: list[tuple[float, Line]] = []
-    for few in np.unique(batch):
+    lines = [(max(float(np.median(peak)) - gradients, 0.0), gradients / float(sizes[-1]))]
+    for few in sizes:
         flat = batch < few
         design = np.stack([np.ones(len(batch)), np.where(flat, 0.0, batch)], axis=1)
-        base, sample = np.maximum(
-            np.linalg.lstsq(design, peak - gradients * flat, rcond=None)[0], 0.0
-        ).tolist()
-        off = base + np.maximum(gradients, sample * batch) - peak
-        found.append((float(off @ off), (base, sample)))
-    flat_base = max(float(np.median(peak)) - gradients, 0.0)
-    off = flat_base + gradients - peak
-    found.append((float(off @ off), (flat_base, gradients / float(batch.max()))))
-    return min(found)[1]
+        base, sample = np.linalg.lstsq(design, peak - gradients * flat, rcond=None)[0].tolist()
+        lines.append((max(base, 0.0), max(sample, 0.0)))
+
+    def error(line: Line) -> tuple[float, Line]:
+        off = line[0] + np.maximum(gradients, line[1] * batch) - peak
+        return float(off @ off), line
+
+    return min(lines, key=error)
 
 
 def _lines(
@@ -287,13 +292,11 @@ def _lines(
         return {}
     good = profiles[(profiles["batch"] > 0) & (profiles["peak_bytes"] > 0)]
     found = {}
-    keys = zip(good["workload"], modes_of(good), good["instance_type"], strict=True)
-    for (workload, mode, name), rows in good.groupby(
-        pd.Series(list(keys), good.index, dtype=object)
-    ):
-        gradients = workloads.get(workload, WorkloadFacts()).gradient_bytes
+    cells = zip(good["workload"], modes_of(good), good["instance_type"], strict=True)
+    for cell, rows in good.groupby(pd.Series(list(cells), good.index, dtype=object)):
+        gradients = workloads.get(cell[0], WorkloadFacts()).gradient_bytes
         batch, peak = (rows[each].to_numpy(float) for each in ("batch", "peak_bytes"))
-        found[workload, mode, name] = one_device(batch, peak, gradients)
+        found[cell] = one_device(batch, peak, gradients)
     return found
 
 
@@ -305,17 +308,20 @@ def _largest_that_ran(
     Modes that shard the training state have a separate entry for each number of ranks.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
-    memory = [(machines[name].device_memory_gib or 0.0) * _BYTES_PER_GIB for name in ran.names]
-    bytes_of = ran.by_type(memory, 0.0)
+    gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]
+    memory = ran.by_type(gib, 0.0) * _BYTES_PER_GIB
     for workload, mode, rows in ran.groups():
         sharded = mode.sharded or mode.strategy == TABLES
-        ranks = np.broadcast_to(ran.ranks[rows, None] if sharded else 1.0, ran.batch[rows].shape)
-        largest: dict[tuple[float, float], float] = {}
-        keys = zip(bytes_of[rows].flat, ranks.flat, ran.batch[rows].flat, strict=True)
-        for size, count, batch in keys:
-            if size > 0:
-                largest[size, count] = max(batch, largest.get((size, count), 0.0))
+        ranks = ran.ranks[rows] if sharded else np.ones(len(rows))
+        runs = pd.DataFrame(
+            {
+                "memory": memory[rows].ravel(),
+                "batch": ran.batch[rows].ravel(),
+                "ranks": np.repeat(ranks, memory.shape[1]),
+            }
+        )
+        largest = runs[runs["memory"] > 0].groupby(["memory", "ranks"], as_index=False).max()
         found[workload, mode] = [
-            Run(size, batch, count) for (size, count), batch in largest.items()
+            Run(*each) for each in largest[[*Run._fields]].itertuples(index=False, name=None)
         ]
     return found

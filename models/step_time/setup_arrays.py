@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -157,6 +157,12 @@ class SetupArrays:
         Padding members get `padded`.
         """
         return np.append(values, padded)[self.kind]
+
+    def chunks(self, size: int) -> Iterator[SetupArrays]:
+        """Yield the setups in chunks of at most `size`; one empty chunk if there are none."""
+        count = len(self.workloads)
+        for first in range(0, max(count, 1), size):
+            yield self.take(np.arange(first, min(first + size, count)))
 
     def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> SetupArrays:
         """Return the setups at the positions `picked`."""
