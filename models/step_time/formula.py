@@ -21,26 +21,11 @@ import numpy as np
 from scipy.special import expit, logit
 
 from ..domain.numeric import FloatArray, IntArray
+from .one_device import Parameter
 
 _BYTES, BUCKET = 1e8, 25 << 20
 _BYTES_PER_GBIT, _STEEPEST, _HOST_POWER = 1.25e8, 2.0, 4.0
 _STEP = 1e-4  # of finite differences
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """The prior of a parameter: its mean, and the standard deviation at each level.
-
-    A standard deviation of 0 means that the parameter does not vary at that level.
-    """
-
-    mean: float
-    all: float
-    kind: float = 0.0
-    cell: float = 0.0
-    strategy: float = 0.0
-    network: float = 0.0
-    workload: float = 0.0
 
 
 # Exchanges between machines vary by a factor of two between kinds, and by 1.2 between workloads on
@@ -196,7 +181,7 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     host_s = line.middle_s * np.exp(np.clip(tall["log_host"], -20, 3)) * others
     top = np.maximum(np.maximum(busy_s, host_s), 1e-30)
     both = (busy_s / top) ** _HOST_POWER + (host_s / top) ** _HOST_POWER
-    return np.asarray(np.where(line.alone_s > 0, top * both ** (1 / _HOST_POWER), 0.0), dtype=float)
+    return np.where(line.alone_s > 0, top * both ** (1 / _HOST_POWER), 0.0)
 
 
 def usable_gbps(nominal: FloatArray) -> FloatArray:
@@ -205,9 +190,7 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
     A process reaches about 10 Gbit/s through TCP. Links of 100 Gbit/s and more are used by RDMA
     (EFA, InfiniBand), at a rate below the nominal rate [measured on p4d, p5 and ND40rs machines].
     """
-    return np.asarray(
-        np.where(nominal < 100, np.minimum(nominal, 10.0), 0.6 * nominal), dtype=float
-    )
+    return np.where(nominal < 100, np.minimum(nominal, 10.0), 0.6 * nominal)
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:

@@ -33,7 +33,7 @@ class StepKernel(Kernel):  # type: ignore[misc]
 
     @theta.setter
     def theta(self, value: FloatArray) -> None:
-        self.log_spreads = np.asarray(value, dtype=float)
+        self.log_spreads = value
 
     @property
     def bounds(self) -> FloatArray:
@@ -65,7 +65,8 @@ def learned_spreads(
     """Return the most probable log spreads; their prior is centred on the initial values."""
     search = _penalised(np.log(list(SPREADS.values())), _PRIOR_SD, 12)
     process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)
-    return np.asarray(process.fit(inputs, target).kernel_.theta, dtype=float)
+    found: FloatArray = process.fit(inputs, target).kernel_.theta
+    return found
 
 
 def learn_spreads(

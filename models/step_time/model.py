@@ -258,7 +258,8 @@ class StepTimeModel:
         off = root @ random.standard_normal((len(mean), half))
         off += np.sqrt(noise)[:, None] * random.standard_normal((len(mean), half))
         paired = np.stack([off, -off], axis=2).reshape(len(mean), -1)[:, :count]
-        return np.asarray(np.exp(mean[:, None] + paired), dtype=float)
+        draws: FloatArray = np.exp(mean[:, None] + paired)
+        return draws
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
         """Return the result of `draw_arrays` for a frame; raises as `predict`."""

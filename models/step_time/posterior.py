@@ -58,7 +58,7 @@ class Posterior:
 
     def one_device_s(self, points: Points) -> FloatArray:
         """Return the seconds of one device at each point."""
-        return np.asarray(np.exp(self._seconds(points)), dtype=float)
+        return np.exp(self._seconds(points))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
         """Return the distribution of log step seconds; `covariance` asks for the joint one."""
@@ -95,7 +95,7 @@ class Posterior:
         for column, group in enumerate(("link", "strategy", "mode")):
             inputs[:, COLUMN[group]] = np.repeat(groups[:, column], len(MEAN))
         found = self.process.mean(inputs).reshape(-1, len(MEAN))
-        return np.asarray(MEAN + found[which.reshape(-1)], dtype=float)
+        return MEAN + found[which.reshape(-1)]
 
     def linear(self, rows: Rows) -> Linear:
         values, log_t1 = self._values(rows), self._seconds(rows.points)

@@ -45,7 +45,8 @@ class Spreads:
         if cell in self.cells:
             return self.cells[cell].spread
         alike = [each.spread**2 for each in self.cells.values() if each.kind == kind]
-        return np.asarray(np.sqrt(np.mean([self._usual, *alike], axis=0)), dtype=float)
+        spread: FloatArray = np.sqrt(np.mean([self._usual, *alike], axis=0))
+        return spread
 
 
 class Neighbours(NamedTuple):

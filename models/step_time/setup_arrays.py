@@ -36,43 +36,6 @@ class SetupArrays:
     layout: FloatArray
     accumulation: FloatArray
 
-    @classmethod
-    def of(
-        cls,
-        workloads: Sequence[str],
-        modes: Sequence[Mode],
-        types: Sequence[Sequence[str]],
-        *,
-        batch: FloatArray,
-        layout: FloatArray,
-        accumulation: FloatArray,
-    ) -> SetupArrays:
-        """Return setups in which each member is one instance.
-
-        `types[i]` are the instance types of setup i in rank order. The arrays have the shapes of
-        the fields with the same names.
-        """
-        clusters, which = numbered(tuple(row) for row in types)
-        places = {
-            name: at for at, name in enumerate(sorted({name for row in clusters for name in row}))
-        }
-        kinds = np.full((len(clusters), layout.shape[1]), -1, dtype=np.intp)
-        for at, names in enumerate(clusters):
-            kinds[at, : len(names)] = [places[name] for name in names]
-        kind = kinds[which]
-        table, mode = numbered(modes)
-        return cls(
-            workloads=Keys.of(workloads),
-            modes=table,
-            mode=mode,
-            names=tuple(places),
-            kind=kind,
-            count=(kind >= 0).astype(float),
-            batch=batch,
-            layout=layout,
-            accumulation=accumulation,
-        )
-
     def dense(self) -> SetupArrays:
         """Return the same setups, each in the mode with which its mode is compared (Mode.dense)."""
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
@@ -190,33 +153,31 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     Raises:
         ValueError: if a required column is missing or a text cannot be parsed.
     """
-    missing = [
-        name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns
-    ]
-    if missing:
-        raise ValueError(f"the setups have no column {missing[0]!r}")
-    clusters, batches = (
-        [str(value) for value in frame[name].tolist()] for name in ("cluster", "batch_per_device")
-    )
-    layouts = [str(value).strip() for value in column(frame, "layout", "").tolist()]
+    for name in ("workload", "cluster", "batch_per_device"):
+        if name not in frame:
+            raise ValueError(f"the setups have no column {name!r}")
+    layouts = [str(value).strip() for value in column(frame, "layout", "")]
+    clusters, batches = map(str, frame["cluster"]), map(str, frame["batch_per_device"])
     texts, which = numbered(zip(clusters, layouts, batches, strict=True))
-    parsed = [machines_of(*each, devices) for each in texts]
-    width = max((len(used) for used, _ in parsed), default=1)
-    layout, batch = np.zeros((len(texts), width)), np.zeros((len(texts), width))
-    for at, (used, share) in enumerate(parsed):
-        layout[at, : len(used)] = used
-        batch[at, : len(share)] = share
-    accumulation = np.array(
-        [float(str(value)) for value in column(frame, "accumulation_steps", 1).tolist()],
-        dtype=float,
-    )
-    if len(frame) and (not np.all(np.isfinite(accumulation)) or accumulation.min() < 1):
+    types = [types_of(cluster) for cluster, _, _ in texts]
+    names = sorted({name for row in types for name in row})
+    shape = len(texts), max(map(len, types), default=1)
+    kind, layout, batch = np.full(shape, -1), np.zeros(shape), np.zeros(shape)
+    for at, (row, text) in enumerate(zip(types, texts, strict=True)):
+        used = slice(len(row))
+        kind[at, used] = np.searchsorted(names, row)
+        layout[at, used], batch[at, used] = machines_of(*text, devices)
+    accumulation = column(frame, "accumulation_steps", 1).astype(str).to_numpy().astype(float)
+    if not np.all((accumulation >= 1) & (accumulation < np.inf)):
         raise ValueError("accumulation_steps must be at least 1")
-    types = [types_of(cluster) for cluster in clusters]
-    return SetupArrays.of(
-        frame["workload"].astype(str).tolist(),
-        modes_of(frame),
-        types,
+    modes, mode = numbered(modes_of(frame))
+    return SetupArrays(
+        workloads=Keys.of(frame["workload"].astype(str)),
+        modes=modes,
+        mode=mode,
+        names=tuple(names),
+        kind=kind[which],
+        count=(kind[which] >= 0).astype(float),
         batch=batch[which],
         layout=layout[which],
         accumulation=accumulation,
