@@ -56,7 +56,7 @@ NAMES = tuple(PARAMETERS)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """The inputs of the formula, with a row per setup.
 

@@ -78,7 +78,7 @@ def learn_spreads(
     the variance of a run's noise. `growth` limits by how much a log variance may exceed the
     initial one.
     """
-    several = np.flatnonzero(rows.line.ranks > 1)
+    several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
     large = count[index] >= ENOUGH
     features = np.column_stack([rows.features[several], _APART * index])

@@ -53,12 +53,14 @@ class Run(NamedTuple):
     """A run without an out-of-memory error.
 
     `memory` are the bytes of its device, `batch` is the largest batch that ran on such a device,
-    and `ranks` the fewest ranks across which the training state was sharded.
+    and `ranks` the fewest ranks across which the training state was sharded. `accumulates` is True
+    if a step had several micro-steps.
     """
 
     memory: float
-    batch: float
     ranks: float
+    accumulates: bool
+    batch: float
 
 
 # Two workloads used at most 12 % more than predicted, because the allocator leaves gaps and because
@@ -70,9 +72,6 @@ _CONTEXT = 0.8e9
 # sample), because narrow layers keep more. The maximum over the provider's profiles replaces it.
 _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
-# Weights and Adam's two moments, per byte of gradients; used if the checkpoint size is unknown.
-_STATE_PER_GRADIENT = 3.0
-_GROUP = 0.125  # largest share of all weights that is gathered together (node/switches.py)
 # Share of the peak that is proportional to the batch, if only one batch was profiled.
 _PROPORTIONAL = 0.9
 
@@ -80,26 +79,6 @@ _PROPORTIONAL = 0.9
 # Activation bytes of a layer, per token and unit of width, in bf16; kept if they are recomputed.
 # A fused attention kernel is assumed [Korthikanti et al. 2022].
 _LAYER_BYTES, _KEPT_BYTES = 34.0, 2.0
-
-
-class Held(NamedTuple):
-    """The bytes that a workload holds.
-
-    `states` are weights plus optimizer states. `group` is the largest group of weights that a
-    sharded mode gathers together.
-    """
-
-    gradients: float = 0.0
-    states: float = 0.0
-    group: float = 0.0
-
-    @classmethod
-    def of(cls, facts: WorkloadFacts) -> Held:
-        """Derive the bytes from facts; if the checkpoint is unknown, assume Adam's states."""
-        gradients = facts.gradient_bytes
-        group = 1 / facts.transformer.layers if facts.transformer else _GROUP
-        states = facts.checkpoint_bytes or _STATE_PER_GRADIENT * gradients
-        return cls(gradients, states, group * gradients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +89,12 @@ class MemoryModel:
         workloads: the facts of each workload.
         lines: the memory lines fitted to profiles, by workload, mode of one device and type.
         ran: the runs without an out-of-memory error, by workload and mode.
-        accumulated: the part of `ran` that ran with several micro-steps in a step.
         per_operation: activation bytes per operation of a sample.
     """
 
     workloads: Mapping[str, WorkloadFacts] = field(default_factory=dict)
     lines: dict[tuple[str, Mode, str], Line] = field(default_factory=dict)
     ran: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
-    accumulated: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
     per_operation: float = _PER_OPERATION
 
     def with_facts(self, workloads: Mapping[str, WorkloadFacts]) -> MemoryModel:
@@ -140,12 +117,12 @@ class MemoryModel:
         `accumulates` is True if an optimizer step has several micro-steps.
         """
         facts = self.workloads.get(workload, WorkloadFacts())
-        held, sharing = Held.of(facts), mode.sharded and ranks > 1
+        sharing = mode.sharded and ranks > 1
         profiled = self._profiled(workload, mode.alone, instance_type)
-        base, sample = profiled or self._bound(workload, mode, facts, held)
+        base, sample = profiled or self._bound(workload, mode, facts)
         if np.isnan(sample):
             return float("nan")
-        activations, gradients = sample * batch, held.gradients
+        activations, gradients = sample * batch, facts.gradient_bytes
         shape = grid_shape(mode.strategy, ranks) if mode.divided else None
         if shape is not None:
             activations *= (shape[1] + 1) / 2
@@ -154,30 +131,26 @@ class MemoryModel:
         working = activations + gradients
         if profiled and not accumulates:
             working = max(activations, gradients)
-        beside = held.gradients * communication(mode.strategy).held
+        beside = facts.gradient_bytes * communication(mode.strategy).held
         if sharing:
-            beside = _shared(mode, held, ranks)
+            beside = _shared(mode, facts, ranks)
         if mode.strategy == MSTOPK_SENT:
-            beside += 2 * held.group
+            beside += 2 * facts.gradient_bytes / facts.blocks
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * bool(profiled))
-        ran = self._ran(workload, mode, held, accumulates=accumulates)
+        ran = self._ran(workload, mode, facts.gradient_bytes, accumulates=accumulates)
         fitted = [run.memory for run in ran if batch <= run.batch and ranks >= run.ranks]
         return min([peak, *fitted])
 
-    def _ran(self, workload: str, mode: Mode, held: Held, *, accumulates: bool) -> list[Run]:
+    def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
         """Return runs that show that a batch fits. A divided layer gathers more on more ranks."""
-        if mode.divided:
-            return []
-        ran = self.ran.get((workload, mode), [])
-        if not accumulates:
-            return ran
-        # after one micro-step, fewer samples would also fit with whole gradients
-        fewer = []
-        for run in ran:
-            activations = max(run.memory - 2 * held.gradients, 1.0)
-            share = max(1 - held.gradients / activations, 0.0)
-            fewer.append(run._replace(batch=run.batch * share))
-        return [*self.accumulated.get((workload, mode), []), *fewer]
+        found = []
+        for run in self.ran.get((workload, mode), []) if not mode.divided else ():
+            if accumulates and not run.accumulates:
+                # after one micro-step, fewer samples would also fit with whole gradients
+                activations = max(run.memory - 2 * gradients, 1.0)
+                run = run._replace(batch=run.batch * max(1 - gradients / activations, 0.0))
+            found.append(run)
+        return found
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
         """Return the line of profiles on this type, or the largest values of other types."""
@@ -189,10 +162,10 @@ class MemoryModel:
         bases, samples = zip(*others, strict=True)
         return max(bases), max(samples)
 
-    def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts, held: Held) -> Line:
+    def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
         """Return a line from facts and from runs that fitted; NaN if there is neither."""
         # least bytes other than activations: weights and gradients; 0 if they are offloaded
-        least = 0.0 if mode.offloaded else 2 * held.gradients
+        least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
         samples = [
             max(run.memory - least / run.ranks, 0.0) / run.batch
             for run in self.ran.get((workload, mode), [])
@@ -201,7 +174,7 @@ class MemoryModel:
             samples.append(_transformer_bytes(facts.transformer, mode))
         elif facts.flops > 0:
             samples.append(self.per_operation * facts.flops)
-        return _CONTEXT + held.states, min(samples, default=float("nan"))
+        return _CONTEXT + facts.state_bytes, min(samples, default=float("nan"))
 
 
 def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
@@ -213,19 +186,19 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
     return wide * layers_bytes * shape.hidden * shape.sequence
 
 
-def _shared(mode: Mode, held: Held, ranks: int) -> float:
+def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
     """Return how many more bytes a rank of a sharded mode holds than a single device.
 
     The number is negative if sharding saves more memory than the exchange needs.
     """
+    gradients, states = facts.gradient_bytes, facts.state_bytes
     if mode.strategy == UPDATES_SHARED:
-        return held.gradients - (1 - 1 / ranks) * max(held.states - held.gradients, 0.0)
+        return gradients - (1 - 1 / ranks) * max(states - gradients, 0.0)
+    group = gradients / facts.blocks
     elsewhere = 1.0 if mode.offloaded else 1 - 1 / ranks
-    gathered = (
-        3 * held.group if mode.strategy == "fsdp" else elsewhere * held.gradients + held.group
-    )
-    moving = 2 * held.group / ranks if mode.offloaded else 0.0
-    return gathered + 2 * held.group + moving - elsewhere * held.states
+    gathered = 3 * group if mode.strategy == "fsdp" else elsewhere * gradients + group
+    moving = 2 * group / ranks if mode.offloaded else 0.0
+    return gathered + 2 * group + moving - elsewhere * states
 
 
 def fit_memory(
@@ -248,12 +221,10 @@ def fit_memory(
         for (workload, _, _), (_, sample) in lines.items()
         if workload in workloads and workloads[workload].flops > 0
     ]
-    several = ran.take(np.flatnonzero(ran.accumulation > 1))
     return MemoryModel(
         workloads=workloads,
         lines=lines,
         ran=_largest_that_ran(ran, machines),
-        accumulated=_largest_that_ran(several, machines),
         per_operation=max(shown, default=_PER_OPERATION),
     )
 
@@ -305,7 +276,8 @@ def _largest_that_ran(
 ) -> dict[tuple[str, Mode], list[Run]]:
     """Return the largest batch that ran on each amount of device memory, by workload and mode.
 
-    Modes that shard the training state have a separate entry for each number of ranks.
+    Runs with several micro-steps have separate entries. Modes that shard the training state have a
+    separate entry for each number of ranks.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
     gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]
@@ -316,12 +288,12 @@ def _largest_that_ran(
         runs = pd.DataFrame(
             {
                 "memory": memory[rows].ravel(),
-                "batch": ran.batch[rows].ravel(),
                 "ranks": np.repeat(ranks, memory.shape[1]),
+                "accumulates": np.repeat(ran.accumulation[rows] > 1, memory.shape[1]),
+                "batch": ran.batch[rows].ravel(),
             }
         )
-        largest = runs[runs["memory"] > 0].groupby(["memory", "ranks"], as_index=False).max()
-        found[workload, mode] = [
-            Run(*each) for each in largest[[*Run._fields]].itertuples(index=False, name=None)
-        ]
+        keys = ["memory", "ranks", "accumulates"]
+        largest = runs[runs["memory"] > 0].groupby(keys, as_index=False).max()
+        found[workload, mode] = [Run(*each) for each in largest.itertuples(index=False, name=None)]
     return found

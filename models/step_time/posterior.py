@@ -65,7 +65,7 @@ class Posterior:
         linear = self.linear(X)
         inputs = linear.inputs.copy()
         inputs[:, [COLUMN["broad"], COLUMN["narrow"], COLUMN["noise"]]] = 0.0
-        mean, several = linear.log_s.copy(), X.line.ranks > 1
+        mean, several = linear.log_s.copy(), X.ranks > 1
         assert self.process is not None
         variance = self.process.posterior(inputs, joint=covariance)[1]
         spread = self.spreads.of(X)
@@ -111,9 +111,9 @@ class Posterior:
         for group, codes in zip(CODES[4:], (rows.kind, rows.strategy, rows.cell), strict=True):
             inputs[:, COLUMN[group]] = codes
         inputs[:, COLUMN["features"]] = rows.features
-        inputs[:, COLUMN["noise"]] = (rows.line.ranks <= 1) & (rows.noise_sd == 0)
+        inputs[:, COLUMN["noise"]] = (rows.ranks <= 1) & (rows.noise_sd == 0)
         reach = np.array([self.reach.get(kind, 2.0) for kind in rows.kind.tolist()])
-        inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.line.ranks / reach, 1.0))
+        inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.ranks / reach, 1.0))
         deviation = np.append(log_t1 - rows.points.mean, 0.0)[point]
         shift = (by_theta * (values - MEAN)).sum(axis=1) + by_t1 * deviation
         return Linear(log_s, shift, times, inputs)

@@ -122,7 +122,7 @@ def with_neighbours(
         for cell, (spread, own) in found.items()
         if len(own) >= ENOUGH
     }
-    small = ~np.isin(rows.cell, list(cells)) & (rows.line.ranks > 1)
+    small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():
         away = np.abs(process.left_out()[1])
         factor = float(np.clip(np.quantile(away[small], 0.9) / Z_90, 1.0, 4.0))

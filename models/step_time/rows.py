@@ -26,7 +26,9 @@ from .setup_arrays import SetupArrays
 PROBE = "(all-reduce alone)"  # the workload that stands for all-reduces without training
 _USUAL_BYTES, _USUAL_OCTAVE = 1e8, 5.0  # gradient bytes and log2 of the batch, if none is known
 _USUAL_TOKENS = 2.0**14  # of a device and micro-step
-_BLOCKS = 8.0  # blocks that a sharded mode gathers, if the layers are unknown
+_BLOCKS = 8.0  # of a sharded mode, if the layers are unknown (node/switches.py)
+# Weights and Adam's two moments, per byte of gradients; used if the checkpoint size is unknown.
+_STATE_PER_GRADIENT = 3.0
 _BESIDE = 0.9  # fraction of compute beside which blocks are gathered
 _EVERYTHING = 1e18  # bytes of the last bucket if no part of the exchange can be hidden
 
@@ -49,6 +51,16 @@ class WorkloadFacts:
     last_bucket_bytes: float = float("nan")
     divided: Volumes = field(default_factory=Volumes)
 
+    @property
+    def state_bytes(self) -> float:
+        """Return the bytes of weights and optimizer states; if unknown, those of Adam."""
+        return self.checkpoint_bytes or _STATE_PER_GRADIENT * self.gradient_bytes
+
+    @property
+    def blocks(self) -> float:
+        """Return the number of equal groups of weights that a sharded mode gathers in turn."""
+        return self.transformer.layers if self.transformer else _BLOCKS
+
 
 def code_of(*key: object) -> float:
     """Return a number that identifies a group, the same in all processes."""
@@ -70,16 +82,17 @@ class Points:
     codes: FloatArray  # (points, 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """The inputs of the regression, with a row per setup.
+@dataclass(frozen=True, kw_only=True)
+class Rows(Line):
+    """The inputs of the regression, with a row per setup: those of the formula, and of the levels.
+
+    The seconds of one device are 0 until `with_seconds` sets them.
 
     `point` (rows, members) are positions in `points`; -1 for padding, and for machines without
     compute. `middle` has the points of the middle batches. Optimizer seconds are `optimizer` (rows,
     members) times those of the middle batch.
     """
 
-    line: Line
     points: Points
     point: IntArray
     middle: IntArray
@@ -97,25 +110,24 @@ class Rows:
         picked = {
             each.name: getattr(self, each.name)[at]
             for each in fields(self)
-            if each.name not in ("line", "points")
+            if each.name != "points"
         }
-        line = Line(*(getattr(self.line, name)[at] for name in Line.__slots__))
-        return Rows(line=line, points=self.points, **picked)
+        return Rows(points=self.points, **picked)
 
     def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
         """Return the rows with those at `probes` as all-reduces of `size` bytes without compute."""
         found = self.take(np.arange(len(self)))
         found.point[probes] = found.middle[probes] = -1
-        found.line.gradient_bytes[probes] = size
+        found.gradient_bytes[probes] = size
         found.features[probes, 0] = np.log2(size)
         return found
 
-    def with_seconds(self, log_s: FloatArray) -> Line:
-        """Return the formula's input if the points take exp(`log_s`) (points,) seconds."""
+    def with_seconds(self, log_s: FloatArray) -> Rows:
+        """Return the rows if the points take exp(`log_s`) (points,) seconds."""
         seconds = np.append(np.exp(log_s), 0.0)
         middle_s = seconds[self.middle]
         return replace(
-            self.line,
+            self,
             alone_s=seconds[self.point],
             middle_s=np.where(middle_s > 0, middle_s, 1.0),
             optimizer_s=self.optimizer * middle_s,
@@ -196,11 +208,17 @@ class SetupFacts:
         ]
         kinds, strategies, modes = np.array(codes).reshape(-1, 3)[group * len(names) + link].T
         return Rows(
-            line=self._line(setups, group, link),
+            **self._exchange(setups, group, link),
             points=points,
             point=point,
             middle=middle,
             optimizer=optimizer,
+            alone_s=np.zeros(kind.shape),
+            middle_s=np.zeros(kind.shape),
+            optimizer_s=np.zeros(kind.shape),
+            devices=setups.layout,
+            count=setups.count,
+            accumulation=setups.accumulation,
             kind=kinds,
             strategy=strategies,
             cell=modes,
@@ -240,33 +258,28 @@ class SetupFacts:
             codes=np.array([cells[key][2] for key in keys]).reshape(-1, 4),
         )
 
-    def _line(self, setups: SetupArrays, group: IntArray, link: IntArray) -> Line:
-        """Return the formula's input without the seconds of one device."""
-        exchange = [self._exchange(workload, mode) for workload, mode, _ in setups.groups()]
-        size, bucket, hidden, last, again = np.array(exchange).reshape(-1, 5).T[:, group]
+    def _exchange(
+        self, setups: SetupArrays, group: IntArray, link: IntArray
+    ) -> dict[str, FloatArray]:
+        """Return the fields of a Line that describe the exchange of gradients."""
+        known = [self._buckets(workload, mode) for workload, mode, _ in setups.groups()]
+        size, bucket, hidden, last, again = np.array(known).reshape(-1, 5).T[:, group]
         machines = [self.machines[name] for name in setups.names]
         inside = [each.inside_gbps for each in machines]
         cores = [1.0 if each.accelerated else each.cores for each in machines]
         sent, selection_s = self._strategies(setups, size)
-        none = np.zeros_like(setups.layout)
-        return Line(
-            alone_s=none,
-            middle_s=none,
-            optimizer_s=none,
-            devices=setups.layout,
-            count=setups.count,
-            accumulation=setups.accumulation,
-            gradient_bytes=size,
-            bucket_bytes=bucket,
-            hidden=hidden,
-            last_bucket=last,
-            gbps=np.array([each.bandwidth_gbps for each in machines])[link],
-            inside_gbps=setups.by_type(inside, np.inf).min(axis=1),
-            core=setups.by_type(cores, 1.0).min(axis=1, initial=1.0),
-            sent_between=sent,
-            selection_s=selection_s,
-            repeated=again * (setups.accumulation - 1),
-        )
+        return {
+            "gradient_bytes": size,
+            "bucket_bytes": bucket,
+            "hidden": hidden,
+            "last_bucket": last,
+            "gbps": np.array([each.bandwidth_gbps for each in machines])[link],
+            "inside_gbps": setups.by_type(inside, np.inf).min(axis=1),
+            "core": setups.by_type(cores, 1.0).min(axis=1, initial=1.0),
+            "sent_between": sent,
+            "selection_s": selection_s,
+            "repeated": again * (setups.accumulation - 1),
+        }
 
     def _features(self, setups: SetupArrays, link: IntArray) -> FloatArray:
         """Return a (rows, 5) array: the features of the residual."""
@@ -290,7 +303,7 @@ class SetupFacts:
         known = [part for key, part in self.optimizer_part.items() if key[:2] == cell[:2]]
         return float(np.median(known or [0.0]))
 
-    def _exchange(self, workload: str, mode: Mode) -> tuple[float, ...]:
+    def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
         """Return the bytes of gradients and of a bucket, and three more fields of a Line.
 
         These fields are `hidden`, `last_bucket` and `repeated`.
@@ -303,8 +316,7 @@ class SetupFacts:
             part /= 2
         last, bucket, hidden = facts.last_bucket_bytes, float(BUCKET), facts.hidden_part
         if mode.gathered:  # a collective for each block of layers, beside nearly all compute
-            blocks = facts.transformer.layers if facts.transformer else _BLOCKS
-            last, bucket, hidden = float("nan"), max(bucket, whole / blocks), _BESIDE
+            last, bucket, hidden = float("nan"), max(bucket, whole / facts.blocks), _BESIDE
         if strategy.waits:
             last = _EVERYTHING
         if mode.strategy == UPDATES_SHARED:  # gathers weights after the backward pass
