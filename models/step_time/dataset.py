@@ -12,6 +12,7 @@ its spread over blocks.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -185,6 +186,11 @@ def one_provider(data: TrainingData) -> str:
     return providers[0] if providers else "local"
 
 
+def _modes(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the mode columns of the frame, with defaults in place of missing values."""
+    return {name: column(frame, name, known[0]) for name, known in MODE_COLUMNS.items()}
+
+
 def pooled(runs: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     """Return a row per setup of valid runs.
 
@@ -195,7 +201,7 @@ def pooled(runs: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             "workload": column(runs, "workload", "").astype(str),
-            **{name: column(runs, name, known[0]) for name, known in MODE_COLUMNS.items()},
+            **_modes(runs),
             **in_one_order(runs, devices),
             "accumulation_steps": numbers(runs, "accumulation_steps", 1),
             "step_s": step_s,
@@ -228,7 +234,7 @@ def profile_rows(profiles: pd.DataFrame) -> pd.DataFrame:
     good = frame[(frame[["batch", "forward_s", "backward_s"]] > 0).all(axis=1)]
     step_s = good["forward_s"] + good["backward_s"]
     found: pd.DataFrame = good.assign(
-        **{name: column(good, name, known[0]) for name, known in MODE_COLUMNS.items()},
+        **_modes(good),
         step_s=step_s,
         optimizer_s=numbers(good, "optimizer_s", 0.0).clip(0.0),
         input_part=(numbers(good, "input_s", 0.0) / step_s).clip(0.0, 1.0),
@@ -250,7 +256,7 @@ def one_device_rows(
     alone = [arrays.modes[at].alone for at in arrays.mode]
     rows = setups.assign(
         **pd.DataFrame(alone, columns=[*MODE_COLUMNS]),
-        instance_type=[names[0] for names in arrays.types],
+        instance_type=[arrays.names[at] for at in arrays.kind[:, 0]],
         batch=arrays.batch[:, 0],
     )
     ranks, most = arrays.ranks, arrays.layout.max(axis=1)

@@ -109,17 +109,17 @@ class Times:
         return np.minimum(self.compute_s / self.step_s, 1.0)
 
 
-def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, float]:
+def known_overlap(
+    hidden_part: FloatArray, last_bucket_bytes: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Convert the results of a profile to the fields `hidden` and `last_bucket` of a Line.
 
     `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden. An
-    argument of NaN (unknown) gives 0.
+    entry of NaN (unknown) gives 0.
     """
-    part, last = np.clip(hidden_part, 0.02, 0.98), np.maximum(last_bucket_bytes, 1.0) / BUCKET
-    found = np.array(
-        [logit(part) - PARAMETERS["logit_hidden"].mean, np.log(last) - PARAMETERS["log_last"].mean]
-    )
-    return tuple(np.nan_to_num(found).tolist())
+    hidden = logit(np.clip(hidden_part, 0.02, 0.98)) - PARAMETERS["logit_hidden"].mean
+    last = np.log(np.maximum(last_bucket_bytes, 1.0) / BUCKET) - PARAMETERS["log_last"].mean
+    return np.nan_to_num(hidden), np.nan_to_num(last)
 
 
 def step_times(line: Line, values: FloatArray) -> Times:

@@ -139,7 +139,8 @@ class Wait:
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
         helped = np.where(reached, "loader workers", "processors")
-        return [str(one) for one in np.where(step_s > rest_s, helped, "")]
+        labels: list[str] = np.where(step_s > rest_s, helped, "").tolist()
+        return labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,7 @@ SPREADS = {
     "shape of transformer": 0.15,
     "noise of one device": 0.03,
 }
+LOG_SPREADS = np.log(list(SPREADS.values()))
 _OCTAVES = 2.5  # length scale of the curves in the batch
 _SHAPE = np.array([1.5, 2.0, 2.0, 1.0])  # length scales of a transformer's shape
 # Length scales of the residual: octaves of batch, of machines and of devices per machine;

@@ -8,7 +8,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 
 from ..domain.numeric import FloatArray
-from .kernel import BROAD, NARROW, SPREADS, terms
+from .kernel import BROAD, LOG_SPREADS, NARROW, SPREADS, terms
 from .residuals import ENOUGH, INITIAL, SMALL, CellSpread, Spreads
 from .rows import Rows
 
@@ -63,7 +63,7 @@ def learned_spreads(
     log_spreads: FloatArray, inputs: FloatArray, target: FloatArray, noise: FloatArray
 ) -> FloatArray:
     """Return the most probable log spreads; their prior is centred on the initial values."""
-    search = _penalised(np.log(list(SPREADS.values())), _PRIOR_SD, 12)
+    search = _penalised(LOG_SPREADS, _PRIOR_SD, 12)
     process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)
     found: FloatArray = process.fit(inputs, target).kernel_.theta
     return found

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..domain.numeric import FloatArray
 from .formula import MEAN, Times, slopes, step_times
-from .kernel import CODES, COLUMN, SPREADS, T1, THETA, WIDTH, GaussianProcess, point_inputs
+from .kernel import CODES, COLUMN, T1, THETA, WIDTH, GaussianProcess, point_inputs
 from .residuals import Neighbours, Spreads, without_rows
 from .rows import Points, Rows
 
@@ -40,15 +40,15 @@ class Posterior:
 
     Attributes:
         reach: the devices of the largest measured cluster, by kind of device.
-        process: the levels; None before the first turn of the fit.
+        process: the levels; without rows before the first turn of the fit.
         log_spreads: the spreads of the levels, in the order of SPREADS.
         spreads: the spreads of residuals.
         neighbours: the residuals of each cell.
     """
 
     reach: dict[float, float]
-    process: GaussianProcess | None = None
-    log_spreads: FloatArray = field(default_factory=lambda: np.log(list(SPREADS.values())))
+    process: GaussianProcess
+    log_spreads: FloatArray
     spreads: Spreads = field(default_factory=lambda: Spreads({}))
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
 
@@ -66,7 +66,6 @@ class Posterior:
         inputs = linear.inputs.copy()
         inputs[:, [COLUMN["broad"], COLUMN["narrow"], COLUMN["noise"]]] = 0.0
         mean, several = linear.log_s.copy(), X.ranks > 1
-        assert self.process is not None
         variance = self.process.posterior(inputs, joint=covariance)[1]
         spread = self.spreads.of(X)
         noise = np.where(several, spread[:, 2], np.exp(self.log_spreads[-1])) ** 2
@@ -80,14 +79,10 @@ class Posterior:
 
     def _seconds(self, points: Points) -> FloatArray:
         """Return the posterior mean of the points' log seconds."""
-        if self.process is None or not len(points.mean):
-            return points.mean
         return points.mean + self.process.mean(point_inputs(points))
 
     def _values(self, rows: Rows) -> FloatArray:
         """Return a (rows, parameters) array: posterior means of the formula's parameters."""
-        if self.process is None:
-            return np.tile(MEAN, (len(rows), 1))
         codes = np.stack([rows.kind, rows.strategy, rows.cell], axis=1)
         groups, which = np.unique(codes, axis=0, return_inverse=True)
         inputs = np.zeros((len(groups) * len(MEAN), WIDTH))

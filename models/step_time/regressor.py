@@ -21,7 +21,7 @@ import pandas as pd
 from sklearn.base import BaseEstimator, RegressorMixin
 
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from .kernel import COLUMN, GaussianProcess, StepCovariance, outlying_factor
+from .kernel import COLUMN, LOG_SPREADS, WIDTH, GaussianProcess, StepCovariance, outlying_factor
 from .learning import learn_spreads, learned_spreads
 from .posterior import Posterior
 from .residuals import Neighbours, fit_neighbours, with_neighbours
@@ -66,7 +66,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         reach: dict[float, float] = {}
         for kind, ranks in zip(X.kind.tolist(), X.ranks.tolist(), strict=True):
             reach[kind] = max(reach.get(kind, 2.0), ranks)
-        found = Posterior(reach=reach)
+        no_rows = np.zeros((0, WIDTH)), np.zeros(0), np.zeros(0)
+        process = GaussianProcess.fit(StepCovariance(LOG_SPREADS), *no_rows)
+        found = Posterior(reach=reach, process=process, log_spreads=LOG_SPREADS)
         for turn, looser in enumerate(_LOOSER):
             linear, noise_factor = found.linear(rows), outlying / weight[picked]
             residual = log_s[picked] - linear.log_s
@@ -109,7 +111,6 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             residual, spread = log_s[at] - found.linear(rows).log_s, found.spreads.of(rows)[0]
             neighbours[cell], spread = fit_neighbours(rows, residual, weight[at], spread)
             cells[cell] = spread, rows
-        assert found.process is not None
         spreads = with_neighbours(found.spreads, cells, found.process, picked)
         return replace(found, spreads=spreads, neighbours=neighbours)
 

@@ -263,7 +263,8 @@ class SetupFacts:
     ) -> dict[str, FloatArray]:
         """Return the fields of a Line that describe the exchange of gradients."""
         known = [self._buckets(workload, mode) for workload, mode, _ in setups.groups()]
-        size, bucket, hidden, last, again = np.array(known).reshape(-1, 5).T[:, group]
+        size, bucket, hidden_part, last_bytes, again = np.array(known).reshape(-1, 5).T[:, group]
+        hidden, last_bucket = known_overlap(hidden_part, last_bytes)
         machines = [self.machines[name] for name in setups.names]
         inside = [each.inside_gbps for each in machines]
         cores = [1.0 if each.accelerated else each.cores for each in machines]
@@ -272,7 +273,7 @@ class SetupFacts:
             "gradient_bytes": size,
             "bucket_bytes": bucket,
             "hidden": hidden,
-            "last_bucket": last,
+            "last_bucket": last_bucket,
             "gbps": np.array([each.bandwidth_gbps for each in machines])[link],
             "inside_gbps": setups.by_type(inside, np.inf).min(axis=1),
             "core": setups.by_type(cores, 1.0).min(axis=1, initial=1.0),
@@ -304,9 +305,9 @@ class SetupFacts:
         return float(np.median(known or [0.0]))
 
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
-        """Return the bytes of gradients and of a bucket, and three more fields of a Line.
+        """Return the bytes of gradients and of a bucket, and three more numbers.
 
-        These fields are `hidden`, `last_bucket` and `repeated`.
+        These are the arguments of `known_overlap`, and 1 if each micro-step has an exchange.
         """
         facts, strategy = self.of(workload), communication(mode.strategy)
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]
@@ -321,7 +322,7 @@ class SetupFacts:
             last = _EVERYTHING
         if mode.strategy == UPDATES_SHARED:  # gathers weights after the backward pass
             last += whole / 2
-        return whole * part, bucket, *known_overlap(hidden, last), float(mode.gathered)
+        return whole * part, bucket, hidden, last, mode.gathered
 
     def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the fields `sent_between` and `selection_s` of a Line.
