@@ -18,6 +18,7 @@ from .dataset import (
     TrainingData,
     at_nominal_speed,
     definition_digests,
+    numbers,
     one_device_rows,
     one_provider,
     pooled,
@@ -50,7 +51,7 @@ def bottlenecks(
     loading: FloatArray | float = 0.0,
     input_part: FloatArray,
     machines: FloatArray,
-) -> list[str]:
+) -> np.ndarray[tuple[int, ...], np.dtype[np.str_]]:
     """Return the bottleneck of each setup.
 
     The labels are "compute", "communication inside a node", "communication between nodes",
@@ -70,10 +71,7 @@ def bottlenecks(
         uneven > _LIMITED,
         input_part > _MOSTLY,
     ]
-    labels: list[str] = np.select(
-        limits, ["input", across, "stragglers", "input"], "compute"
-    ).tolist()
-    return labels
+    return np.select(limits, ["input", across, "stragglers", "input"], "compute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +128,13 @@ class StepTimeModel:
 
         The workload's definition must also have the digest that it had when it was measured.
         """
-        modes = set(workload.modes) & set(self.modes_of(workload.name))
+        modes = self.as_measured(workload).modes
         return bool(modes) and self.workload_digests.get(workload.name) == workload.digest
 
     def as_measured(self, workload: Workload) -> Workload:
         """Return the workload with only the modes in which it can be predicted."""
-        known = self.modes_of(workload.name)
-        return replace(workload, modes=tuple(mode for mode in workload.modes if mode in known))
+        known = (mode for mode in workload.modes if (workload.name, mode) in self.trained)
+        return replace(workload, modes=tuple(known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
         """Return True if the model knows the instance type and its definition has not changed."""
@@ -446,16 +444,22 @@ def _facts(
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
     """Return median seconds of valid all-reduces on several machines, as setups with bytes."""
-    if not {"cluster", "bytes", "seconds"} <= set(probes.columns):
-        return pd.DataFrame(columns=["cluster"])
-    numbers = probes[["bytes", "seconds"]].apply(pd.to_numeric, errors="coerce").astype(float)
-    several = probes["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
-    good = several & ((numbers > 0) & np.isfinite(numbers)).all(axis=1)
-    keyed = numbers.assign(cluster=probes["cluster"].astype(str))[good]
-    found = keyed.groupby(["cluster", "bytes"], as_index=False)["seconds"].median()
-    rows: pd.DataFrame = found.rename(columns={"seconds": "step_s"})
-    rows = rows.assign(workload=PROBE, layout="1", batch_per_device="1", accumulation_steps=1.0)
-    return rows.assign(runs=1.0, noise_sd=0.0, source="probe")
+    frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
+    frame = frame.assign(bytes=numbers(frame, "bytes"), seconds=numbers(frame, "seconds"))
+    several = frame["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
+    values = frame[["bytes", "seconds"]]
+    known = ((values > 0) & (values < np.inf)).all(axis=1)
+    seconds = frame[several & known].groupby(["cluster", "bytes"])["seconds"].median()
+    rows = seconds.reset_index(name="step_s")
+    return rows.assign(
+        workload=PROBE,
+        layout="1",
+        batch_per_device="1",
+        accumulation_steps=1.0,
+        runs=1.0,
+        noise_sd=0.0,
+        source="probe",
+    )
 
 
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
