@@ -65,7 +65,7 @@ class Line:
     """
 
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
-    middle_s: FloatArray  # (rows, members) T1(b0)
+    middle_s: FloatArray  # (rows, members) T1(b0); 1 where padded
     optimizer_s: FloatArray  # (rows, members)
     devices: FloatArray  # (rows, members) devices used on the machine
     count: FloatArray  # (rows, members) equal machines that a member stands for
@@ -141,7 +141,7 @@ def step_times(line: Line, values: FloatArray) -> Times:
     top = np.maximum(np.maximum(hidden, early), 1e-30)
     both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
     step = compute + (both - hidden + end) * (1 + line.repeated)
-    mean = (busy_s * line.devices * line.count).sum(axis=1) / np.maximum(line.ranks, 1)
+    mean = (busy_s * line.devices * line.count).sum(axis=1) / line.ranks
     return Times(step, compute, mean, whole, slowest)
 
 
@@ -171,10 +171,9 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     tall = {name: each[:, None] for name, each in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
     power = 1 + np.exp(np.minimum(tall["log_crowding"], np.log(_STEEPEST - 1)))
-    crowd = np.where(others > 0, np.maximum(others, 1e-9) ** power, 0.0)
-    part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)
+    part = np.maximum(line.alone_s / line.middle_s, 1e-6)
     # a slope below -1 would let a smaller batch take longer
-    slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(
+    slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * others**power * part ** np.maximum(
         tall["slowdown_batch"], -1
     )
     busy_s = line.alone_s * slower
@@ -203,15 +202,11 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
     rate = np.log(usable_gbps(line.gbps))
     between = value["log_scale"] + value["machines"] * (1 - 2 / np.maximum(machines, 2)) - rate
     between = between + value["two"] * (machines == 2)
-    crowd = value["inside_devices"] * np.log(np.maximum(most, 1) / 2)
+    crowd = value["inside_devices"] * np.log(most / 2)
     inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(line.inside_gbps), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (
-        line.sent_between
-        * (ranks - 1)
-        / np.maximum(ranks, 1)
-        * across
-        * np.exp(np.clip(between, -30, 30))
+        line.sent_between * (ranks - 1) / ranks * across * np.exp(np.clip(between, -30, 30))
         + (most - 1) / most * inside
     )
     start_s = across * np.exp(value["log_alpha"]) * machines / line.core

@@ -63,9 +63,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         rows = X.take(picked)
         outlying: FloatArray = np.ones(len(picked))
         several = rows.ranks > 1
-        reach: dict[float, float] = {}
-        for kind, ranks in zip(X.kind.tolist(), X.ranks.tolist(), strict=True):
-            reach[kind] = max(reach.get(kind, 2.0), ranks)
+        reach: dict[Any, float] = pd.Series(X.ranks).groupby(X.kind).max().clip(2.0).to_dict()
         no_rows = np.zeros((0, WIDTH)), np.zeros(0), np.zeros(0)
         process = GaussianProcess.fit(StepCovariance(LOG_SPREADS), *no_rows)
         found = Posterior(reach=reach, process=process, log_spreads=LOG_SPREADS)
