@@ -12,18 +12,20 @@ its spread over blocks.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import scipy
 
 from ..domain.numeric import FloatArray
-from ..domain.setup_table import column, in_one_order, modes_of, types_of
+from ..domain.setup_table import column, in_one_order, modes_of
 from ..domain.workload import MODE_COLUMNS, MODES
+from .communication import Volumes
 from .machine_specs import Machine, device_kind
 from .one_device import Transformer
 from .rows import WorkloadFacts
-from .tensor import Volumes
+from .setup_arrays import read_setups
 
 # Share of the backward pass in a step: it has two matrix products where the forward pass has one.
 BACKWARD_PART = 2 / 3
@@ -44,6 +46,7 @@ _SETUP = (
     "batch_per_device",
     "accumulation_steps",
 )
+_CELL = ["workload", *MODE_COLUMNS, "instance_type", "batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +71,17 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
     return dict(frame[[name, "digest"]].dropna().itertuples(index=False))
 
 
+def numbers(frame: pd.DataFrame, name: str, default: float = np.nan) -> FloatArray:
+    """Return a (rows,) array: the numbers of column `name`, missing values as `default`."""
+    values = pd.to_numeric(column(frame, name, default), errors="coerce")
+    return values.to_numpy(float, copy=True)
+
+
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that have a known mode and a positive finite step time."""
     if "step_s" not in runs.columns or not len(runs):
         return runs.iloc[:0]
-    step = pd.to_numeric(runs["step_s"], errors="coerce").to_numpy(float)
+    step = numbers(runs, "step_s")
     good = np.isfinite(step) & (step > 0)
     good &= np.array([mode in MODES for mode in modes_of(runs)], dtype=bool)
     return runs.iloc[np.flatnonzero(good)]
@@ -86,17 +95,12 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
     the geometric mean of their ratios.
     """
     found = np.full(len(measured), np.nan)
-    if not {"reference_s", "usual_reference_s"}.issubset(measured.columns):
-        return found
-    pairs = zip(
-        measured["reference_s"].tolist(), measured["usual_reference_s"].tolist(), strict=True
-    )
-    for at, (recorded, usual) in enumerate(pairs):
-        if any(np.ndim(one) == 0 and pd.isna(one) for one in (recorded, usual)):
-            continue
-        own, common = (np.atleast_1d(np.asarray(one, dtype=float)) for one in (recorded, usual))
-        if own.shape == common.shape and np.all(own > 0) and np.all(common > 0):
-            found[at] = np.exp(np.mean(np.log(own / common)))
+    names = ("reference_s", "usual_reference_s")
+    pairs = zip(*(column(measured, name, np.nan) for name in names), strict=True)
+    for at, pair in enumerate(pairs):
+        own, usual = (np.array(value, dtype=float, ndmin=1) for value in pair)
+        if own.shape == usual.shape and np.all(own > 0) and np.all(usual > 0):
+            found[at] = np.exp(np.mean(np.log(own / usual)))
     return found
 
 
@@ -133,10 +137,7 @@ def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
     The reliability is the fraction of the variance that is not measurement noise. `slow` (runs,) is
     the log slowness of `runs`.
     """
-    spread, blocks = (
-        pd.to_numeric(column(runs, name, otherwise)).to_numpy(float)
-        for name, otherwise in (("reference_spread", 0.0), ("reference_blocks", 1))
-    )
+    spread, blocks = numbers(runs, "reference_spread", 0.0), numbers(runs, "reference_blocks", 1)
     machines = np.array([np.size(one) for one in runs["reference_s"]])
     noise = float(np.mean(_MEDIAN_TO_MEAN * spread**2 / (blocks * machines)))
     variance = float(np.var(slow))
@@ -149,10 +150,8 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
     The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`. If no
     setup ran at two speeds, `reliability` is returned. `slow` is the log slowness of `runs`.
     """
-    step = pd.to_numeric(column(runs, "step_s", np.nan)).to_numpy(float)
-    setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP}).reset_index(
-        drop=True
-    )
+    step = numbers(runs, "step_s")
+    setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP})
     frame = setup.assign(x=slow, y=np.log(np.where(step > 0, step, np.nan))).dropna()
     groups = frame.groupby(list(_SETUP), sort=False)
     x, y = (frame[name] - groups[name].transform("mean") for name in ("x", "y"))
@@ -178,13 +177,18 @@ def one_provider(data: TrainingData) -> str:
     Raises:
         ValueError: if the data has rows of several providers.
     """
-    frames = [frame for frame in (data.runs, data.profiles) if "provider" in frame]
-    providers = sorted({str(name) for frame in frames for name in frame["provider"]})
+    frames = (data.runs, data.profiles)
+    providers = sorted({str(name) for frame in frames for name in frame.get("provider", ())})
     if len(providers) > 1:
         raise ValueError(
             f"measurements of several providers are never pooled: {', '.join(providers)}"
         )
     return providers[0] if providers else "local"
+
+
+def _modes(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the mode columns of the frame, with defaults in place of missing values."""
+    return {name: column(frame, name, known[0]) for name, known in MODE_COLUMNS.items()}
 
 
 def pooled(runs: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
@@ -193,19 +197,18 @@ def pooled(runs: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     The columns are those of a setup, the medians step_s and sync_s (NaN if unknown), `runs` (the
     effective number), and `run_sd`, the standard deviation of log seconds among repeated runs.
     """
-    keys = pd.DataFrame(
+    step_s = numbers(runs, "step_s")
+    frame = pd.DataFrame(
         {
             "workload": column(runs, "workload", "").astype(str),
-            **{name: column(runs, name, known[0]) for name, known in MODE_COLUMNS.items()},
+            **_modes(runs),
             **in_one_order(runs, devices),
-            "accumulation_steps": column(runs, "accumulation_steps", 1).astype(float),
+            "accumulation_steps": numbers(runs, "accumulation_steps", 1),
+            "step_s": step_s,
+            "sync_s": numbers(runs, "sync_s"),
+            "log_s": np.log(step_s),
         }
     )
-    numbers = {
-        name: pd.to_numeric(column(runs, name, np.nan)).astype(float)
-        for name in ("step_s", "sync_s")
-    }
-    frame = keys.assign(**numbers, log_s=np.log(numbers["step_s"]))
     found = frame.groupby(list(_SETUP), sort=True, as_index=False).agg(
         step_s=("step_s", "median"),
         sync_s=("sync_s", "median"),
@@ -226,20 +229,18 @@ def profile_rows(profiles: pd.DataFrame) -> pd.DataFrame:
 
     Columns are step_s (forward and backward seconds), optimizer_s and input_part.
     """
-    keys = ["workload", *MODE_COLUMNS, "instance_type", "batch"]
-    if not {"workload", "instance_type", "batch", "forward_s", "backward_s"} <= set(profiles):
-        return pd.DataFrame(columns=[*keys, "step_s", "optimizer_s", "input_part"])
-    good = profiles[(profiles["batch"] > 0) & (profiles["forward_s"] > 0)]
-    good = good[good["backward_s"] > 0]
-    seconds = good["forward_s"] + good["backward_s"]
-    modes = {name: column(good, name, known[0]) for name, known in MODE_COLUMNS.items()}
-    found = good[["workload", "instance_type", "batch"]].assign(
-        **modes,
-        step_s=seconds,
-        optimizer_s=pd.to_numeric(column(good, "optimizer_s", 0.0)).clip(lower=0.0),
-        input_part=(pd.to_numeric(column(good, "input_s", 0.0)) / seconds).clip(0.0, 1.0),
+    seconds = ["forward_s", "backward_s", "optimizer_s", "input_s"]
+    frame = profiles.reindex(columns=[*_CELL, *seconds])
+    good = frame[(frame[["batch", "forward_s", "backward_s"]] > 0).all(axis=1)]
+    step_s = good["forward_s"] + good["backward_s"]
+    found: pd.DataFrame = good.assign(
+        **_modes(good),
+        step_s=step_s,
+        optimizer_s=numbers(good, "optimizer_s", 0.0).clip(0.0),
+        input_part=(numbers(good, "input_s", 0.0) / step_s).clip(0.0, 1.0),
     )
-    return found.groupby(keys, as_index=False)[["step_s", "optimizer_s", "input_part"]].median()
+    groups = found.groupby(_CELL, as_index=False)
+    return groups[["step_s", "optimizer_s", "input_part"]].median()
 
 
 def one_device_rows(
@@ -251,24 +252,23 @@ def one_device_rows(
     on equal machines are pooled, unless one device was measured. `setups` are the result of
     `pooled`, `profiles` of `profile_rows`.
     """
-    layout = [[int(text) for text in str(value).split("+")] for value in setups["layout"]]
-    ranks, most = (np.array([value(used) for used in layout]) for value in (sum, max))
-    types = setups["cluster"].map(lambda name: sorted(set(types_of(name))))
-    batches = setups["batch_per_device"].astype(str).str.split("+").map(set)
-    even = (types.map(len) == 1) & (batches.map(len) == 1)
+    arrays = read_setups(setups, {})
+    alone = [arrays.modes[at].alone for at in arrays.mode]
     rows = setups.assign(
-        **_alone(setups),
-        instance_type=types.map(lambda names: names[0]),
-        batch=batches.map(lambda sizes: float(min(sizes))),
+        **pd.DataFrame(alone, columns=[*MODE_COLUMNS]),
+        instance_type=[arrays.names[at] for at in arrays.kind[:, 0]],
+        batch=arrays.batch[:, 0],
     )
+    ranks, most = arrays.ranks, arrays.layout.max(axis=1)
     compute_s = (rows["step_s"] - rows["sync_s"]).clip(lower=_LEAST_COMPUTE * rows["step_s"])
     sync_sd = _SYNC_SD * rows["sync_s"] / compute_s
     variance = _COMPUTE_SD**2 + sync_sd**2 + (_CROWDED_SD * (most - 1)) ** 2
     rows = rows.assign(log_s=np.log(compute_s / rows["accumulation_steps"]), weight=1 / variance)
     rows = rows.assign(weighted=rows["log_s"] * rows["weight"])
+    even = [(each == each[:, :1]) | ~arrays.present for each in (arrays.kind, arrays.batch)]
+    even = np.all(even, axis=(0, 2))
     several = rows[even & (ranks > 1) & rows["sync_s"].notna()]
-    keys = ["workload", *MODE_COLUMNS, "instance_type", "batch"]
-    sums = several.groupby(keys, as_index=False)[["weight", "weighted"]].sum()
+    sums = several.groupby(_CELL, as_index=False)[["weight", "weighted"]].sum()
     measured = pd.concat([rows[ranks == 1], profiles])
     known = pd.MultiIndex.from_frame(_kinds(measured, machines))
     sums = sums[~pd.MultiIndex.from_frame(_kinds(sums, machines)).isin(known)]
@@ -276,7 +276,8 @@ def one_device_rows(
         step_s=np.exp(sums["weighted"] / sums["weight"]),
         noise_sd=np.hypot(_POOLED_SD, sums["weight"] ** -0.5),
     )
-    found = pd.concat([profiles.assign(noise_sd=_ALONE_SD), sums], ignore_index=True)
+    measured = profiles.assign(noise_sd=_ALONE_SD, source="profile")
+    found: pd.DataFrame = pd.concat([measured, sums.assign(source="several")], ignore_index=True)
     return found.assign(
         cluster="1x" + found["instance_type"].astype(str),
         batch_per_device=found["batch"],
@@ -293,43 +294,27 @@ def _kinds(rows: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     return found.assign(kind=kinds, batch=rows["batch"].astype(float))
 
 
-def _alone(rows: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the mode columns of the rows on one device (Mode.alone)."""
-    modes = [mode.alone for mode in modes_of(rows)]
-    return {name: [getattr(mode, name) for mode in modes] for name in MODE_COLUMNS}
-
-
-def facts_of(data: TrainingData, name: str) -> dict[str, float]:
-    """Return the values of column `name` by workload; values that are not positive are left out.
-
-    A value in the frame `workloads` takes precedence over values in the frame `runs`.
-    """
-    facts: dict[str, float] = {}
-    for frame in (data.runs, data.workloads):
-        if name in frame and "workload" in frame:
-            known = frame[pd.to_numeric(frame[name], errors="coerce") > 0]
-            facts |= dict(zip(known["workload"], known[name].astype(float), strict=True))
-    return facts
-
-
 def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
     """Return the facts of each workload of which any fact is known."""
-    columns = (
-        *("gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"),
-        *("layers", "hidden", "sequence"),
-    )
-    known = {name: facts_of(data, name) for name in columns}
-    volumes = {name: facts_of(data, f"divided_{name}") for name in Volumes._fields}
+    columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
+    columns += ["layers", "hidden", "sequence"]
+    divided = [f"divided_{name}" for name in Volumes._fields]
+    frames = [
+        each.reindex(columns=["workload", *columns, *divided])
+        for each in (data.runs, data.workloads)
+    ]
+    table = pd.concat(frames).set_index("workload").apply(pd.to_numeric, errors="coerce")
+    # a fact in `workloads` takes precedence
+    known = table.where(table > 0).groupby(level=0).last().dropna(how="all", subset=columns)
     found = {}
-    for name in sorted({name for values in known.values() for name in values}):
-        parameters = known["parameters"].get(name, 0.0)
-        shape = [known[each].get(name, 0.0) for each in ("layers", "hidden", "sequence")]
-        found[name] = WorkloadFacts(
-            gradient_bytes=known["gradient_bytes"].get(name, 4.0 * parameters),  # fp32
-            checkpoint_bytes=known["checkpoint_bytes"].get(name, 0.0),
-            flops=known["flops_per_sample"].get(name, 0.0),
-            transformer=Transformer(parameters, *shape) if parameters and all(shape) else None,
-            divided=Volumes(*(values.get(name, 0.0) for values in volumes.values())),
+    for name, facts in known.fillna(0.0).to_dict("index").items():
+        shape = [facts[each] for each in ("parameters", "layers", "hidden", "sequence")]
+        found[str(name)] = WorkloadFacts(
+            gradient_bytes=facts["gradient_bytes"] or 4.0 * facts["parameters"],  # fp32
+            checkpoint_bytes=facts["checkpoint_bytes"],
+            flops=facts["flops_per_sample"],
+            transformer=Transformer(*shape) if all(shape) else None,
+            divided=Volumes(*(facts[each] for each in divided)),
         )
     for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():
         ordered = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()

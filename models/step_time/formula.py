@@ -21,26 +21,11 @@ import numpy as np
 from scipy.special import expit, logit
 
 from ..domain.numeric import FloatArray, IntArray
+from .one_device import Parameter
 
 _BYTES, BUCKET = 1e8, 25 << 20
 _BYTES_PER_GBIT, _STEEPEST, _HOST_POWER = 1.25e8, 2.0, 4.0
 _STEP = 1e-4  # of finite differences
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """The prior of a parameter: its mean, and the standard deviation at each level.
-
-    A standard deviation of 0 means that the parameter does not vary at that level.
-    """
-
-    mean: float
-    all: float
-    kind: float = 0.0
-    cell: float = 0.0
-    strategy: float = 0.0
-    network: float = 0.0
-    workload: float = 0.0
 
 
 # Exchanges between machines vary by a factor of two between kinds, and by 1.2 between workloads on
@@ -64,14 +49,14 @@ PARAMETERS: dict[str, Parameter] = {
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
     # log of (H on a machine of four devices / T1(b0))
     "log_host": Parameter(-2.3, 0.8, 0.5, 0.6),
-    # log of (seconds of selection / seconds from compression.py)
+    # log of (seconds of selection / seconds from communication.py)
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
 NAMES = tuple(PARAMETERS)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """The inputs of the formula, with a row per setup.
 
@@ -80,13 +65,10 @@ class Line:
     """
 
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
-    middle_s: FloatArray  # (rows, members) T1(b0)
+    middle_s: FloatArray  # (rows, members) T1(b0); 1 where padded
     optimizer_s: FloatArray  # (rows, members)
     devices: FloatArray  # (rows, members) devices used on the machine
     count: FloatArray  # (rows, members) equal machines that a member stands for
-    machines: FloatArray
-    ranks: FloatArray
-    most: FloatArray  # devices of the fullest machine
     accumulation: FloatArray
     gradient_bytes: FloatArray
     bucket_bytes: FloatArray  # of one collective
@@ -100,6 +82,11 @@ class Line:
     sent_between: FloatArray  # bytes sent between machines, divided by 2 (n - 1)/n G
     selection_s: FloatArray  # seconds of compression or of Adasum
     repeated: FloatArray  # exchanges of the micro-steps before the last, relative to the last
+
+    @property
+    def ranks(self) -> FloatArray:
+        ranks: FloatArray = (self.devices * self.count).sum(axis=1)
+        return ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +103,23 @@ class Times:
     communication_s: FloatArray
     slowest: IntArray
 
+    @property
+    def compute_part(self) -> FloatArray:
+        """Return the fraction of the step spent on compute."""
+        return np.minimum(self.compute_s / self.step_s, 1.0)
 
-def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, float]:
+
+def known_overlap(
+    hidden_part: FloatArray, last_bucket_bytes: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Convert the results of a profile to the fields `hidden` and `last_bucket` of a Line.
 
     `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden. An
-    argument of NaN (unknown) gives 0.
+    entry of NaN (unknown) gives 0.
     """
-    part, last = np.clip(hidden_part, 0.02, 0.98), np.maximum(last_bucket_bytes, 1.0) / BUCKET
-    found = np.array(
-        [logit(part) - PARAMETERS["logit_hidden"].mean, np.log(last) - PARAMETERS["log_last"].mean]
-    )
-    return tuple(np.nan_to_num(found).tolist())
+    hidden = logit(np.clip(hidden_part, 0.02, 0.98)) - PARAMETERS["logit_hidden"].mean
+    last = np.log(np.maximum(last_bucket_bytes, 1.0) / BUCKET) - PARAMETERS["log_last"].mean
+    return np.nan_to_num(hidden), np.nan_to_num(last)
 
 
 def step_times(line: Line, values: FloatArray) -> Times:
@@ -149,8 +141,7 @@ def step_times(line: Line, values: FloatArray) -> Times:
     top = np.maximum(np.maximum(hidden, early), 1e-30)
     both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
     step = compute + (both - hidden + end) * (1 + line.repeated)
-    ranks = line.devices * line.count
-    mean = (busy_s * ranks).sum(axis=1) / np.maximum(ranks.sum(axis=1), 1)
+    mean = (busy_s * line.devices * line.count).sum(axis=1) / line.ranks
     return Times(step, compute, mean, whole, slowest)
 
 
@@ -180,17 +171,16 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     tall = {name: each[:, None] for name, each in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
     power = 1 + np.exp(np.minimum(tall["log_crowding"], np.log(_STEEPEST - 1)))
-    crowd = np.where(others > 0, np.maximum(others, 1e-9) ** power, 0.0)
-    part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)
+    part = np.maximum(line.alone_s / line.middle_s, 1e-6)
     # a slope below -1 would let a smaller batch take longer
-    slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(
+    slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * others**power * part ** np.maximum(
         tall["slowdown_batch"], -1
     )
     busy_s = line.alone_s * slower
     host_s = line.middle_s * np.exp(np.clip(tall["log_host"], -20, 3)) * others
     top = np.maximum(np.maximum(busy_s, host_s), 1e-30)
     both = (busy_s / top) ** _HOST_POWER + (host_s / top) ** _HOST_POWER
-    return np.asarray(np.where(line.alone_s > 0, top * both ** (1 / _HOST_POWER), 0.0), dtype=float)
+    return np.where(line.alone_s > 0, top * both ** (1 / _HOST_POWER), 0.0)
 
 
 def usable_gbps(nominal: FloatArray) -> FloatArray:
@@ -199,9 +189,7 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
     A process reaches about 10 Gbit/s through TCP. Links of 100 Gbit/s and more are used by RDMA
     (EFA, InfiniBand), at a rate below the nominal rate [measured on p4d, p5 and ND40rs machines].
     """
-    return np.asarray(
-        np.where(nominal < 100, np.minimum(nominal, 10.0), 0.6 * nominal), dtype=float
-    )
+    return np.where(nominal < 100, np.minimum(nominal, 10.0), 0.6 * nominal)
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
@@ -209,20 +197,17 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
 
     Both are 0 on one device.
     """
-    machines, ranks, across = line.machines, line.ranks, line.machines > 1
+    machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
+    across = machines > 1
     rate = np.log(usable_gbps(line.gbps))
     between = value["log_scale"] + value["machines"] * (1 - 2 / np.maximum(machines, 2)) - rate
     between = between + value["two"] * (machines == 2)
-    crowd = value["inside_devices"] * np.log(np.maximum(line.most, 1) / 2)
+    crowd = value["inside_devices"] * np.log(most / 2)
     inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(line.inside_gbps), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (
-        line.sent_between
-        * (ranks - 1)
-        / np.maximum(ranks, 1)
-        * across
-        * np.exp(np.clip(between, -30, 30))
-        + (line.most - 1) / line.most * inside
+        line.sent_between * (ranks - 1) / ranks * across * np.exp(np.clip(between, -30, 30))
+        + (most - 1) / most * inside
     )
     start_s = across * np.exp(value["log_alpha"]) * machines / line.core
     size = np.log(line.gradient_bytes / _BYTES)

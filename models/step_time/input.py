@@ -34,7 +34,7 @@ import pandas as pd
 from ..domain.cluster import parse_cluster
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.setup_table import column
-from .dataset import TrainingData, valid_runs
+from .dataset import TrainingData, numbers, valid_runs
 from .machine_specs import Machine, read_machines
 from .setup_arrays import SetupArrays, read_setups
 
@@ -79,31 +79,20 @@ class Wait:
     by_workers: BoolArray
 
     def step_s(
-        self,
-        rest_s: FloatArray,
-        part: FloatArray,
-        *,
-        factor: FloatArray | float = 1.0,
-        about: FloatArray | None = None,
+        self, rest_s: FloatArray, part: FloatArray, *, factor: FloatArray | float = 1.0
     ) -> FloatArray:
-        """Return step seconds including loading, in the shape of `rest_s`.
+        """Return a (rows,) array: step seconds including loading.
 
         Args:
-            rest_s: (rows,) or (rows, draws) step seconds without loading.
+            rest_s: (rows,) step seconds without loading.
             part: (rows,) fraction of `rest_s` that is compute.
             factor: the loading seconds are multiplied by `factor`.
-            about: (rows,) expected value of `rest_s`, by default `rest_s` itself. It limits how
-                much is loaded during compute. A limit that does not depend on the draw makes the
-                log of a step convex in the logs of `rest_s` and `factor`.
         """
-        about = rest_s if about is None else about
-        tall = (slice(None),) + (None,) * (rest_s.ndim - 1)
-        done = np.minimum(1.0, self.crowd * part * about / np.maximum(self.beside_s, 1e-30))
-        first = rest_s + factor * (self.before_s + done * self.beside_s)[tall]
-        second = part[tall] * rest_s + factor * self.beside_s[tall]
-        return np.asarray(
-            np.maximum(np.maximum(first, second), factor * self.supply_s[tall]), dtype=float
-        )
+        compute_s = part * rest_s
+        done = np.minimum(1.0, self.crowd * compute_s / np.maximum(self.beside_s, 1e-30))
+        first = rest_s + factor * (self.before_s + done * self.beside_s)
+        second = compute_s + factor * self.beside_s
+        return np.maximum(np.maximum(first, second), factor * self.supply_s)
 
     def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return two (rows,) arrays: derivatives of the log of step seconds.
@@ -111,16 +100,13 @@ class Wait:
         The first is with respect to the log of `rest_s`, the step seconds without loading. The
         second is with respect to the log of loading seconds. `part` is as in `step_s`.
         """
-        up, down = np.exp(_H), np.exp(-_H)
-        by_rest, by_load = (
-            (
-                np.log(self.step_s(rest_s * a, part, factor=b))
-                - np.log(self.step_s(rest_s * c, part, factor=d))
-            )
-            / (2 * _H)
-            for a, b, c, d in ((up, 1.0, down, 1.0), (1.0, up, 1.0, down))
-        )
-        return by_rest, by_load
+
+        def log_step(rest: float, loading: float) -> FloatArray:
+            return np.log(self.step_s(rest_s * np.exp(rest), part, factor=np.exp(loading)))
+
+        by_rest = log_step(_H, 0.0) - log_step(-_H, 0.0)
+        by_load = log_step(0.0, _H) - log_step(0.0, -_H)
+        return by_rest / (2 * _H), by_load / (2 * _H)
 
     def joint(
         self, mean: FloatArray, covariance: FloatArray, noise: FloatArray, part: FloatArray
@@ -153,10 +139,8 @@ class Wait:
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
         helped = np.where(reached, "loader workers", "processors")
-        return [str(one) for one in np.where(step_s > rest_s, helped, "")]
-
-    def take(self, at: IntArray) -> Wait:
-        return Wait(**{name: getattr(self, name)[at] for name in self.__slots__})
+        labels: list[str] = np.where(step_s > rest_s, helped, "").tolist()
+        return labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +165,11 @@ class Loaders:
 
         If the workload was not profiled on this type, its profiles on other types are used.
         """
-        found = self.samples.get((workload, name))
-        if found is not None:
-            return *found, _PROFILED_SD
+        if (workload, name) in self.samples:
+            return *self.samples[workload, name], _PROFILED_SD
         others = {one: cost for (owner, one), cost in self.samples.items() if owner == workload}
-        wait_s = float(np.median([waited_s for _, waited_s in others.values()]))
+        loads, waits = np.array([*others.values()]).T
+        load_s, wait_s = float(np.median(loads)), float(np.median(waits))
         scaled = [
             load_s * self.fixed_s[name] / self.fixed_s[one]
             for one, (load_s, _) in others.items()
@@ -193,10 +177,8 @@ class Loaders:
         ]
         if scaled:
             return float(np.median(scaled)), wait_s, _SCALED_SD
-        logs = np.log([max(sum(one), 1e-12) for one in others.values()])
-        apart = float(((logs - np.median(logs)) ** 2).sum())
-        sd = np.sqrt((_PSEUDO * _ELSEWHERE_SD**2 + apart) / (_PSEUDO + len(logs) - 1))
-        return float(np.median([load_s for load_s, _ in others.values()])), wait_s, float(sd)
+        logs = np.log(np.maximum(loads + waits, 1e-12))
+        return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
         """Return the loading of `setups`; None if none of their workloads has a loader."""
@@ -205,48 +187,49 @@ class Loaders:
 
         def costs(workload: str, name: str) -> tuple[float, ...]:
             if workload not in self.workers:
-                return (0.0,) * 7
-            machine = machines[name]
+                return 0.0, 0.0, 0.0
+            cores = machines[name].cores
             load_s, wait_s, sd = self.sample(workload, name)
-            longer, more_sd = self.off.get(workload, (0.0, _OFF_SD))
-            share = np.exp(longer) * np.array(
-                [load_s / min(machine.cores, 1.0) + wait_s, load_s / machine.cores]
-            )
+            log_factor, factor_sd = self.off.get(workload, (0.0, _OFF_SD))
+            factor = np.exp(log_factor)
             return (
-                *share.tolist(),
-                machine.cores,
-                float(not machine.accelerated),
-                self.workers[workload],
-                sd,
-                more_sd,
+                factor * (load_s / min(cores, 1.0) + wait_s),
+                factor * load_s / cores,
+                np.hypot(sd, factor_sd),
             )
 
-        alone_s, all_s, cores, device, workers, sd, more_sd = setups.by_pair(costs, [0.0] * 7)
+        def slowest(values: FloatArray, where: BoolArray) -> FloatArray:
+            most: FloatArray = np.where(where, values, 0.0).max(axis=1)
+            return most
+
+        one_s, all_s, sd = setups.by_pair(costs, 3)
+        known = [machines[name] for name in setups.names]
+        cores = setups.by_type([each.cores for each in known], 1.0)
+        trains = setups.by_type([not each.accelerated for each in known], 0.0) > 0
+        workers = setups.workloads.values(lambda name: self.workers.get(name, 0))[:, None]
+        has_workers = workers > 0
         samples = setups.batch * setups.accumulation[:, None]
-        own_s = samples * alone_s
-        machine_s = samples * setups.layout * all_s
-        some = workers > 0
-        by_workers_s = np.where(some, own_s / np.maximum(workers, 1), 0.0).max(axis=1, initial=0.0)
-        supply_s = np.where(some & (device == 0), machine_s, 0.0).max(axis=1, initial=0.0)
-        before_s = np.where(some, 0.0, own_s).max(axis=1, initial=0.0)
-        crowd = np.where(
-            some & (device > 0),
-            setups.layout / np.maximum(np.maximum(cores, setups.layout), 1e-9),
-            0.0,
-        )
-        beside_s = np.where(some & (device > 0), machine_s, 0.0).max(axis=1, initial=0.0)
+        device_s, machine_s = samples * one_s, samples * setups.layout * all_s
+        by_workers_s = slowest(device_s / np.maximum(workers, 1), has_workers)
+        supply_s = slowest(machine_s, has_workers & ~trains)
+        beside_s = slowest(machine_s, has_workers & trains)
         # without workers, a worker would help if it could load while the device computes
-        lone = ~some & (own_s > 0) & ((device == 0) | (cores > 1))
+        lone = ~has_workers & (device_s > 0) & (~trains | (cores > 1))
         return Wait(
             workload=setups.workloads.codes,
-            before_s=before_s,
+            before_s=slowest(device_s, ~has_workers),
             supply_s=np.maximum(by_workers_s, supply_s),
             beside_s=beside_s,
-            crowd=crowd.max(axis=1, initial=0.0),
-            log_sd=np.hypot(sd, more_sd).max(axis=1, initial=0.0),
+            crowd=slowest(setups.layout / np.maximum(cores, setups.layout), has_workers & trains),
+            log_sd=sd.max(axis=1),
             by_workers=lone.any(axis=1)
             | (by_workers_s > (1 + _EQUAL) * np.maximum(supply_s, beside_s)),
         )
+
+
+def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
+    """Return the standard deviation of `off`; the prior counts as _PSEUDO measurements."""
+    return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 
 
 def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
@@ -255,38 +238,31 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
     The caller has already applied `at_nominal_speed` to `data`. Measurements of
     workloads whose loading was not profiled stay unchanged.
     """
-    profiles, runs = data.profiles, data.runs
-    if (
-        "load_s" not in profiles
-        or not pd.to_numeric(profiles["load_s"], errors="coerce").notna().any()
-    ):
+    loaded = column(data.profiles, "load_s", np.nan).notna()
+    if not loaded.any():
         return data, Loaders()
-    known = profiles[profiles["load_s"].notna() & profiles["loader_workers"].notna()]
-    groups = known.groupby(["workload", "instance_type"])
-    samples = {(str(one), str(name)): _sample(own) for (one, name), own in groups}
-    workers = {str(one): int(own.max()) for one, own in known.groupby("workload")["loader_workers"]}
-    of_loader = profiles["load_s"].notna()
-    made_s = pd.to_numeric(profiles["input_s"], errors="coerce").where(of_loader, 0.0).fillna(0.0)
-    rest_s = np.maximum(profiles["forward_s"] - made_s, _LEAST_REST * profiles["forward_s"])
-    profiles = profiles.assign(forward_s=rest_s, input_s=profiles["input_s"].where(~of_loader, 0.0))
-    runs = valid_runs(runs)
-    seen = {one for name in column(runs, "cluster", "") for one in parse_cluster(str(name))}
-    machines = read_machines(
-        data.instance_types, seen | {str(one) for one in data.profiles["instance_type"]}
-    )
+    profiles = data.profiles.assign(load_wait_s=numbers(data.profiles, "load_wait_s", 0.0))
+    known = profiles[loaded & profiles["loader_workers"].notna()]
+    costs = known.groupby(["workload", "instance_type"])[["load_s", "load_wait_s"]].median()
+    runs = valid_runs(data.runs)
+    workers = known.groupby("workload")["loader_workers"].max()
+    types = {
+        name for cluster in column(runs, "cluster", "") for name in parse_cluster(str(cluster))
+    }
+    machines = read_machines(data.instance_types, types | set(profiles["instance_type"]))
     loaders = Loaders(
-        workers=workers, samples=samples, fixed_s=_fixed_work(data.profiles, machines)
+        workers={str(name): int(count) for name, count in workers.items()},
+        samples=dict(zip(costs.index, costs.itertuples(index=False, name=None), strict=True)),
+        fixed_s=_fixed_work(profiles, machines),
+    )
+    made_s = np.where(loaded, np.nan_to_num(numbers(profiles, "input_s")), 0.0)
+    forward_s = profiles["forward_s"]
+    profiles = profiles.assign(
+        forward_s=np.maximum(forward_s - made_s, _LEAST_REST * forward_s),
+        input_s=profiles["input_s"].where(~loaded, 0.0),
     )
     runs, off = _without_loading(runs, loaders, machines)
     return replace(data, runs=runs, profiles=profiles), replace(loaders, off=off)
-
-
-def _sample(own: pd.DataFrame) -> tuple[float, float]:
-    """Return l and v: the medians of the rows of one workload's profiles on one instance type."""
-    load_s, wait_s = (
-        float(pd.to_numeric(column(own, name, 0.0)).median()) for name in ("load_s", "load_wait_s")
-    )
-    return load_s, wait_s
 
 
 def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
@@ -294,12 +270,12 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 
     Types with an accelerator are left out.
     """
-    usual = pd.to_numeric(column(profiles, "usual_reference_s", np.nan), errors="coerce")
-    by_type = usual.groupby(profiles["instance_type"].astype(str)).median()
+    usual = pd.Series(numbers(profiles, "usual_reference_s"), profiles.index)
+    usual_s = usual.groupby(profiles["instance_type"]).median()
     return {
-        str(name): float(seconds) * machines[str(name)].cores
-        for name, seconds in by_type.items()
-        if seconds > 0 and not machines[str(name)].accelerated
+        name: usual_s[name] * machine.cores
+        for name, machine in machines.items()
+        if name in usual_s and usual_s[name] > 0 and not machine.accelerated
     }
 
 
@@ -307,38 +283,30 @@ def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
     """Return a pair: the runs with step_s and sync_s freed of loading, and `Loaders.off`."""
-    base = column(runs, "workload", "").to_numpy(str)
-    places = np.flatnonzero(np.isin(base, list(loaders.workers)))
-    if not len(places):
+    loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
+    own = runs[loaded]
+    if not len(own):
         return runs, {}
-    own = runs.iloc[places]
     setups = read_setups(own, {name: one.devices for name, one in machines.items()})
     wait = loaders.wait(setups, machines)
     assert wait is not None
-    step, sync, waited = (
-        pd.to_numeric(column(own, name, np.nan), errors="coerce").to_numpy(float)
-        for name in ("step_s", "sync_s", "input_s")
-    )
+    step, sync, waited = (numbers(own, name) for name in ("step_s", "sync_s", "input_s"))
     device_s = np.maximum(step - np.nan_to_num(waited), _LEAST_REST * step)
     synced = np.minimum(np.nan_to_num(sync), (1 - _LEAST_REST) * device_s)
     slowed = synced + (device_s - synced) / (1 + wait.crowd)
     rest = np.maximum(np.maximum(device_s - wait.beside_s, slowed), _LEAST_REST * step)
     part = np.clip(1 - synced / rest, 0.0, 1.0)
-    numbers = {"step_s": rest, "sync_s": np.minimum(sync, (1 - _LEAST_REST) * rest)}
-    changed = {}
-    for name, values in numbers.items():
-        whole = pd.to_numeric(column(runs, name, np.nan), errors="coerce").to_numpy(float).copy()
-        whole[places] = values
-        changed[name] = whole
-    # a row says nothing about loading seconds if compute hides all loading
-    informative = np.isfinite(waited) & ((wait.beside_s == 0) | (device_s - wait.beside_s < slowed))
+    step_s, sync_s = numbers(runs, "step_s"), numbers(runs, "sync_s")
+    step_s[loaded], sync_s[loaded] = rest, np.minimum(sync, (1 - _LEAST_REST) * rest)
     by_load = wait.slopes(rest, part)[1]
-    informative &= by_load > _INFORMATIVE
     longer = np.log(step / wait.step_s(rest, part)) / np.maximum(by_load, _INFORMATIVE)
+    # a row says nothing about loading seconds if compute hides all loading
+    hidden = (wait.beside_s > 0) & (device_s - wait.beside_s >= slowed)
+    informative = np.isfinite(waited) & ~hidden & (by_load > _INFORMATIVE)
     off = {}
-    for name in sorted(set(base[places][informative].tolist())):
-        found = longer[informative & (base[places] == name)]
-        mean = float(found.sum() / (len(found) + _PSEUDO))
-        apart = float(((found - mean) ** 2).sum())
-        off[name] = mean, float(np.sqrt((_PSEUDO * _OFF_SD**2 + apart) / (_PSEUDO + len(found))))
-    return runs.assign(**changed), off
+    for name, at in setups.workloads.groups().items():
+        found = longer[at][informative[at]]
+        if len(found):
+            mean = float(found.sum() / (len(found) + _PSEUDO))
+            off[name] = mean, _shrunk_sd(_OFF_SD, found - mean, len(found))
+    return runs.assign(step_s=step_s, sync_s=sync_s), off

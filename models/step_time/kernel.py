@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy
@@ -63,6 +63,7 @@ SPREADS = {
     "shape of transformer": 0.15,
     "noise of one device": 0.03,
 }
+LOG_SPREADS = np.log(list(SPREADS.values()))
 _OCTAVES = 2.5  # length scale of the curves in the batch
 _SHAPE = np.array([1.5, 2.0, 2.0, 1.0])  # length scales of a transformer's shape
 # Length scales of the residual: octaves of batch, of machines and of devices per machine;
@@ -104,7 +105,8 @@ def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
     """Return the squared-exponential covariance of the rows of two arrays."""
     a, b = a / length, b / length
     square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
-    return np.asarray(np.exp(-0.5 * np.maximum(square, 0.0)), dtype=float)
+    near: FloatArray = np.exp(-0.5 * np.maximum(square, 0.0))
+    return near
 
 
 def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | None, FloatArray]]:
@@ -143,12 +145,6 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
         yield "noise of one device", np.diag(left["noise"])
 
 
-class Covariance(Protocol):
-    """A covariance between the rows of two arrays, or of one."""
-
-    def __call__(self, X: FloatArray, Y: FloatArray | None = None) -> FloatArray: ...
-
-
 @dataclass(frozen=True)
 class StepCovariance:
     """The covariance of linearised log step seconds; `log_spreads` are in the order of SPREADS."""
@@ -185,14 +181,18 @@ class GaussianProcess:
     `weights` are the measurements' covariance, noise included, divided into their values.
     """
 
-    covariance: Covariance
+    covariance: StepCovariance | ResidualCovariance
     inputs: FloatArray
     noise: FloatArray
     weights: FloatArray
 
     @classmethod
     def fit(
-        cls, covariance: Covariance, inputs: FloatArray, values: FloatArray, noise: FloatArray
+        cls,
+        covariance: StepCovariance | ResidualCovariance,
+        inputs: FloatArray,
+        values: FloatArray,
+        noise: FloatArray,
     ) -> GaussianProcess:
         """Return the process after measurements with the variances `noise`."""
         bare = cls(covariance, inputs, noise, values)
@@ -205,10 +205,10 @@ class GaussianProcess:
     def factor(self) -> FloatArray:
         """Return the Cholesky factor of the measurements' covariance."""
         known = self.covariance(self.inputs) + np.diag(self.noise)
-        return np.asarray(scipy.linalg.cholesky(known, lower=True), dtype=float)
+        return scipy.linalg.cholesky(known, lower=True)
 
     def mean(self, X: FloatArray) -> FloatArray:
-        return np.asarray(self.covariance(X, self.inputs) @ self.weights, dtype=float)
+        return self.covariance(X, self.inputs) @ self.weights
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
         """Return the mean and the variance, or the covariance if `joint`."""
@@ -242,4 +242,4 @@ def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) 
     `factor` is the factor with which `process` was fitted.
     """
     square = factor * process.left_out()[1] ** 2
-    return np.asarray(np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1)), dtype=float)
+    return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

@@ -8,7 +8,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 
 from ..domain.numeric import FloatArray
-from .kernel import BROAD, NARROW, SPREADS, terms
+from .kernel import BROAD, LOG_SPREADS, NARROW, SPREADS, terms
 from .residuals import ENOUGH, INITIAL, SMALL, CellSpread, Spreads
 from .rows import Rows
 
@@ -33,7 +33,7 @@ class StepKernel(Kernel):  # type: ignore[misc]
 
     @theta.setter
     def theta(self, value: FloatArray) -> None:
-        self.log_spreads = np.asarray(value, dtype=float)
+        self.log_spreads = value
 
     @property
     def bounds(self) -> FloatArray:
@@ -63,9 +63,10 @@ def learned_spreads(
     log_spreads: FloatArray, inputs: FloatArray, target: FloatArray, noise: FloatArray
 ) -> FloatArray:
     """Return the most probable log spreads; their prior is centred on the initial values."""
-    search = _penalised(np.log(list(SPREADS.values())), _PRIOR_SD, 12)
+    search = _penalised(LOG_SPREADS, _PRIOR_SD, 12)
     process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)
-    return np.asarray(process.fit(inputs, target).kernel_.theta, dtype=float)
+    found: FloatArray = process.fit(inputs, target).kernel_.theta
+    return found
 
 
 def learn_spreads(
@@ -77,7 +78,7 @@ def learn_spreads(
     the variance of a run's noise. `growth` limits by how much a log variance may exceed the
     initial one.
     """
-    several = np.flatnonzero(rows.line.ranks > 1)
+    several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
     large = count[index] >= ENOUGH
     features = np.column_stack([rows.features[several], _APART * index])

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -84,51 +84,51 @@ def _speed(row: _Row) -> float | None:
     return None if cores is None else _CORE_TFLOPS * cores
 
 
-def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str, Machine]:
+def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[str, Machine]:
     """Return a Machine for each row of `instance_types` and for each name in `seen`, by name.
 
     `seen` are the instance types that were measured. An unknown value is replaced with the median
     of the measured types. Further rows of `instance_types` therefore do not change predictions.
     """
-    rows = {str(row["name"]): row for row in instance_types.to_dict("records")}
-    names = sorted({*seen, *rows})
-    learned = [rows[name] for name in sorted(set(seen)) if name in rows]
+    rows: dict[str, _Row] = {str(row["name"]): row for row in instance_types.to_dict("records")}
+    for name in seen:
+        rows.setdefault(name, {"device": None})
+    learned = [rows[name] for name in set(seen)]
 
-    def middle(figure: Callable[[_Row], float | None], nobody_knows: float) -> float:
-        known = [stated for row in learned if (stated := figure(row)) is not None]
-        return float(np.median(known)) if known else nobody_knows
+    def middle(known: list[float | None], nobody_knows: float) -> float:
+        return float(np.median([value for value in known if value is not None] or [nobody_knows]))
 
-    cores = middle(lambda row: _positive(row.get("cores")), _CORES)
-    gbps = middle(lambda row: _positive(row.get("bandwidth_gbps")), _GBPS)
-    device = middle(lambda row: _positive(row.get("device_tflops")), _DEVICE_TFLOPS)
-    speeds = {_NO_DEVICE: _CORE_TFLOPS * cores, "": middle(_speed, _DEVICE_TFLOPS)}
-    speeds |= {
-        _device(row): stated
-        for row in rows.values()
-        if _device(row) not in speeds and (stated := _speed(row))
+    cores = middle([_positive(row.get("cores")) for row in learned], _CORES)
+    gbps = middle([_positive(row.get("bandwidth_gbps")) for row in learned], _GBPS)
+    device_rate = middle([_positive(row.get("device_tflops")) for row in learned], _DEVICE_TFLOPS)
+    speed = middle([_speed(row) for row in learned], _DEVICE_TFLOPS)
+    speeds = {_NO_DEVICE: _CORE_TFLOPS * cores, "": speed}
+    for row in rows.values():
+        if known_speed := _speed(row):
+            speeds.setdefault(_device(row), known_speed)
+    return {
+        name: _machine(row, cores, gbps, speeds.get(_device(row), device_rate))
+        for name, row in sorted(rows.items())
     }
-
-    def described(row: _Row) -> Machine:
-        return _machine(row, cores, gbps, speeds.get(_device(row), device))
-
-    return {name: described(rows.get(name, {"device": None})) for name in names}
 
 
 def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
     """Return the machine of a row; `cores`, `gbps` and `speed` replace unknown values."""
+    device, memory = _device(row), _positive(row.get("device_memory_gib"))
     known_gbps, known_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
-    inside = _sheet(_device(row), _positive(row.get("device_memory_gib")))[2]
+    inside = _sheet(device, memory)[2]
+    if inside > _NVLINK_INSIDE:
+        gbps = inside / _NVLINK_PER_LINK
     return Machine(
         cores=_positive(row.get("cores")) or cores,
-        bandwidth_gbps=known_gbps
-        or (inside / _NVLINK_PER_LINK if inside > _NVLINK_INSIDE else gbps),
+        bandwidth_gbps=known_gbps or gbps,
         devices=int(_positive(row.get("devices")) or 1),
         prior_speed=known_speed or speed,
-        device_memory_gib=_positive(row.get("device_memory_gib")),
-        device_tflops=known_speed if _device(row) != _NO_DEVICE else None,
+        device_memory_gib=memory,
+        device_tflops=known_speed if device != _NO_DEVICE else None,
         speed_known=known_speed is not None,
         link_known=known_gbps is not None,
-        device=_device(row),
+        device=device,
         inside_gbps=inside,
     )
 

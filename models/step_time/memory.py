@@ -40,8 +40,9 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
-from .compression import beside_gradients
+from .communication import communication
 from .machine_specs import Machine
+from .one_device import Transformer
 from .rows import WorkloadFacts
 from .setup_arrays import SetupArrays
 
@@ -52,12 +53,14 @@ class Run(NamedTuple):
     """A run without an out-of-memory error.
 
     `memory` are the bytes of its device, `batch` is the largest batch that ran on such a device,
-    and `ranks` the fewest ranks across which the training state was sharded.
+    and `ranks` the fewest ranks across which the training state was sharded. `accumulates` is True
+    if a step had several micro-steps.
     """
 
     memory: float
-    batch: float
     ranks: float
+    accumulates: bool
+    batch: float
 
 
 # Two workloads used at most 12 % more than predicted, because the allocator leaves gaps and because
@@ -69,9 +72,6 @@ _CONTEXT = 0.8e9
 # sample), because narrow layers keep more. The maximum over the provider's profiles replaces it.
 _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
-# Weights and Adam's two moments, per byte of gradients; used if the checkpoint size is unknown.
-_STATE_PER_GRADIENT = 3.0
-_GROUP = 0.125  # largest share of all weights that is gathered together (node/switches.py)
 # Share of the peak that is proportional to the batch, if only one batch was profiled.
 _PROPORTIONAL = 0.9
 
@@ -79,26 +79,6 @@ _PROPORTIONAL = 0.9
 # Activation bytes of a layer, per token and unit of width, in bf16; kept if they are recomputed.
 # A fused attention kernel is assumed [Korthikanti et al. 2022].
 _LAYER_BYTES, _KEPT_BYTES = 34.0, 2.0
-
-
-class Held(NamedTuple):
-    """The bytes that a workload holds.
-
-    `states` are weights plus optimizer states. `group` is the largest group of weights that a
-    sharded mode gathers together.
-    """
-
-    gradients: float = 0.0
-    states: float = 0.0
-    group: float = 0.0
-
-    @classmethod
-    def of(cls, facts: WorkloadFacts) -> Held:
-        """Derive the bytes from facts; if the checkpoint is unknown, assume Adam's states."""
-        gradients = facts.gradient_bytes
-        group = 1 / facts.transformer.layers if facts.transformer else _GROUP
-        states = facts.checkpoint_bytes or _STATE_PER_GRADIENT * gradients
-        return cls(gradients, states, group * gradients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +89,12 @@ class MemoryModel:
         workloads: the facts of each workload.
         lines: the memory lines fitted to profiles, by workload, mode of one device and type.
         ran: the runs without an out-of-memory error, by workload and mode.
-        accumulated: the part of `ran` that ran with several micro-steps in a step.
         per_operation: activation bytes per operation of a sample.
     """
 
     workloads: Mapping[str, WorkloadFacts] = field(default_factory=dict)
     lines: dict[tuple[str, Mode, str], Line] = field(default_factory=dict)
     ran: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
-    accumulated: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
     per_operation: float = _PER_OPERATION
 
     def with_facts(self, workloads: Mapping[str, WorkloadFacts]) -> MemoryModel:
@@ -139,88 +117,88 @@ class MemoryModel:
         `accumulates` is True if an optimizer step has several micro-steps.
         """
         facts = self.workloads.get(workload, WorkloadFacts())
-        held, sharing = Held.of(facts), mode.sharded and ranks > 1
+        sharing = mode.sharded and ranks > 1
         profiled = self._profiled(workload, mode.alone, instance_type)
-        base, sample = profiled or self._bound(workload, mode, facts, held)
+        base, sample = profiled or self._bound(workload, mode, facts)
         if np.isnan(sample):
             return float("nan")
+        activations, gradients = sample * batch, facts.gradient_bytes
         shape = grid_shape(mode.strategy, ranks) if mode.divided else None
-        activations = sample * batch * (1.0 if shape is None else (shape[1] + 1) / 2)
-        gradients = held.gradients
+        if shape is not None:
+            activations *= (shape[1] + 1) / 2
         if sharing and mode.gathered:
-            gradients = 0.0 if mode.offloaded else held.gradients / ranks
+            gradients = 0.0 if mode.offloaded else gradients / ranks
         working = activations + gradients
         if profiled and not accumulates:
             working = max(activations, gradients)
-        beside = held.gradients * beside_gradients(mode.strategy)
+        beside = facts.gradient_bytes * communication(mode.strategy).held
         if sharing:
-            beside = _shared(mode, held, ranks)
-        beside += 2 * held.group * (mode.strategy == MSTOPK_SENT)
+            beside = _shared(mode, facts, ranks)
+        if mode.strategy == MSTOPK_SENT:
+            beside += 2 * facts.gradient_bytes / facts.blocks
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * bool(profiled))
-        fitted = self._ran(workload, mode, held, accumulates=accumulates)
-        return min(
-            [peak, *(run.memory for run in fitted if batch <= run.batch and ranks >= run.ranks)]
-        )
+        ran = self._ran(workload, mode, facts.gradient_bytes, accumulates=accumulates)
+        fitted = [run.memory for run in ran if batch <= run.batch and ranks >= run.ranks]
+        return min([peak, *fitted])
 
-    def _ran(self, workload: str, mode: Mode, held: Held, *, accumulates: bool) -> list[Run]:
+    def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
         """Return runs that show that a batch fits. A divided layer gathers more on more ranks."""
-        if mode.divided:
-            return []
-        ran = self.ran.get((workload, mode), [])
-        if not accumulates:
-            return ran
-        # after one micro-step, fewer samples would also fit with whole gradients
-        gradients = held.gradients
-        share = [max(1 - gradients / max(run.memory - 2 * gradients, 1.0), 0.0) for run in ran]
-        fewer = [run._replace(batch=run.batch * part) for run, part in zip(ran, share, strict=True)]
-        return [*self.accumulated.get((workload, mode), []), *fewer]
+        found = []
+        for run in self.ran.get((workload, mode), []) if not mode.divided else ():
+            if accumulates and not run.accumulates:
+                # after one micro-step, fewer samples would also fit with whole gradients
+                activations = max(run.memory - 2 * gradients, 1.0)
+                run = run._replace(batch=run.batch * max(1 - gradients / activations, 0.0))
+            found.append(run)
+        return found
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
         """Return the line of profiles on this type, or the largest values of other types."""
         if (workload, mode, instance_type) in self.lines:
             return self.lines[workload, mode, instance_type]
         others = [line for key, line in self.lines.items() if key[:2] == (workload, mode)]
-        return (max(base for base, _ in others), max(a for _, a in others)) if others else None
+        if not others:
+            return None
+        bases, samples = zip(*others, strict=True)
+        return max(bases), max(samples)
 
-    def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts, held: Held) -> Line:
+    def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
         """Return a line from facts and from runs that fitted; NaN if there is neither."""
         # least bytes other than activations: weights and gradients; 0 if they are offloaded
-        least = 0.0 if mode.offloaded else 2 * held.gradients
+        least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
         samples = [
             max(run.memory - least / run.ranks, 0.0) / run.batch
             for run in self.ran.get((workload, mode), [])
         ]
         if facts.transformer is not None:
-            samples.append(_transformer_bytes(facts, mode))
+            samples.append(_transformer_bytes(facts.transformer, mode))
         elif facts.flops > 0:
             samples.append(self.per_operation * facts.flops)
-        return _CONTEXT + held.states, min(samples, default=float("nan"))
+        return _CONTEXT + facts.state_bytes, min(samples, default=float("nan"))
 
 
-def _transformer_bytes(facts: WorkloadFacts, mode: Mode) -> float:
+def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
     """Return the activation bytes of a sample."""
-    assert facts.transformer is not None
-    _, layers, hidden, sequence = facts.transformer
     wide = 1.0 if mode.precision in ("bf16", "fp16") else 2.0
-    whole = _LAYER_BYTES * layers
+    layers_bytes = _LAYER_BYTES * shape.layers
     if "checkpointing" in mode.switches:  # one layer is recomputed at a time
-        whole = _LAYER_BYTES + _KEPT_BYTES * layers
-    return wide * whole * hidden * sequence
+        layers_bytes = _LAYER_BYTES + _KEPT_BYTES * shape.layers
+    return wide * layers_bytes * shape.hidden * shape.sequence
 
 
-def _shared(mode: Mode, held: Held, ranks: int) -> float:
+def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
     """Return how many more bytes a rank of a sharded mode holds than a single device.
 
     The number is negative if sharding saves more memory than the exchange needs.
     """
+    gradients, states = facts.gradient_bytes, facts.state_bytes
     if mode.strategy == UPDATES_SHARED:
-        return held.gradients - (1 - 1 / ranks) * max(held.states - held.gradients, 0.0)
+        return gradients - (1 - 1 / ranks) * max(states - gradients, 0.0)
+    group = gradients / facts.blocks
     elsewhere = 1.0 if mode.offloaded else 1 - 1 / ranks
-    gathered = (
-        3 * held.group if mode.strategy == "fsdp" else elsewhere * held.gradients + held.group
-    )
-    moving = 2 * held.group / ranks if mode.offloaded else 0.0
-    return gathered + 2 * held.group + moving - elsewhere * held.states
+    gathered = 3 * group if mode.strategy == "fsdp" else elsewhere * gradients + group
+    moving = 2 * group / ranks if mode.offloaded else 0.0
+    return gathered + 2 * group + moving - elsewhere * states
 
 
 def fit_memory(
@@ -243,12 +221,10 @@ def fit_memory(
         for (workload, _, _), (_, sample) in lines.items()
         if workload in workloads and workloads[workload].flops > 0
     ]
-    several = ran.take(np.flatnonzero(ran.accumulation > 1))
     return MemoryModel(
         workloads=workloads,
         lines=lines,
         ran=_largest_that_ran(ran, machines),
-        accumulated=_largest_that_ran(several, machines),
         per_operation=max(shown, default=_PER_OPERATION),
     )
 
@@ -261,22 +237,22 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     assumed to equal gradients at the largest batch. If there is a single batch, most of its peak is
     assumed to be activations.
     """
-    if len(np.unique(batch)) == 1:
+    sizes = np.unique(batch)
+    if len(sizes) == 1:
         middle = float(np.median(peak))
         return (1 - _PROPORTIONAL) * middle, _PROPORTIONAL * middle / float(batch[0])
-    found: list[tuple[float, Line]] = []
-    for few in np.unique(batch):
+    lines = [(max(float(np.median(peak)) - gradients, 0.0), gradients / float(sizes[-1]))]
+    for few in sizes:
         flat = batch < few
         design = np.stack([np.ones(len(batch)), np.where(flat, 0.0, batch)], axis=1)
-        base, sample = np.maximum(
-            np.linalg.lstsq(design, peak - gradients * flat, rcond=None)[0], 0.0
-        ).tolist()
-        off = base + np.maximum(gradients, sample * batch) - peak
-        found.append((float(off @ off), (base, sample)))
-    flat_base = max(float(np.median(peak)) - gradients, 0.0)
-    off = flat_base + gradients - peak
-    found.append((float(off @ off), (flat_base, gradients / float(batch.max()))))
-    return min(found)[1]
+        base, sample = np.linalg.lstsq(design, peak - gradients * flat, rcond=None)[0].tolist()
+        lines.append((max(base, 0.0), max(sample, 0.0)))
+
+    def error(line: Line) -> tuple[float, Line]:
+        off = line[0] + np.maximum(gradients, line[1] * batch) - peak
+        return float(off @ off), line
+
+    return min(lines, key=error)
 
 
 def _lines(
@@ -287,13 +263,11 @@ def _lines(
         return {}
     good = profiles[(profiles["batch"] > 0) & (profiles["peak_bytes"] > 0)]
     found = {}
-    keys = zip(good["workload"], modes_of(good), good["instance_type"], strict=True)
-    for (workload, mode, name), rows in good.groupby(
-        pd.Series(list(keys), good.index, dtype=object)
-    ):
-        gradients = workloads.get(workload, WorkloadFacts()).gradient_bytes
+    cells = zip(good["workload"], modes_of(good), good["instance_type"], strict=True)
+    for cell, rows in good.groupby(pd.Series(list(cells), good.index, dtype=object)):
+        gradients = workloads.get(cell[0], WorkloadFacts()).gradient_bytes
         batch, peak = (rows[each].to_numpy(float) for each in ("batch", "peak_bytes"))
-        found[workload, mode, name] = one_device(batch, peak, gradients)
+        found[cell] = one_device(batch, peak, gradients)
     return found
 
 
@@ -302,20 +276,24 @@ def _largest_that_ran(
 ) -> dict[tuple[str, Mode], list[Run]]:
     """Return the largest batch that ran on each amount of device memory, by workload and mode.
 
-    Modes that shard the training state have a separate entry for each number of ranks.
+    Runs with several micro-steps have separate entries. Modes that shard the training state have a
+    separate entry for each number of ranks.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
-    memory = {name: machines[name].device_memory_gib for name in ran.names}
-    bytes_of = ran.by_type({name: (gib or 0.0) * _BYTES_PER_GIB for name, gib in memory.items()}, 0)
+    gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]
+    memory = ran.by_type(gib, 0.0) * _BYTES_PER_GIB
     for workload, mode, rows in ran.groups():
         sharded = mode.sharded or mode.strategy == TABLES
-        ranks = np.broadcast_to(ran.ranks[rows, None] if sharded else 1.0, ran.batch[rows].shape)
-        largest: dict[tuple[float, float], float] = {}
-        keys = zip(bytes_of[rows].flat, ranks.flat, ran.batch[rows].flat, strict=True)
-        for size, count, batch in keys:
-            if size > 0:
-                largest[size, count] = max(batch, largest.get((size, count), 0.0))
-        found[workload, mode] = [
-            Run(size, batch, count) for (size, count), batch in largest.items()
-        ]
+        ranks = ran.ranks[rows] if sharded else np.ones(len(rows))
+        runs = pd.DataFrame(
+            {
+                "memory": memory[rows].ravel(),
+                "ranks": np.repeat(ranks, memory.shape[1]),
+                "accumulates": np.repeat(ran.accumulation[rows] > 1, memory.shape[1]),
+                "batch": ran.batch[rows].ravel(),
+            }
+        )
+        keys = ["memory", "ranks", "accumulates"]
+        largest = runs[runs["memory"] > 0].groupby(keys, as_index=False).max()
+        found[workload, mode] = [Run(*each) for each in largest.itertuples(index=False, name=None)]
     return found

@@ -3,22 +3,22 @@
 A model covers one provider. Equal data and an equal seed give equal models.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
 import pandas as pd
 
 from ..domain.cluster import InstanceType
-from ..domain.numeric import Z_90, BoolArray, FloatArray, IntArray
+from ..domain.numeric import Z_90, FloatArray
 from ..domain.setup_table import column, require_known, types_of
 from ..domain.workload import MODE_COLUMNS, MODES, Mode, Workload
 from .dataset import (
     TrainingData,
     at_nominal_speed,
     definition_digests,
+    numbers,
     one_device_rows,
     one_provider,
     pooled,
@@ -37,13 +37,6 @@ from .setup_arrays import SetupArrays, read_setups
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
-LIMITS = (
-    "compute",
-    "communication inside a node",
-    "communication between nodes",
-    "stragglers",
-    "input",
-)
 # Communication, stragglers or loading are the bottleneck above the first fraction of the step.
 # Making batches is the bottleneck above the second fraction of the compute.
 _LIMITED, _MOSTLY = 0.2, 0.5
@@ -52,31 +45,33 @@ _CHUNK, _WIDE_CHUNK, MOST_JOINT = 2500, 200_000, 4000
 
 
 def bottlenecks(
-    exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArray, machines: FloatArray
-) -> list[str]:
-    """Return the bottleneck of each setup, one of LIMITS.
+    exposed: FloatArray,
+    uneven: FloatArray,
+    *,
+    loading: FloatArray | float = 0.0,
+    input_part: FloatArray,
+    machines: FloatArray,
+) -> np.ndarray[tuple[int, ...], np.dtype[np.str_]]:
+    """Return the bottleneck of each setup.
+
+    The labels are "compute", "communication inside a node", "communication between nodes",
+    "stragglers" and "input".
 
     Args:
         exposed: (rows,) fraction of the step spent on communication that compute does not hide.
         uneven: (rows,) fraction of the step that an average rank waits for the slowest rank.
+        loading: (rows,) fraction of the step spent waiting for the data loader.
         input_part: (rows,) fraction of the compute spent on making batches.
         machines: (rows,) number of machines.
     """
     across = np.where(machines > 1, "communication between nodes", "communication inside a node")
-    labels = np.where(
-        uneven > _LIMITED, "stragglers", np.where(input_part > _MOSTLY, "input", "compute")
-    )
-    labels = np.where((exposed > _LIMITED) & (exposed >= uneven), across, labels)
-    return [str(label) for label in labels]
-
-
-def waits(input_share: FloatArray, exposed: FloatArray) -> BoolArray:
-    """Return a (rows,) mask of steps whose bottleneck is data loading.
-
-    `input_share` (rows,) is the fraction of the step spent waiting for loading. `exposed` (rows,)
-    is the fraction spent on communication that compute does not hide.
-    """
-    return np.asarray((input_share > _LIMITED) & (input_share >= exposed), dtype=bool)
+    limits = [
+        (loading > _LIMITED) & (loading >= exposed),
+        (exposed > _LIMITED) & (exposed >= uneven),
+        uneven > _LIMITED,
+        input_part > _MOSTLY,
+    ]
+    return np.select(limits, ["input", across, "stragglers", "input"], "compute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +128,13 @@ class StepTimeModel:
 
         The workload's definition must also have the digest that it had when it was measured.
         """
-        modes = set(workload.modes) & set(self.modes_of(workload.name))
+        modes = self.as_measured(workload).modes
         return bool(modes) and self.workload_digests.get(workload.name) == workload.digest
 
     def as_measured(self, workload: Workload) -> Workload:
         """Return the workload with only the modes in which it can be predicted."""
-        known = self.modes_of(workload.name)
-        return replace(workload, modes=tuple(mode for mode in workload.modes if mode in known))
+        known = (mode for mode in workload.modes if (workload.name, mode) in self.trained)
+        return replace(workload, modes=tuple(known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
         """Return True if the model knows the instance type and its definition has not changed."""
@@ -160,7 +155,7 @@ class StepTimeModel:
             - compute_s: compute seconds of the slowest rank
             - communication_s: seconds of all collectives
             - exposed_communication_s: seconds of communication that compute does not hide
-            - bottleneck: one of LIMITS
+            - bottleneck: a label of `bottlenecks`
             - input_s: seconds that loading adds to the step
             - input_by: what would shorten them, "loader workers", "processors" or ""
             - nearest_doublings: distance to the nearest measured setup (nearest.py); NaN if the
@@ -174,16 +169,15 @@ class StepTimeModel:
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
         """Return the frame of `predict` for setups given as arrays. Its index starts at 0."""
-        chunks = [self._predict(arrays.take(rows)) for rows in _chunks(arrays, _CHUNK)]
+        nearness = Nearness(self.measured)
+        chunks = [self._predict(chunk, nearness) for chunk in arrays.chunks(_CHUNK)]
         return pd.concat(chunks, ignore_index=True)
 
-    def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
+    def _predict(self, arrays: SetupArrays, nearness: Nearness) -> pd.DataFrame:
         beliefs = self._beliefs(arrays)
         times, rest = beliefs.times, np.exp(beliefs.mean)
         variance = beliefs.variance + beliefs.noise
-        compute_part = np.minimum(times.compute_s / times.step_s, 1.0)
-        exposed = 1 - compute_part
-        uneven = (times.compute_s - times.mean_compute_s) / times.step_s
+        compute_part = times.compute_part
         step, helped_by = rest, [""] * len(rest)
         wait = self.loaders.wait(arrays, self.machines)
         if wait is not None:
@@ -191,9 +185,11 @@ class StepTimeModel:
             by_rest, by_load = wait.slopes(rest, compute_part)
             variance = variance * by_rest**2 + (by_load * wait.log_sd) ** 2
         half, share = np.exp(Z_90 * np.sqrt(variance)), rest / step
+        uneven = (times.compute_s - times.mean_compute_s) / times.step_s
         labels = bottlenecks(
-            exposed * share,
+            (1 - compute_part) * share,
             uneven * share,
+            loading=1 - share,
             input_part=self._input_part(arrays),
             machines=arrays.instances,
         )
@@ -205,11 +201,11 @@ class StepTimeModel:
                 "samples_per_s": arrays.samples / step,
                 "compute_s": compute_part * rest,
                 "communication_s": times.communication_s / times.step_s * rest,
-                "exposed_communication_s": exposed * rest,
-                "bottleneck": np.where(waits(1 - share, exposed * share), "input", labels),
+                "exposed_communication_s": (1 - compute_part) * rest,
+                "bottleneck": labels,
                 "input_s": step - rest,
                 "input_by": helped_by,
-                "nearest_doublings": self._nearness.doublings(arrays),
+                "nearest_doublings": nearness.doublings(arrays),
             }
         )
 
@@ -218,12 +214,13 @@ class StepTimeModel:
 
         This is faster than `predict_arrays`, but does not use the residuals of similar setups.
         """
-        step_s, part = np.empty((2, len(arrays.workloads)))
-        for rows in _chunks(arrays, _WIDE_CHUNK):
-            times = self.posterior.times(self.facts.lay_out(arrays.take(rows)))
-            step_s[rows], part[rows] = times.step_s, times.compute_s / times.step_s
-        wait = self.loaders.wait(arrays, self.machines)
-        return step_s if wait is None else wait.step_s(step_s, np.minimum(part, 1.0))
+        found = []
+        for chunk in arrays.chunks(_WIDE_CHUNK):
+            times = self.posterior.times(self.facts.lay_out(chunk))
+            wait = self.loaders.wait(chunk, self.machines)
+            rest = times.step_s
+            found.append(rest if wait is None else wait.step_s(rest, times.compute_part))
+        return np.concatenate(found)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the joint normal distribution of log step seconds as three arrays.
@@ -245,8 +242,7 @@ class StepTimeModel:
         beliefs = self._beliefs(arrays, covariance=True)
         found = beliefs.mean, beliefs.variance, beliefs.noise
         wait = self.loaders.wait(arrays, self.machines)
-        part = np.minimum(beliefs.times.compute_s / beliefs.times.step_s, 1.0)
-        return found if wait is None else wait.joint(*found, part)
+        return found if wait is None else wait.joint(*found, beliefs.times.compute_part)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         """Return a (rows, count) array: joint draws of step seconds, noise included.
@@ -260,7 +256,8 @@ class StepTimeModel:
         off = root @ random.standard_normal((len(mean), half))
         off += np.sqrt(noise)[:, None] * random.standard_normal((len(mean), half))
         paired = np.stack([off, -off], axis=2).reshape(len(mean), -1)[:, :count]
-        return np.asarray(np.exp(mean[:, None] + paired), dtype=float)
+        draws: FloatArray = np.exp(mean[:, None] + paired)
+        return draws
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
         """Return the result of `draw_arrays` for a frame; raises as `predict`."""
@@ -279,8 +276,9 @@ class StepTimeModel:
         self._require([(workload, mode)], [instance_type])
         least, most = self.facts.batches.get((workload, mode.alone), (1.0, 1.0))
         batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
+        (kind,) = self.facts.kinds((instance_type,))
         seconds = self.posterior.one_device_s(
-            self.facts.points_of(workload, mode.alone, instance_type, batches)
+            self.facts.points([(workload, mode.alone, kind)] * len(batches), batches)
         )
         slope, intercept = np.polyfit(batches, seconds, 1, w=1 / seconds).tolist()
         return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
@@ -320,19 +318,16 @@ class StepTimeModel:
                 found[rows] = np.array(parts)[arrays.kind[rows].max(axis=1)]
         return found
 
-    def _require(self, pairs: Iterable[tuple[str, Mode]], types: Iterable[str]) -> None:
+    def _require(self, pairs: Sequence[tuple[str, Mode]], types: Sequence[str]) -> None:
         """Raise ValueError for what the model cannot predict."""
-        pairs = list(pairs)
         require_known([workload for workload, _ in pairs], self.workloads, "workload")
+        require_known(types, self.instance_types, "instance type")
         for workload, mode in pairs:
             if (workload, mode) not in self.trained:
                 known = ", ".join(map(str, self.modes_of(workload)))
                 raise ValueError(
                     f"workload {workload!r} was never measured in {mode}; known in: {known}"
                 )
-        types = list(types)
-        require_known(types, self.instance_types, "instance type")
-        for workload, _ in pairs:
             if workload in self.guessed and not all(map(self.can_guess, types)):
                 raise ValueError(
                     f"workload {workload!r} was never measured: profile it or run it on one machine"
@@ -351,14 +346,6 @@ class StepTimeModel:
         self._require([(workload, mode) for workload, mode, _ in arrays.groups()], arrays.names)
         return arrays
 
-    def __getstate__(self) -> dict[str, object]:
-        """Return the fields, without what was derived from them."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    @cached_property
-    def _nearness(self) -> Nearness:
-        return Nearness(self.measured)
-
 
 def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     """Fit a model to the measurements of one provider.
@@ -373,26 +360,22 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     provider = one_provider(data)
     data, loaders = separated(at_nominal_speed(data))
     runs, profiles = valid_runs(data.runs), profile_rows(data.profiles)
-    devices = {}
-    if "devices" in data.instance_types:
-        types = data.instance_types.to_dict("records")
-        devices = {str(row["name"]): int(row["devices"] or 1) for row in types}
+    probes = _probes(data.probes)
+    profiled = {str(name) for name in profiles["instance_type"]}
+    clusters = {*column(runs, "cluster", ""), *probes["cluster"]}
+    seen = profiled | {name for cluster in clusters for name in types_of(str(cluster))}
+    machines = read_machines(data.instance_types, seen)
+    devices = {name: each.devices for name, each in machines.items()}
     setups = pooled(runs, devices)
     if not len(setups) + len(profiles):
         raise ValueError(
             "nothing to learn from: there is no profile and no run with a positive step time"
         )
-    probes = _probes(data.probes)
-    clusters = {*setups["cluster"], *probes["cluster"]}
-    profiled = {str(name) for name in profiles["instance_type"]}
-    seen = profiled | {name for cluster in clusters for name in types_of(cluster)}
-    machines = read_machines(data.instance_types, seen)
     alone = one_device_rows(setups, profiles, machines)
-    parts = [setups.assign(noise_sd=0.0), alone, probes]
+    parts = [setups.assign(noise_sd=0.0, source="run"), alone, probes]
     frame = pd.concat(parts, ignore_index=True)
-    counts = [len(setups), len(profiles), len(alone) - len(profiles), len(probes)]
-    source = np.repeat(["run", "profile", "several", "probe"], counts)
-    arrays = read_setups(frame, {name: each.devices for name, each in machines.items()})
+    source = frame["source"].to_numpy(str)
+    arrays = read_setups(frame, devices)
     known = arrays.take(np.flatnonzero(source != "probe"))
     facts = _facts(data, machines, known, profiles)
     rows = facts.lay_out(arrays)
@@ -461,16 +444,22 @@ def _facts(
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
     """Return median seconds of valid all-reduces on several machines, as setups with bytes."""
-    if not {"cluster", "bytes", "seconds"} <= set(probes.columns):
-        return pd.DataFrame(columns=["cluster"])
-    numbers = probes[["bytes", "seconds"]].apply(pd.to_numeric, errors="coerce").astype(float)
-    several = probes["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
-    good = several & ((numbers > 0) & np.isfinite(numbers)).all(axis=1)
-    keyed = numbers.assign(cluster=probes["cluster"].astype(str))[good]
-    found = keyed.groupby(["cluster", "bytes"], as_index=False)["seconds"].median()
-    rows: pd.DataFrame = found.rename(columns={"seconds": "step_s"})
-    rows = rows.assign(workload=PROBE, layout="1", batch_per_device="1", accumulation_steps=1.0)
-    return rows.assign(runs=1.0, noise_sd=0.0)
+    frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
+    frame = frame.assign(bytes=numbers(frame, "bytes"), seconds=numbers(frame, "seconds"))
+    several = frame["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
+    values = frame[["bytes", "seconds"]]
+    known = ((values > 0) & (values < np.inf)).all(axis=1)
+    seconds = frame[several & known].groupby(["cluster", "bytes"])["seconds"].median()
+    rows = seconds.reset_index(name="step_s")
+    return rows.assign(
+        workload=PROBE,
+        layout="1",
+        batch_per_device="1",
+        accumulation_steps=1.0,
+        runs=1.0,
+        noise_sd=0.0,
+        source="probe",
+    )
 
 
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
@@ -525,10 +514,3 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
         and (divided or not mode.divided)
     }
     return replace(model, trained=model.trained | new)
-
-
-def _chunks(arrays: SetupArrays, size: int) -> Iterator[IntArray]:
-    """Yield positions of at most `size` rows; one empty array if there are no rows."""
-    count = len(arrays.workloads)
-    for first in range(0, max(count, 1), size):
-        yield np.arange(first, min(first + size, count))

@@ -51,25 +51,17 @@ class Nearness:
         The first 6 columns are numbers and unevenness. The next column is the share of all
         unmeasured instance types together, and each further column that of a measured type.
         """
-        count, ranks, instances = (
-            setups.count,
-            np.maximum(setups.ranks, 1),
-            np.maximum(setups.instances, 1),
-        )
-        devices = count * setups.layout
+        ranks, instances = setups.ranks, setups.instances
         batch = setups.samples / setups.accumulation / ranks
         numbers = np.log2([batch, ranks, instances, setups.accumulation])
-        uneven = [
-            (
-                count
-                * np.abs(np.log2(np.where(setups.present, one, middle[:, None]) / middle[:, None]))
-            ).sum(axis=1)
-            for one, middle in ((setups.batch, batch), (setups.layout, ranks / instances))
-        ]
-        part = (devices + devices * setups.batch / batch[:, None]) / 2 / ranks[:, None]
+        uneven = []
+        for values, mean in ((setups.batch, batch), (setups.layout, ranks / instances)):
+            ratio = np.where(setups.present, values / mean[:, None], 1.0)
+            uneven.append((setups.count * np.abs(np.log2(ratio))).sum(axis=1) / instances)
+        devices = setups.count * setups.layout
+        part = devices * (1 + setups.batch / batch[:, None]) / 2 / ranks[:, None]
         kinds = np.zeros((len(batch), 1 + len(self._types)))
         for at, name in enumerate(setups.names):
-            kinds[:, self._types.get(name, 0)] += np.log2(
-                1 + np.where(setups.kind == at, part, 0.0).sum(axis=1)
-            )
-        return np.hstack([numbers.T, (np.array(uneven) / instances).T, kinds])
+            share = np.where(setups.kind == at, part, 0.0).sum(axis=1)
+            kinds[:, self._types.get(name, 0)] += np.log2(1 + share)
+        return np.column_stack([*numbers, *uneven, kinds])

@@ -20,32 +20,36 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
-    """Prior standard deviations of an effect's deviation at each level."""
+class Parameter:
+    """The prior of a parameter: its mean, and the standard deviation at each level.
 
+    A standard deviation of 0 means that the parameter does not vary at that level.
+    """
+
+    mean: float = 0.0
     all: float = 0.0
     kind: float = 0.0
+    cell: float = 0.0
+    strategy: float = 0.0
     network: float = 0.0
     workload: float = 0.0
-    strategy: float = 0.0
-    cell: float = 0.0
 
 
-EFFECTS: dict[str, Effect] = {
+EFFECTS: dict[str, Parameter] = {
     # per octave of batch
-    "growth": Effect(all=0.1, workload=0.1, cell=0.02),
-    "bandwidth": Effect(all=0.25, network=0.1, workload=0.1),
-    "rate": Effect(all=0.25, network=0.1, workload=0.1),
-    "device": Effect(kind=0.12, cell=0.08),
-    "no data sheet": Effect(kind=1.5),
-    "unknown operations": Effect(network=5.0, workload=0.5),
-    "efficiency": Effect(all=1.0, network=0.35, workload=0.25),
-    "operations": Effect(all=0.2),
-    "transformer": Effect(all=0.3, kind=0.15, network=0.08, workload=0.04, cell=0.03),
-    "linear layers": Effect(all=0.2, kind=0.1),
-    "attention": Effect(all=0.3, kind=0.15),
-    "activations": Effect(all=0.3, kind=0.1),
-    "intensity": Effect(all=0.15),
+    "growth": Parameter(all=0.1, workload=0.1, cell=0.02),
+    "bandwidth": Parameter(all=0.25, network=0.1, workload=0.1),
+    "rate": Parameter(all=0.25, network=0.1, workload=0.1),
+    "device": Parameter(kind=0.12, cell=0.08),
+    "no data sheet": Parameter(kind=1.5),
+    "unknown operations": Parameter(network=5.0, workload=0.5),
+    "efficiency": Parameter(all=1.0, network=0.35, workload=0.25),
+    "operations": Parameter(all=0.2),
+    "transformer": Parameter(all=0.3, kind=0.15, network=0.08, workload=0.04, cell=0.03),
+    "linear layers": Parameter(all=0.2, kind=0.1),
+    "attention": Parameter(all=0.3, kind=0.15),
+    "activations": Parameter(all=0.3, kind=0.1),
+    "intensity": Parameter(all=0.15),
 }
 # Exponents of bandwidth and rate: memory limits some operations, arithmetic the rest [D].
 _GROWTH, _BANDWIDTH, _RATE = 0.9 * np.log(2), 0.5, 0.5

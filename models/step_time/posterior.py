@@ -7,7 +7,7 @@ import numpy as np
 
 from ..domain.numeric import FloatArray
 from .formula import MEAN, Times, slopes, step_times
-from .kernel import CODES, COLUMN, SPREADS, T1, THETA, WIDTH, GaussianProcess, point_inputs
+from .kernel import CODES, COLUMN, T1, THETA, WIDTH, GaussianProcess, point_inputs
 from .residuals import Neighbours, Spreads, without_rows
 from .rows import Points, Rows
 
@@ -40,15 +40,15 @@ class Posterior:
 
     Attributes:
         reach: the devices of the largest measured cluster, by kind of device.
-        process: the levels; None before the first turn of the fit.
+        process: the levels; without rows before the first turn of the fit.
         log_spreads: the spreads of the levels, in the order of SPREADS.
         spreads: the spreads of residuals.
         neighbours: the residuals of each cell.
     """
 
     reach: dict[float, float]
-    process: GaussianProcess | None = None
-    log_spreads: FloatArray = field(default_factory=lambda: np.log(list(SPREADS.values())))
+    process: GaussianProcess
+    log_spreads: FloatArray
     spreads: Spreads = field(default_factory=lambda: Spreads({}))
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
 
@@ -58,15 +58,14 @@ class Posterior:
 
     def one_device_s(self, points: Points) -> FloatArray:
         """Return the seconds of one device at each point."""
-        return np.asarray(np.exp(self._seconds(points)), dtype=float)
+        return np.exp(self._seconds(points))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
         """Return the distribution of log step seconds; `covariance` asks for the joint one."""
         linear = self.linear(X)
         inputs = linear.inputs.copy()
         inputs[:, [COLUMN["broad"], COLUMN["narrow"], COLUMN["noise"]]] = 0.0
-        mean, several = linear.log_s.copy(), X.line.ranks > 1
-        assert self.process is not None
+        mean, several = linear.log_s.copy(), X.ranks > 1
         variance = self.process.posterior(inputs, joint=covariance)[1]
         spread = self.spreads.of(X)
         noise = np.where(several, spread[:, 2], np.exp(self.log_spreads[-1])) ** 2
@@ -80,14 +79,10 @@ class Posterior:
 
     def _seconds(self, points: Points) -> FloatArray:
         """Return the posterior mean of the points' log seconds."""
-        if self.process is None or not len(points.mean):
-            return points.mean
         return points.mean + self.process.mean(point_inputs(points))
 
     def _values(self, rows: Rows) -> FloatArray:
         """Return a (rows, parameters) array: posterior means of the formula's parameters."""
-        if self.process is None:
-            return np.tile(MEAN, (len(rows), 1))
         codes = np.stack([rows.kind, rows.strategy, rows.cell], axis=1)
         groups, which = np.unique(codes, axis=0, return_inverse=True)
         inputs = np.zeros((len(groups) * len(MEAN), WIDTH))
@@ -95,7 +90,7 @@ class Posterior:
         for column, group in enumerate(("link", "strategy", "mode")):
             inputs[:, COLUMN[group]] = np.repeat(groups[:, column], len(MEAN))
         found = self.process.mean(inputs).reshape(-1, len(MEAN))
-        return np.asarray(MEAN + found[which.reshape(-1)], dtype=float)
+        return MEAN + found[which.reshape(-1)]
 
     def linear(self, rows: Rows) -> Linear:
         values, log_t1 = self._values(rows), self._seconds(rows.points)
@@ -111,9 +106,9 @@ class Posterior:
         for group, codes in zip(CODES[4:], (rows.kind, rows.strategy, rows.cell), strict=True):
             inputs[:, COLUMN[group]] = codes
         inputs[:, COLUMN["features"]] = rows.features
-        inputs[:, COLUMN["noise"]] = (rows.line.ranks <= 1) & (rows.noise_sd == 0)
+        inputs[:, COLUMN["noise"]] = (rows.ranks <= 1) & (rows.noise_sd == 0)
         reach = np.array([self.reach.get(kind, 2.0) for kind in rows.kind.tolist()])
-        inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.line.ranks / reach, 1.0))
+        inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.ranks / reach, 1.0))
         deviation = np.append(log_t1 - rows.points.mean, 0.0)[point]
         shift = (by_theta * (values - MEAN)).sum(axis=1) + by_t1 * deviation
         return Linear(log_s, shift, times, inputs)

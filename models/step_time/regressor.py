@@ -21,7 +21,7 @@ import pandas as pd
 from sklearn.base import BaseEstimator, RegressorMixin
 
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from .kernel import COLUMN, GaussianProcess, StepCovariance, outlying_factor
+from .kernel import COLUMN, LOG_SPREADS, WIDTH, GaussianProcess, StepCovariance, outlying_factor
 from .learning import learn_spreads, learned_spreads
 from .posterior import Posterior
 from .residuals import Neighbours, fit_neighbours, with_neighbours
@@ -31,6 +31,8 @@ from .rows import Rows
 # learned, so that no step goes too far; and the largest growth of a residual's log variance, since
 # the formula shall explain what it can.
 _LOOSER = (6.0, 6.0, 3.0, 3.0, 1.5, 1.0, 3.0, 1.5, 1.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)
+# Rows of a cell from which its residual is learned; rows from which spreads are learned.
+_MOST_NEIGHBOURS, _MOST_LEARNED = 1200, 300
 _GROWTH = {5: 1.0, 8: 1.0, 11: 5.4}  # in the turns that learn spreads
 
 
@@ -39,8 +41,6 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         most_rows: rows of several devices from which the levels are learned.
-        most_neighbours: rows of a cell from which its residual is learned.
-        most_learned: rows from which spreads are learned.
         random_state: seed of the choice of rows.
     """
 
@@ -48,13 +48,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self,
         *,
         most_rows: int = 700,
-        most_neighbours: int = 1200,
-        most_learned: int = 300,
         random_state: int = 0,
     ) -> None:
         self.most_rows = most_rows
-        self.most_neighbours = most_neighbours
-        self.most_learned = most_learned
         self.random_state = random_state
 
     def fit(
@@ -66,11 +62,11 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         picked = self._thinned(X, random)
         rows = X.take(picked)
         outlying: FloatArray = np.ones(len(picked))
-        several = rows.line.ranks > 1
-        reach: dict[float, float] = {}
-        for kind, ranks in zip(X.kind.tolist(), X.line.ranks.tolist(), strict=True):
-            reach[kind] = max(reach.get(kind, 2.0), ranks)
-        found = Posterior(reach=reach)
+        several = rows.ranks > 1
+        reach: dict[Any, float] = pd.Series(X.ranks).groupby(X.kind).max().clip(2.0).to_dict()
+        no_rows = np.zeros((0, WIDTH)), np.zeros(0), np.zeros(0)
+        process = GaussianProcess.fit(StepCovariance(LOG_SPREADS), *no_rows)
+        found = Posterior(reach=reach, process=process, log_spreads=LOG_SPREADS)
         for turn, looser in enumerate(_LOOSER):
             linear, noise_factor = found.linear(rows), outlying / weight[picked]
             residual = log_s[picked] - linear.log_s
@@ -83,7 +79,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             noise = spread[:, 2] ** 2 * noise_factor + rows.noise_sd**2 + 1e-6
             target = residual + linear.shift
             if turn in _GROWTH:
-                some = np.sort(random.permutation(len(picked))[: self.most_learned])
+                some = np.sort(random.permutation(len(picked))[:_MOST_LEARNED])
                 log_spreads = learned_spreads(
                     found.log_spreads, inputs[some], target[some], noise[some]
                 )
@@ -105,27 +101,26 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}
         cells: dict[float, tuple[FloatArray, Rows]] = {}
-        several = np.flatnonzero(X.line.ranks > 1)
+        several = np.flatnonzero(X.ranks > 1)
         for cell in np.unique(X.cell[several]).tolist():
             at = several[X.cell[several] == cell]
-            at = np.sort(random.permutation(at)[: self.most_neighbours])
+            at = np.sort(random.permutation(at)[:_MOST_NEIGHBOURS])
             rows = X.take(at)
             residual, spread = log_s[at] - found.linear(rows).log_s, found.spreads.of(rows)[0]
             neighbours[cell], spread = fit_neighbours(rows, residual, weight[at], spread)
             cells[cell] = spread, rows
-        assert found.process is not None
         spreads = with_neighbours(found.spreads, cells, found.process, picked)
         return replace(found, spreads=spreads, neighbours=neighbours)
 
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
         """Choose rows: all of one device, and of each cell as many as fit, its layouts in turn."""
-        several = random.permutation(np.flatnonzero(X.line.ranks > 1))
+        several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]
         frame = pd.DataFrame(np.hstack(columns))
         turn = frame.groupby([*frame]).cumcount().sort_values(kind="stable")
         order = frame.loc[turn.index].groupby(0).cumcount().sort_values(kind="stable")
         kept = several[order.index[: self.most_rows]]
-        return np.sort(np.append(np.flatnonzero(X.line.ranks <= 1), kept))
+        return np.sort(np.append(np.flatnonzero(X.ranks <= 1), kept))
 
     def predict(self, X: Rows, return_interval: bool = False) -> Any:
         """Return step seconds, or (seconds, lower, upper) with 90 % intervals of a new run."""

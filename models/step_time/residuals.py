@@ -45,7 +45,8 @@ class Spreads:
         if cell in self.cells:
             return self.cells[cell].spread
         alike = [each.spread**2 for each in self.cells.values() if each.kind == kind]
-        return np.asarray(np.sqrt(np.mean([self._usual, *alike], axis=0)), dtype=float)
+        spread: FloatArray = np.sqrt(np.mean([self._usual, *alike], axis=0))
+        return spread
 
 
 class Neighbours(NamedTuple):
@@ -121,7 +122,7 @@ def with_neighbours(
         for cell, (spread, own) in found.items()
         if len(own) >= ENOUGH
     }
-    small = ~np.isin(rows.cell, list(cells)) & (rows.line.ranks > 1)
+    small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():
         away = np.abs(process.left_out()[1])
         factor = float(np.clip(np.quantile(away[small], 0.9) / Z_90, 1.0, 4.0))

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import numpy as np
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import UPDATES_SHARED, Mode
-from .compression import (
-    in_turn,
+from .communication import (
+    Volumes,
+    communication,
     seconds_per_value,
     selection_seconds,
     sent_between,
-    sent_everywhere,
-    sums_everywhere,
+    tensor_bytes,
 )
 from .formula import BUCKET, Line, known_overlap
 from .machine_specs import Machine, device_kind, sheet_of
 from .one_device import EFFECTS, Transformer, prior
 from .setup_arrays import SetupArrays
-from .tensor import NOTHING, Volumes, machine_bytes, weight_bytes
 
 PROBE = "(all-reduce alone)"  # the workload that stands for all-reduces without training
 _USUAL_BYTES, _USUAL_OCTAVE = 1e8, 5.0  # gradient bytes and log2 of the batch, if none is known
 _USUAL_TOKENS = 2.0**14  # of a device and micro-step
-_BLOCKS = 8.0  # blocks that a sharded mode gathers, if the layers are unknown
+_BLOCKS = 8.0  # of a sharded mode, if the layers are unknown (node/switches.py)
+# Weights and Adam's two moments, per byte of gradients; used if the checkpoint size is unknown.
+_STATE_PER_GRADIENT = 3.0
 _BESIDE = 0.9  # fraction of compute beside which blocks are gathered
 _EVERYTHING = 1e18  # bytes of the last bucket if no part of the exchange can be hidden
 
@@ -47,11 +49,17 @@ class WorkloadFacts:
     transformer: Transformer | None = None
     hidden_part: float = float("nan")
     last_bucket_bytes: float = float("nan")
-    divided: Volumes = NOTHING
+    divided: Volumes = field(default_factory=Volumes)
 
-    def network(self, workload: str) -> object:
-        """Return what identifies the network; a transformer's sequences may differ in length."""
-        return self.transformer[1:3] if self.transformer else workload
+    @property
+    def state_bytes(self) -> float:
+        """Return the bytes of weights and optimizer states; if unknown, those of Adam."""
+        return self.checkpoint_bytes or _STATE_PER_GRADIENT * self.gradient_bytes
+
+    @property
+    def blocks(self) -> float:
+        """Return the number of equal groups of weights that a sharded mode gathers in turn."""
+        return self.transformer.layers if self.transformer else _BLOCKS
 
 
 def code_of(*key: object) -> float:
@@ -74,16 +82,17 @@ class Points:
     codes: FloatArray  # (points, 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """The inputs of the regression, with a row per setup.
+@dataclass(frozen=True, kw_only=True)
+class Rows(Line):
+    """The inputs of the regression, with a row per setup: those of the formula, and of the levels.
+
+    The seconds of one device are 0 until `with_seconds` sets them.
 
     `point` (rows, members) are positions in `points`; -1 for padding, and for machines without
     compute. `middle` has the points of the middle batches. Optimizer seconds are `optimizer` (rows,
     members) times those of the middle batch.
     """
 
-    line: Line
     points: Points
     point: IntArray
     middle: IntArray
@@ -101,26 +110,24 @@ class Rows:
         picked = {
             each.name: getattr(self, each.name)[at]
             for each in fields(self)
-            if each.name not in ("line", "points")
+            if each.name != "points"
         }
-        line = Line(*(getattr(self.line, name)[at] for name in Line.__slots__))
-        return Rows(line=line, points=self.points, **picked)
+        return Rows(points=self.points, **picked)
 
     def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
         """Return the rows with those at `probes` as all-reduces of `size` bytes without compute."""
-        gradient_bytes, features = self.line.gradient_bytes.copy(), self.features.copy()
-        point, middle = self.point.copy(), self.middle.copy()
-        point[probes] = middle[probes] = -1
-        gradient_bytes[probes], features[probes, 0] = size, np.log2(size)
-        line = replace(self.line, gradient_bytes=gradient_bytes)
-        return replace(self, line=line, point=point, middle=middle, features=features)
+        found = self.take(np.arange(len(self)))
+        found.point[probes] = found.middle[probes] = -1
+        found.gradient_bytes[probes] = size
+        found.features[probes, 0] = np.log2(size)
+        return found
 
-    def with_seconds(self, log_s: FloatArray) -> Line:
-        """Return the formula's input if the points take exp(`log_s`) (points,) seconds."""
+    def with_seconds(self, log_s: FloatArray) -> Rows:
+        """Return the rows if the points take exp(`log_s`) (points,) seconds."""
         seconds = np.append(np.exp(log_s), 0.0)
         middle_s = seconds[self.middle]
         return replace(
-            self.line,
+            self,
             alone_s=seconds[self.point],
             middle_s=np.where(middle_s > 0, middle_s, 1.0),
             optimizer_s=self.optimizer * middle_s,
@@ -166,139 +173,127 @@ class SetupFacts:
 
     def lay_out(self, setups: SetupArrays) -> Rows:
         """Return the regression's rows of `setups`."""
-        kind, batch, layout, count = setups.kind, setups.batch, setups.layout, setups.count
-        present = kind >= 0
-        alike = [(each == each[:, :1]) | ~present for each in (kind, batch, layout)]
-        if all(each.all() for each in alike):  # one member stands for all
-            kind, batch, layout = kind[:, :1], batch[:, :1], layout[:, :1]
-            count = setups.instances[:, None]
-            present = kind >= 0
-        names = self.kinds(setups.names)
-        alone = [(workload, mode.alone) for workload, mode, _ in setups.groups()]
+        setups = setups.compact()
+        kind, present, names = setups.kind, setups.present, self.kinds(setups.names)
+        groups = setups.groups()
         group = np.zeros(len(kind), dtype=np.intp)
-        for at, (_, _, rows) in enumerate(setups.groups()):
+        for at, (_, _, rows) in enumerate(groups):
             group[rows] = at
         pair = np.broadcast_to(group[:, None], kind.shape)[present] * len(names) + kind[present]
-        batches, size = np.unique(batch[present], return_inverse=True)
-        distinct, where = np.unique(pair * len(batches) + size.ravel(), return_inverse=True)
+        batches, size = np.unique(setups.batch[present], return_inverse=True)
+        distinct, where = np.unique(pair * len(batches) + size, return_inverse=True)
         cells, size_of = np.divmod(distinct, max(len(batches), 1))
         pairs, cell_of = np.unique(cells, return_inverse=True)
-        keys = [(*alone[code // len(names)], names[code % len(names)]) for code in pairs.tolist()]
-        points = self._points(
-            [keys[at] for at in cell_of.tolist()] + keys,
-            np.concatenate([batches[size_of], [2 ** self.middle_of(*key[:2]) for key in keys]]),
+        keys: list[Cell] = []
+        for at, name in zip(*np.divmod(pairs, max(len(names), 1)), strict=True):
+            workload, mode, _ = groups[at]
+            keys.append((workload, mode.alone, names[name]))
+        points = self.points(
+            [keys[at] for at in cell_of] + keys,
+            np.append(batches[size_of], [2 ** self.middle_of(*key[:2]) for key in keys]),
         )
         point, middle = np.full((2, *kind.shape), -1, dtype=np.intp)
-        point[present] = where.ravel()
-        middle[present] = len(distinct) + cell_of[where.ravel()]
-        optimizer = np.append([self._optimizer(key) for key in keys], 0.0)[
-            np.where(present, middle - len(distinct), -1)
+        point[present], middle[present] = where, len(distinct) + cell_of[where]
+        optimizer = np.zeros(kind.shape)
+        optimizer[present] = np.array([self._optimizer(key) for key in keys])[cell_of[where]]
+        link = self._slowest_link(setups)
+        codes = [
+            (
+                code_of("kind", names[name]),
+                code_of("strategy", mode.strategy) * mode.of_several,
+                code_of("mode", workload, mode, names[name]),
+            )
+            for workload, mode, _ in groups
+            for name in range(len(names))
         ]
-        link = self._by_link(setups)
-        kinds = np.array([code_of("kind", name) for name in names])
-        groups = [(workload, mode) for workload, mode, _ in setups.groups()]
-        cells = np.array([[code_of("mode", *key, name) for name in names] for key in groups])
-        strategies = [code_of("strategy", mode.strategy) * mode.of_several for _, mode in groups]
+        kinds, strategies, modes = np.array(codes).reshape(-1, 3)[group * len(names) + link].T
         return Rows(
-            line=self._line(setups, group, np.where(present, [layout, count], 0.0), link),
+            **self._exchange(setups, group, link),
             points=points,
             point=point,
             middle=middle,
             optimizer=optimizer,
-            kind=kinds[link],
-            strategy=np.array(strategies)[group],
-            cell=cells.reshape(len(groups), len(names))[group, link],
+            alone_s=np.zeros(kind.shape),
+            middle_s=np.zeros(kind.shape),
+            optimizer_s=np.zeros(kind.shape),
+            devices=setups.layout,
+            count=setups.count,
+            accumulation=setups.accumulation,
+            kind=kinds,
+            strategy=strategies,
+            cell=modes,
             features=self._features(setups, link),
             noise_sd=np.zeros(len(group)),
         )
 
-    def points_of(self, workload: str, mode: Mode, instance_type: str, batch: FloatArray) -> Points:
-        """Return a point for each batch of a workload on one device of an instance type."""
-        (kind,) = self.kinds((instance_type,))
-        return self._points([(workload, mode, kind)] * len(batch), batch)
-
-    def _points(self, keys: list[Cell], batch: FloatArray) -> Points:
-        sheets = {
-            key: sheet_of(key[2], key[1].precision, self.machines) for key in dict.fromkeys(keys)
-        }
-        found = [
-            prior(
-                size,
-                self.middle_of(*key[:2]),
-                sheets[key],
-                flops=self.of(key[0]).flops,
-                transformer=self.of(key[0]).transformer,
-                recomputed="checkpointing" in key[1].switches,
+    def points(self, keys: list[Cell], batch: FloatArray) -> Points:
+        """Return a point for each cell of `keys` at the batch of the same position."""
+        cells = {}
+        for key in dict.fromkeys(keys):
+            workload, mode, kind = key
+            facts, middle = self.of(workload), self.middle_of(workload, mode)
+            seconds = partial(
+                prior,
+                middle=middle,
+                sheet=sheet_of(kind, mode.precision, self.machines),
+                flops=facts.flops,
+                transformer=facts.transformer,
+                recomputed="checkpointing" in mode.switches,
             )
-            for key, size in zip(keys, batch.tolist(), strict=True)
-        ]
-        codes = {
-            key: (
-                code_of("kind", key[2]),
-                code_of("network", self.of(key[0]).network(key[0])),
-                code_of("workload", *key[:2]),
+            # a transformer's sequences may differ in length
+            network = facts.transformer[1:3] if facts.transformer else workload
+            codes = (
+                code_of("kind", kind),
+                code_of("network", network),
+                code_of("workload", workload, mode),
                 code_of("cell", *key),
             )
-            for key in sheets
-        }
-        middle = np.array([self.middle_of(*key[:2]) for key in keys])
+            cells[key] = seconds, middle, codes
+        found = [cells[key][0](size) for key, size in zip(keys, batch.tolist(), strict=True)]
         return Points(
             mean=np.array([mean for mean, _, _ in found]),
             effects=np.array([effects for _, effects, _ in found]).reshape(-1, len(EFFECTS)),
-            octave=np.log2(batch) - middle,
+            octave=np.log2(batch) - np.array([cells[key][1] for key in keys]),
             shape=np.array([shape for _, _, shape in found]).reshape(-1, 4),
-            codes=np.array([codes[key] for key in keys]).reshape(-1, 4),
+            codes=np.array([cells[key][2] for key in keys]).reshape(-1, 4),
         )
 
-    def _line(self, setups: SetupArrays, group: IntArray, used: FloatArray, link: IntArray) -> Line:
-        """Return the formula's input without the seconds of one device.
-
-        `used` (2, rows, members) are the devices used on a machine, and the equal machines.
-        """
-        exchange = [self._exchange(workload, mode) for workload, mode, _ in setups.groups()]
-        size, bucket, hidden, last, again = np.array(exchange).reshape(-1, 5).T[:, group]
-        ranks, machines = setups.ranks, setups.instances
-        most = setups.layout.max(axis=1, initial=0)
-        gbps = np.array([self.machines[name].bandwidth_gbps for name in setups.names])
-        inside = {name: self.machines[name].inside_gbps for name in setups.names}
-        core = {
-            name: 1.0 if self.machines[name].accelerated else self.machines[name].cores
-            for name in setups.names
+    def _exchange(
+        self, setups: SetupArrays, group: IntArray, link: IntArray
+    ) -> dict[str, FloatArray]:
+        """Return the fields of a Line that describe the exchange of gradients."""
+        known = [self._buckets(workload, mode) for workload, mode, _ in setups.groups()]
+        size, bucket, hidden_part, last_bytes, again = np.array(known).reshape(-1, 5).T[:, group]
+        hidden, last_bucket = known_overlap(hidden_part, last_bytes)
+        machines = [self.machines[name] for name in setups.names]
+        inside = [each.inside_gbps for each in machines]
+        cores = [1.0 if each.accelerated else each.cores for each in machines]
+        sent, selection_s = self._strategies(setups, size)
+        return {
+            "gradient_bytes": size,
+            "bucket_bytes": bucket,
+            "hidden": hidden,
+            "last_bucket": last_bucket,
+            "gbps": np.array([each.bandwidth_gbps for each in machines])[link],
+            "inside_gbps": setups.by_type(inside, np.inf).min(axis=1),
+            "core": setups.by_type(cores, 1.0).min(axis=1, initial=1.0),
+            "sent_between": sent,
+            "selection_s": selection_s,
+            "repeated": again * (setups.accumulation - 1),
         }
-        sent, selection_s = self._compression(setups, size, most)
-        none = np.zeros_like(used[0])
-        return Line(
-            alone_s=none,
-            middle_s=none,
-            optimizer_s=none,
-            devices=used[0],
-            count=used[1],
-            machines=machines,
-            ranks=ranks,
-            most=most,
-            accumulation=setups.accumulation,
-            gradient_bytes=size,
-            bucket_bytes=bucket,
-            hidden=hidden,
-            last_bucket=last,
-            gbps=gbps[link],
-            inside_gbps=setups.by_type(inside, np.inf).min(axis=1, initial=np.inf),
-            core=setups.by_type(core, np.inf).min(axis=1, initial=1.0),
-            sent_between=sent,
-            selection_s=selection_s,
-            repeated=again * (setups.accumulation - 1),
-        )
 
     def _features(self, setups: SetupArrays, link: IntArray) -> FloatArray:
         """Return a (rows, 5) array: the features of the residual."""
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
+        log_speed = np.log2([self.machines[name].prior_speed for name in setups.names])
+        ahead = setups.by_type(log_speed, 0.0) - log_speed[link][:, None]
         features = [
             np.log2(setups.samples / setups.accumulation / ranks),
             np.log2(machines),
             np.log2(each),
-            1 - each / setups.layout.max(axis=1, initial=0),
-            self._variety(setups, link),
+            1 - each / setups.layout.max(axis=1),
+            (setups.count * ahead).sum(axis=1) / machines,
         ]
         return np.stack(features, axis=1)
 
@@ -307,97 +302,63 @@ class SetupFacts:
         if cell in self.optimizer_part:
             return self.optimizer_part[cell]
         known = [part for key, part in self.optimizer_part.items() if key[:2] == cell[:2]]
-        return float(np.median(known)) if known else 0.0
+        return float(np.median(known or [0.0]))
 
-    def _exchange(self, workload: str, mode: Mode) -> tuple[float, ...]:
-        """Return the bytes of gradients and of a bucket, and three more fields of a Line.
+    def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
+        """Return the bytes of gradients and of a bucket, and three more numbers.
 
-        These fields are `hidden`, `last_bucket` and `repeated`.
-
-        FSDP gathers weights twice and sums gradients; ZeRO-2 gathers weights once and sums
-        gradients; ZeRO-1 gathers weights after an all-reduce. An all-reduce sends each gradient
-        twice [D].
+        These are the arguments of `known_overlap`, and 1 if each micro-step has an exchange.
         """
-        facts, strategy = self.of(workload), mode.strategy
+        facts, strategy = self.of(workload), communication(mode.strategy)
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]
-        whole = facts.gradient_bytes or (float(np.median(known)) if known else _USUAL_BYTES)
-        part = 1.5 if strategy in ("fsdp", UPDATES_SHARED) else sent_everywhere(strategy)
+        whole = facts.gradient_bytes or float(np.median(known or [_USUAL_BYTES]))
+        part = strategy.sent
         if mode.gathered and mode.precision in ("bf16", "fp16"):
             part /= 2
         last, bucket, hidden = facts.last_bucket_bytes, float(BUCKET), facts.hidden_part
         if mode.gathered:  # a collective for each block of layers, beside nearly all compute
-            blocks = facts.transformer.layers if facts.transformer else _BLOCKS
-            last, bucket, hidden = float("nan"), max(bucket, whole / blocks), _BESIDE
-        if in_turn(strategy):
+            last, bucket, hidden = float("nan"), max(bucket, whole / facts.blocks), _BESIDE
+        if strategy.waits:
             last = _EVERYTHING
-        if strategy == UPDATES_SHARED:  # gathers weights after the backward pass
+        if mode.strategy == UPDATES_SHARED:  # gathers weights after the backward pass
             last += whole / 2
-        return whole * part, bucket, *known_overlap(hidden, last), float(mode.gathered)
+        return whole * part, bucket, hidden, last, mode.gathered
 
-    def _compression(
-        self, setups: SetupArrays, size: FloatArray, most: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return the fields `sent_between` and `selection_s` of a Line."""
+    def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the fields `sent_between` and `selection_s` of a Line.
+
+        `size` (rows,) are the gradient bytes. Tensor parallelism counts as DDP if the sizes of the
+        layers are unknown.
+        """
         sent, selection_s = np.ones_like(size), np.zeros_like(size)
+        ranks, most = setups.ranks, setups.layout.max(axis=1)
         machines = [self.machines[name] for name in setups.names]
-        gloo = dict(
-            zip(setups.names, (float(not each.accelerated) for each in machines), strict=True)
-        )
-        rates = {
-            name: seconds_per_value(machine)
-            for name, machine in zip(setups.names, machines, strict=True)
-        }
-        by_gloo = setups.by_type(gloo, 0.0).max(axis=1, initial=0.0) > 0
+        gloo = setups.by_type([not each.accelerated for each in machines], 0.0).max(axis=1)
+        per_value = setups.by_type([seconds_per_value(each) for each in machines], 0.0).max(axis=1)
         for workload, mode, at in setups.groups():
-            strategy = mode.strategy
-            if not mode.sends_otherwise:
-                sent[at] = np.where(by_gloo[at], sums_everywhere(strategy), 1.0)
-            elif mode.divided:
-                picked = setups.take(at)
-                sent[at] = self._divided(workload, strategy, picked, size[at], most[at])
-            else:
-                picked = setups.take(at)
-                per_value = picked.by_type(rates, 0.0).max(axis=1)
-                sent[at] = sent_between(strategy, picked.instances, picked.ranks)
-                selection_s[at] = selection_seconds(strategy, size[at], most[at], per_value)
+            strategy, volumes = mode.strategy, self.of(workload).divided
+            selection_s[at] = selection_seconds(strategy, size[at], most[at], per_value[at])
+            if not mode.divided:
+                sent[at] = sent_between(strategy, setups.instances[at], ranks[at])
+                sent[at] *= np.where(gloo[at] > 0, communication(strategy).on_gloo, 1.0)
+            elif volumes.known:
+                found = tensor_bytes(
+                    strategy,
+                    volumes,
+                    size[at[0]],
+                    ranks=ranks[at],
+                    most=most[at],
+                    samples=setups.samples[at] / ranks[at],
+                    micro_steps=setups.accumulation[at],
+                )
+                dense = 2 * (ranks[at] - 1) / ranks[at] * size[at]
+                sent[at] = np.nan_to_num(found / dense, nan=1.0)
         return sent, selection_s
 
-    def _divided(
-        self,
-        workload: str,
-        strategy: str,
-        setups: SetupArrays,
-        size: FloatArray,
-        most: FloatArray,
-    ) -> FloatArray:
-        """Return a (rows,) array: bytes a machine sends in tensor parallelism, relative to DDP.
-
-        The ratio is 1 if the sizes of the layers are unknown.
-        """
-        divided = self.of(workload).divided
-        if not divided.known:
-            return np.ones_like(size)
-        ranks = setups.ranks
-        found = machine_bytes(
-            strategy, divided, size[0], ranks=ranks, most=most, samples=setups.samples / ranks
-        )
-        again = weight_bytes(strategy, divided.weights, ranks=ranks, most=most)
-        found += (setups.accumulation - 1) * again
-        return np.nan_to_num(found / (2 * (ranks - 1) / ranks * size), nan=1.0)
-
-    def _by_link(self, setups: SetupArrays) -> IntArray:
+    def _slowest_link(self, setups: SetupArrays) -> IntArray:
         """Return, for each row, the position in `names` of the type with the slowest link."""
-        order = sorted(
-            range(len(setups.names)),
-            key=lambda at: (self.machines[setups.names[at]].bandwidth_gbps, setups.names[at]),
-        )
-        place = {setups.names[at]: float(rank) for rank, at in enumerate(order)}
-        first = setups.by_type(place, np.inf).min(axis=1, initial=np.inf)
-        return np.asarray(np.array(order)[first.astype(np.intp)], dtype=np.intp)
-
-    def _variety(self, setups: SetupArrays, link: IntArray) -> FloatArray:
-        """Return the mean over machines of log2(speed / speed of the one with the slowest link)."""
-        speed = {name: float(np.log2(self.machines[name].prior_speed)) for name in setups.names}
-        slowest = np.array([speed[name] for name in setups.names])[link]
-        ahead = (setups.by_type(speed, 0.0) - slowest[:, None]) * setups.present
-        return np.asarray((setups.count * ahead).sum(axis=1) / setups.instances, dtype=float)
+        gbps = [self.machines[name].bandwidth_gbps for name in setups.names]
+        order = np.lexsort((setups.names, gbps))
+        first = setups.by_type(np.argsort(order), np.inf).min(axis=1)
+        found: IntArray = order[first.astype(np.intp)]
+        return found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from ..domain.categorical import Keys, numbered
 from ..domain.numeric import BoolArray, FloatArray, IntArray
@@ -35,46 +36,22 @@ class SetupArrays:
     layout: FloatArray
     accumulation: FloatArray
 
-    @classmethod
-    def of(
-        cls,
-        workloads: Sequence[str],
-        modes: Sequence[Mode],
-        types: Sequence[Sequence[str]],
-        *,
-        batch: FloatArray,
-        layout: FloatArray,
-        accumulation: FloatArray,
-    ) -> SetupArrays:
-        """Return setups in which each member is one instance.
-
-        `types[i]` are the instance types of setup i in rank order. The arrays have the shapes of
-        the fields with the same names.
-        """
-        clusters, which = numbered(tuple(row) for row in types)
-        places = {
-            name: at for at, name in enumerate(sorted({name for row in clusters for name in row}))
-        }
-        kinds = np.full((len(clusters), layout.shape[1]), -1, dtype=np.intp)
-        for at, names in enumerate(clusters):
-            kinds[at, : len(names)] = [places[name] for name in names]
-        kind = kinds[which]
-        table, mode = numbered(modes)
-        return cls(
-            workloads=Keys.of(workloads),
-            modes=table,
-            mode=mode,
-            names=tuple(places),
-            kind=kind,
-            count=(kind >= 0).astype(float),
-            batch=batch,
-            layout=layout,
-            accumulation=accumulation,
-        )
-
     def dense(self) -> SetupArrays:
         """Return the same setups, each in the mode with which its mode is compared (Mode.dense)."""
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
+
+    def compact(self) -> SetupArrays:
+        """Return the same setups with one member each, if all members of each setup are equal."""
+        members = (self.kind, self.batch, self.layout)
+        if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
+            return self
+        return replace(
+            self,
+            kind=self.kind[:, :1],
+            batch=self.batch[:, :1],
+            layout=self.layout[:, :1],
+            count=self.instances[:, None],
+        )
 
     def groups(self) -> list[tuple[str, Mode, IntArray]]:
         """Return each (workload, mode) that occurs, with the positions of its rows."""
@@ -108,42 +85,47 @@ class SetupArrays:
     @property
     def ranks(self) -> FloatArray:
         """Return a (rows,) array: the number of devices that each setup uses."""
-        return np.asarray((self.count * self.layout).sum(axis=1), dtype=float)
+        ranks: FloatArray = (self.count * self.layout).sum(axis=1)
+        return ranks
 
     @property
     def instances(self) -> FloatArray:
         """Return a (rows,) array: the number of instances of each setup."""
-        return np.asarray(self.count.sum(axis=1), dtype=float)
+        instances: FloatArray = self.count.sum(axis=1)
+        return instances
 
     @property
     def samples(self) -> FloatArray:
         """Return a (rows,) array: the samples of one optimizer step."""
-        return np.asarray(
-            (self.count * self.layout * self.batch).sum(axis=1) * self.accumulation, dtype=float
-        )
+        micro: FloatArray = (self.count * self.layout * self.batch).sum(axis=1)
+        return micro * self.accumulation
 
     def by_pair(
-        self, value: Callable[[str, str], Sequence[float]], padded: Sequence[float]
+        self, value: Callable[[str, str], Sequence[float]], count: int
     ) -> tuple[FloatArray, ...]:
-        """Return (rows, members) arrays of values that depend on workload and instance type.
+        """Return `count` (rows, members) arrays of values that depend on workload and type.
 
-        `value(workload, type)` returns one number for each array. `padded` has the number of each
-        array for padding.
+        `value(workload, type)` returns one number for each array. Padding members get 0.
         """
         width, last = len(self.names), len(self.workloads.names) * len(self.names)
         pair = np.where(self.kind >= 0, self.workloads.codes[:, None] * width + self.kind, last)
-        table = np.tile(np.array(padded, dtype=float)[:, None], last + 1)
+        table = np.zeros((count, last + 1))
         for code in np.unique(pair[self.kind >= 0]).tolist():
             table[:, code] = value(self.workloads.names[code // width], self.names[code % width])
-        return tuple(values[pair] for values in table)
+        return tuple(table[:, pair])
 
-    def by_type(self, value: Mapping[str, float], padded: float) -> FloatArray:
-        """Return a (rows, members) array of the `value` of each member's instance type.
+    def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
+        """Return a (rows, members) array of each member's value; `values` are those of `names`.
 
         Padding members get `padded`.
         """
-        known = np.array([value[name] for name in self.names] + [padded], dtype=float)
-        return np.asarray(known[self.kind], dtype=float)
+        return np.append(values, padded)[self.kind]
+
+    def chunks(self, size: int) -> Iterator[SetupArrays]:
+        """Yield the setups in chunks of at most `size`; one empty chunk if there are none."""
+        count = len(self.workloads)
+        for first in range(0, max(count, 1), size):
+            yield self.take(np.arange(first, min(first + size, count)))
 
     def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> SetupArrays:
         """Return the setups at the positions `picked`."""
@@ -171,33 +153,31 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     Raises:
         ValueError: if a required column is missing or a text cannot be parsed.
     """
-    missing = [
-        name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns
-    ]
-    if missing:
-        raise ValueError(f"the setups have no column {missing[0]!r}")
-    clusters, batches = (
-        [str(value) for value in frame[name].tolist()] for name in ("cluster", "batch_per_device")
-    )
-    layouts = [str(value).strip() for value in column(frame, "layout", "").tolist()]
+    for name in ("workload", "cluster", "batch_per_device"):
+        if name not in frame:
+            raise ValueError(f"the setups have no column {name!r}")
+    layouts = [str(value).strip() for value in column(frame, "layout", "")]
+    clusters, batches = map(str, frame["cluster"]), map(str, frame["batch_per_device"])
     texts, which = numbered(zip(clusters, layouts, batches, strict=True))
-    parsed = [machines_of(*each, devices) for each in texts]
-    width = max((len(used) for used, _ in parsed), default=1)
-    layout, batch = np.zeros((len(texts), width)), np.zeros((len(texts), width))
-    for at, (used, share) in enumerate(parsed):
-        layout[at, : len(used)] = used
-        batch[at, : len(share)] = share
-    accumulation = np.array(
-        [float(str(value)) for value in column(frame, "accumulation_steps", 1).tolist()],
-        dtype=float,
-    )
-    if len(frame) and (not np.all(np.isfinite(accumulation)) or accumulation.min() < 1):
+    types = [types_of(cluster) for cluster, _, _ in texts]
+    names = sorted({name for row in types for name in row})
+    shape = len(texts), max(map(len, types), default=1)
+    kind, layout, batch = np.full(shape, -1), np.zeros(shape), np.zeros(shape)
+    for at, (row, text) in enumerate(zip(types, texts, strict=True)):
+        used = slice(len(row))
+        kind[at, used] = np.searchsorted(names, row)
+        layout[at, used], batch[at, used] = machines_of(*text, devices)
+    accumulation = column(frame, "accumulation_steps", 1).astype(str).to_numpy().astype(float)
+    if not np.all((accumulation >= 1) & (accumulation < np.inf)):
         raise ValueError("accumulation_steps must be at least 1")
-    types = [types_of(cluster) for cluster in clusters]
-    return SetupArrays.of(
-        frame["workload"].astype(str).tolist(),
-        modes_of(frame),
-        types,
+    modes, mode = numbered(modes_of(frame))
+    return SetupArrays(
+        workloads=Keys.of(frame["workload"].astype(str)),
+        modes=modes,
+        mode=mode,
+        names=tuple(names),
+        kind=kind[which],
+        count=(kind[which] >= 0).astype(float),
         batch=batch[which],
         layout=layout[which],
         accumulation=accumulation,

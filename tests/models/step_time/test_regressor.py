@@ -63,7 +63,7 @@ def test_it_is_an_estimator_of_scikit_learn_that_keeps_rows_of_every_cell(withou
     assert model.get_params()["most_rows"] == 60 and model.fit(rows, step_s) is model
     kept = rows.take(model._thinned(rows, np.random.default_rng(0)))
     assert set(kept.cell) == set(rows.cell)
-    assert len(kept) == len(model.posterior_.process.inputs) == 60 + (rows.line.ranks == 1).sum()
+    assert len(kept) == len(model.posterior_.process.inputs) == 60 + (rows.ranks == 1).sum()
     some = rows.take(np.arange(0, len(rows), 40))
     _, *interval = model.predict(some, return_interval=True)
     drawn = model.sample_y(some, 4000, random_state=1)

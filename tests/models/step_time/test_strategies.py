@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 
 from models.domain.workload import COMBINED, COMPRESSED, SERVED, TENSOR, Mode, grid_shape
-from models.step_time.compression import DENSITY, sent_between
+from models.step_time.communication import DENSITY, Volumes, sent_between, tensor_bytes
 from models.step_time.model import fit, with_compressed
-from models.step_time.tensor import Volumes, machine_bytes, weight_bytes
 from tasks.node.strategies import adasum, grid
 from tasks.node.strategies import compression as node
 from tests.formulas import dense_bytes, sent_elements, sparse_bytes
@@ -73,13 +72,22 @@ def test_bytes_between_machines_are_those_of_the_papers(machines, devices):
 def test_machines_of_one_device_send_the_elements_of_a_rank(name, ranks):
     layers = [(WIDTH, WIDTH)] * 40
     volumes = Volumes(weights=40 * WIDTH**2, inputs=40 * WIDTH, pairs=40 * WIDTH)
-    shape = {"ranks": ranks * ONE, "most": ONE}
-    found = machine_bytes(name, volumes, 4 * volumes.weights, samples=3 * ONE, **shape)[0]
+    found, twice = (
+        tensor_bytes(
+            name,
+            volumes,
+            4 * volumes.weights,
+            ranks=ranks * ONE,
+            most=ONE,
+            samples=3 * ONE,
+            micro_steps=steps * ONE,
+        )[0]
+        for steps in (1, 2)
+    )
     assert found == pytest.approx(4 * sent_elements(name, ranks, layers, 3 * ranks), rel=0.03)
-    again = weight_bytes(name, volumes.weights, **shape)[0]
     side = grid_shape(name, ranks)[1]  # type: ignore[index]
     expected = 0.0 if name == "tensor-1d" else 12 * (side - 1) / side**2 * volumes.weights
-    assert again == pytest.approx(expected)
+    assert twice - found == pytest.approx(expected)
 
 
 def test_before_any_run_physics_says_where_a_strategy_pays(known, model):

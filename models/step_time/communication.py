@@ -1,0 +1,214 @@
+"""Estimate what each strategy sends and holds, before any run of the strategy was measured.
+
+The symbols: M machines have n devices each, P ranks in total. The gradients have d values of 4
+bytes.
+
+    mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021]; p is the
+               density: it selects p d / n of d / n values
+    dense      2 (M - 1) / M 4 d / n: a device's share of a hierarchical all-reduce
+    powersgd   r (rows + columns) values of each rows x columns matrix [Vogels et al. 2019]; r is
+               the rank of the factors
+    adasum     each of P = 2^m ranks sends 2 (P - 1) / P 4 d; a machine sends 2 (M - 1) / M 4 d of
+               this to other machines, because vectors are halved between the ranks of one machine
+               first. Dot products are neglected [D]
+    servers    each of S servers, at most one per machine, receives (P - n) / S times 4 d from other
+               machines, then sends as much back; no machine sends or receives more in either
+               phase [D]
+
+Tensor parallelism exchanges activations and weights. A linear layer maps K features to N features.
+Counting the samples of all ranks, its inputs have |X| = rows K elements, its outputs |Y| = rows N,
+and its weights |W| = K N. In a step, each of P ranks sends these numbers of elements for the layer:
+
+    tensor-2d, tensor-2.5d   on q x q x d ranks (q - 1) / q^2 (|X| / d + |W|) forward; as much again
+                             for the gradients of X and of W; 2 (d - 1) / d |W| / q^2 to sum the
+                             gradients of W over the depth [D]
+    tensor-1d                2 (P - 1) / P |X| of the first layer of a pair and 2 (P - 1) / P |Y| of
+                             the second, forward and backward [Shoeybi et al. 2019]
+
+Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
+network. Biases, LayerNorms and the ends of a sequence are neglected [D].
+
+All these numbers are priors; measured runs of a strategy correct them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..domain.numeric import FloatArray
+from ..domain.workload import (
+    ADASUM,
+    ADASUM_DELTA,
+    COMBINED,
+    FP16_SENT,
+    MSTOPK_SENT,
+    POWERSGD_SENT,
+    SERVED,
+    TENSOR,
+    TENSOR_1D,
+    UPDATES_SHARED,
+    Mode,
+    grid_shape,
+)
+from .machine_specs import Machine
+
+# Fraction of entries that ddp-mstopk sends, as in tasks/node/strategies/compression.py.
+DENSITY = 0.01
+_BYTES_PER_VALUE = 4.0
+# Seconds to select among the entries, per value. GPU: 20 passes over 4 bytes at the 300 GB/s of
+# slow GPUs [D]. Core: measured on local hosts.
+_SELECTION_S_GPU, _SELECTION_S_CORE = 0.3e-9, 12e-9
+
+
+class Communication(NamedTuple):
+    """How the communication of a strategy differs from DDP's.
+
+    Attributes:
+        sent: bytes sent on all links, divided by DDP's. DDP sends each gradient twice.
+        on_gloo: a factor on `sent` with gloo, which has no reduce-scatter: it sums all gradients
+            at every rank [torch 2.13].
+        held: bytes that a device holds for the exchange, divided by its gradient bytes: the
+            buckets, and residuals, the values of a peer, or the weights before the step [D].
+        waits: the backward pass waits while a bucket is exchanged. Compression runs on the device
+            that computes the backward pass. A layer of tensor parallelism needs the result of the
+            exchange before it.
+        passes: passes over all values, relative to the 20 of ddp-mstopk [D].
+    """
+
+    sent: float = 1.0
+    on_gloo: float = 1.0
+    held: float = 1.0
+    waits: bool = False
+    passes: float = 0.0
+
+
+_STRATEGIES = {
+    # gathers weights twice, and sums gradients
+    "fsdp": Communication(sent=1.5, on_gloo=2.0 / 1.5),
+    # gathers weights once, and sums gradients
+    "zero2": Communication(on_gloo=1.5),
+    # gathers weights after an all-reduce
+    UPDATES_SHARED: Communication(sent=1.5),
+    FP16_SENT: Communication(sent=0.5),
+    # `sent` is an upper bound: rank 4 on networks of vectors and narrow matrices. The built-in
+    # workloads send 0.01 to 0.10, square layers of 512 a sixteenth [D]
+    POWERSGD_SENT: Communication(sent=1 / 4, held=2.0, waits=True, passes=3 / 20),
+    MSTOPK_SENT: Communication(held=2.0, waits=True, passes=1.0),
+    ADASUM: Communication(held=1.5, waits=True, passes=5 / 20),
+    ADASUM_DELTA: Communication(held=3.5, waits=True, passes=5 / 20),
+    **dict.fromkeys(TENSOR, Communication(waits=True)),
+    # a server holds its share of a peer's gradients
+    **{name: Communication(held=1.0 + 1.0 / Mode(strategy=name).servers) for name in SERVED},
+}
+
+
+class Volumes(NamedTuple):
+    """The numbers of elements in the layers that tensor parallelism splits.
+
+    `weights` counts the weights of all these layers. `inputs` counts the inputs of all these layers
+    for one sample. `pairs` counts, for one sample, the inputs of the first layer and the outputs of
+    the second layer of each pair.
+    """
+
+    weights: float = 0.0
+    inputs: float = 0.0
+    pairs: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self.weights > 0 and self.inputs > 0
+
+
+def communication(strategy: str) -> Communication:
+    return _STRATEGIES.get(strategy, Communication())
+
+
+def seconds_per_value(machine: Machine) -> float:
+    """Return the seconds that one device needs to select among the gradients, per value."""
+    return _SELECTION_S_GPU if machine.accelerated else _SELECTION_S_CORE / min(machine.cores, 1.0)
+
+
+def selection_seconds(
+    strategy: str, sent_bytes: FloatArray, devices: FloatArray, per_value: FloatArray
+) -> FloatArray:
+    """Return a (rows,) array: the seconds that compression or Adasum adds to each step.
+
+    Args:
+        strategy: the strategy of all rows.
+        sent_bytes: (rows,) gradient bytes times the strategy's `sent`.
+        devices: (rows,) devices of a machine. They share the selection of ddp-mstopk.
+        per_value: (rows,) results of `seconds_per_value`.
+    """
+    known = communication(strategy)
+    values = sent_bytes / known.sent / _BYTES_PER_VALUE * known.passes
+    return (values / devices if strategy == MSTOPK_SENT else values) * per_value
+
+
+def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
+    """Return a (rows,) array: the bytes that a machine sends to other machines, as a ratio.
+
+    The ratio is to the bytes of a ring all-reduce, which are 2 (ranks - 1) / ranks times the
+    gradient bytes.
+    """
+    if strategy in COMBINED:
+        sent = (machines - 1) / machines
+    elif strategy in SERVED:
+        sent = (ranks - ranks / machines) / Mode(strategy=strategy).servers
+    elif strategy == MSTOPK_SENT:
+        sent = (machines - 1) * DENSITY
+    else:
+        return np.ones_like(ranks)
+    return sent * ranks / np.maximum(ranks - 1, 1)
+
+
+def tensor_bytes(
+    strategy: str,
+    volumes: Volumes,
+    gradient_bytes: float,
+    *,
+    ranks: FloatArray,
+    most: FloatArray,
+    samples: FloatArray,
+    micro_steps: FloatArray,
+) -> FloatArray:
+    """Return a (rows,) array: the bytes that a machine sends in a step of tensor parallelism.
+
+    Gradients of layers that are not split are sent as in DDP. SUMMA gathers weights in the forward
+    and in the backward pass of each micro-step, and scatters their gradients. The number is NaN if
+    the ranks of a setup form no grid.
+
+    Args:
+        strategy: a tensor-parallel strategy.
+        volumes: numbers of elements of the split layers.
+        gradient_bytes: bytes of all gradients of the workload.
+        ranks: (rows,) number of ranks of the setup.
+        most: (rows,) number of ranks on the fullest machine.
+        samples: (rows,) samples of a device in a step, summed for all its micro-steps.
+        micro_steps: (rows,) micro-steps of a step.
+    """
+    counts, which = np.unique(ranks, return_inverse=True)
+    shapes = [grid_shape(strategy, int(count)) or (np.nan,) * 3 for count in counts]
+    _, columns, depth = np.array(shapes)[which].T
+    if strategy == TENSOR_1D:
+        of_rank = 2 * (columns - 1) * volumes.pairs * samples * _outside(columns, 1, most)
+    else:
+        square = columns**2
+        inputs = volumes.inputs * samples * _outside(columns, 1, most)
+        weights = micro_steps / square * volumes.weights * _outside(columns, columns, most)
+        depths = 2 * (depth - 1) / depth * volumes.weights / square * _outside(depth, square, most)
+        of_rank = 3 * (columns - 1) * (inputs + weights) + depths
+    rest = max(gradient_bytes / _BYTES_PER_VALUE - volumes.weights, 0.0)
+    # a ring over all ranks: one rank of each machine sends to another machine
+    ring = 2 * (ranks - 1) / ranks * rest * (ranks > most)
+    found: FloatArray = _BYTES_PER_VALUE * (most * of_rank + ring)
+    return found
+
+
+def _outside(peers: FloatArray, apart: FloatArray | float, devices: FloatArray) -> FloatArray:
+    """Return the fraction of a rank's peers that are on other machines.
+
+    A group has `peers` ranks, whose numbers are `apart` from each other. A machine has `devices`
+    ranks with consecutive numbers.
+    """
+    beside = np.minimum(np.maximum(devices // apart, 1), peers)
+    return (peers - beside) / np.maximum(peers - 1, 1)
