@@ -30,7 +30,7 @@ def refresh(
 
 
 def _print_published(provider: str) -> None:
-    """Print the provider's first choices in the new table."""
+    """Print the best setups for machines of `provider`, from the table that was just published."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 

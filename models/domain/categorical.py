@@ -23,7 +23,7 @@ def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
 
 
 class Keys(Sequence[str]):
-    """A sequence of names, stored as the distinct `names` and an array `codes` of positions in it.
+    """A sequence of names, stored as distinct `names` and an array `codes` of positions in `names`.
 
     Item i of the sequence is `names[codes[i]]`. `names` may contain names that no item uses.
     """

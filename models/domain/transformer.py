@@ -23,10 +23,11 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     """Return the facts of `Workload` that follow from a transformer's shape.
 
     A sample is a sequence of `sequence` tokens; the default is the configuration's longest
-    sequence. FLOPs of a sample are (6 N + 12 layers hidden sequence) sequence. The parameters N
-    leave out norms and biases, below 1 %. Gradients have four bytes each.
+    sequence. With N parameters, a sample takes (6 N + 12 * layers * hidden * sequence) * sequence
+    FLOPs. N leaves out norms and biases, which are less than 1 % of all parameters. Gradients have
+    four bytes each.
 
-    Raises ValueError if a size is missing or no positive whole number, or if the network is a
+    Raises ValueError if a size is missing or is not a positive whole number, or if the network is a
     mixture of experts or has a separate encoder.
     """
     for name, value in config.items():

@@ -35,8 +35,8 @@ class Nearness:
         """Return a (rows,) array: the distance of each setup to the nearest measured setup.
 
         The unit is doublings. A measured setup has distance 0, any other setup at least 0.1. The
-        distance is NaN if the workload has no measured setup. The order of machines does not
-        matter.
+        distance is NaN if the workload has no measured setup. It does not depend on the order of a
+        setup's machines.
         """
         found, places = np.full(len(setups.workloads), np.nan), self._places(setups)
         for workload, mode, rows in setups.groups():

@@ -15,8 +15,8 @@ from .rows import Points, Rows
 class Beliefs(NamedTuple):
     """The distribution of log step seconds, and the formula's times.
 
-    `mean` (rows,) and `variance`, (rows,) or a covariance (rows, rows), leave out `noise` (rows,),
-    the variance of a run.
+    `mean` is (rows,). `variance` is (rows,), or a covariance (rows, rows). The variance does not
+    include `noise` (rows,), the variance between runs of a setup. `times` are those of formula.py.
     """
 
     mean: FloatArray

@@ -22,12 +22,12 @@ RunSetups = Mapping[str, RunSetup]
 class AttemptEnd:
     """How one attempt (a torchrun of several runs) ended.
 
-    how: "finished"; "failed", if a run failed, so that the next attempt leaves out `culprit`;
-        "lost", if machines were lost; or "time", if the time or money of the refresh is spent.
+    how: "finished", "failed" (a run failed, and the next attempt leaves out the run `culprit`),
+        "lost" (machines were lost), or "time" (the time or the money of the refresh is spent).
     culprit: id of the run that caused the end or was running; empty if there is none.
     interrupted: True if the provider took a machine away.
-    nodes: the lost machines, or the machines that lack their devices. If machines were lost and
-        `nodes` is empty, the launch ends.
+    nodes: the lost machines, or the machines that lack their devices. It is empty if it is not known
+        which machines were lost; the launch then ends.
     """
 
     how: str

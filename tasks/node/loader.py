@@ -196,9 +196,9 @@ def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int)
 
 @cache
 def _folder_of_sockets() -> str:
-    """Return a path of the temporary folder that is short enough for sockets.
+    """Return a short path to the temporary folder.
 
-    The path of a socket may have at most 107 characters [unix(7)].
+    The paths of sockets in it then have at most 107 characters, which is the limit [unix(7)].
     """
     folder = os.open(tempfile.gettempdir(), os.O_PATH | os.O_DIRECTORY)
     return f"/proc/{os.getpid()}/fd/{folder}"
