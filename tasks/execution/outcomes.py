@@ -26,7 +26,7 @@ class AttemptEnd:
         "lost" (machines were lost), or "time" (the time or the money of the refresh is spent).
     culprit: id of the run that caused the end or was running; empty if there is none.
     interrupted: True if the provider took a machine away.
-    nodes: the lost machines, or the machines that lack their devices. It is empty if it is not known
+    nodes: the lost machines, or the machines that lack their devices. It is empty if nobody knows
         which machines were lost; the launch then ends.
     """
 
