@@ -49,10 +49,10 @@ def score(data: TrainingData, group: Group, *, seed: int = 0) -> pd.DataFrame:
 
 
 def _fitted(data: TrainingData, known: BoolArray, seed: int) -> StepTimeModel:
-    """Fit to the known rows; every workload with facts is predicted in every mode."""
+    """Fit to the known rows; every workload is predicted in every mode."""
     facts = workload_facts(data)
     model = all_introduced(fit(replace(data, runs=data.runs[known]), seed=seed), facts)
-    return replace(model, trained=model.trained | set(product(facts, MODES)))
+    return replace(model, trained=model.trained | set(product(data.runs["workload"], MODES)))
 
 
 def _informative(
