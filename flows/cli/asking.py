@@ -46,7 +46,7 @@ def number_of(text: str) -> float:
     Raises BadParameter if the text has another form.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMBT]?)", text.strip().upper())
-    if match is None or float(match[1]) <= 0:
+    if match is None or not 0 < float(match[1]) < 1e15:
         raise typer.BadParameter(f"--tokens {text!r} is not of the form 300M, 20B or 1.5T")
     return float(match[1]) * 1000.0 ** " KMBT".index(match[2] or " ")
 
@@ -121,6 +121,8 @@ class Recommend:
             raise typer.BadParameter("--p-required is between 0 and 1, such as 0.9")
         if bool(self.workload) == bool(self.transformer):
             raise typer.BadParameter("give either a workload or --transformer")
+        if self.sequence and not self.transformer:
+            raise typer.BadParameter("--sequence needs --transformer")
         if self.tokens and self.samples:
             raise typer.BadParameter("give either --tokens or --samples")
         hours = None if self.deadline is None else hours_of(self.deadline)

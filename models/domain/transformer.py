@@ -9,9 +9,9 @@ _NAMES = {
     "hidden": ("hidden", "hidden_size", "n_embd", "d_model"),
     "sequence": ("sequence", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
     "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "key_heads": ("num_key_value_heads",),
+    "key_heads": ("num_key_value_heads", "num_kv_heads"),
     "head_size": ("head_dim",),
-    "inner": ("intermediate_size", "n_inner", "ffn_dim"),
+    "inner": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocabulary": ("vocab_size",),
     "parameters": ("parameters",),
 }
@@ -31,7 +31,8 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     mixture of experts or has a separate encoder.
     """
     for name, value in config.items():
-        if value and any(part in name for part in _REFUSED):
+        keys = [name, *(value if isinstance(value, Mapping) else ())]
+        if value and any(part in key for part in _REFUSED for key in keys):
             raise ValueError(f"{name}: only dense networks with one stack of layers are supported")
     sizes: dict[str, Any] = {}
     for name, names in _NAMES.items():
@@ -43,9 +44,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     for name, value in sizes.items():
         if value is None and name in needed:
             raise ValueError(f"there is no {' or '.join(_NAMES[name])}")
-        if value is not None and (
-            not isinstance(value, int | float) or value != int(value) or value < 1
-        ):
+        if value is not None and not _is_size(value):
             raise ValueError(f"{name} is {value!r}, and must be a whole number of at least 1")
     layers, hidden, tokens = (int(sizes[name]) for name in needed[:3])
     parameters = int(sizes["parameters"] or _parameters(config, layers, hidden, sizes))
@@ -57,6 +56,11 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
         "hidden": hidden,
         "sequence": tokens,
     }
+
+
+def _is_size(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 1 <= value <= 1e15 and value == int(value)
 
 
 def _parameters(

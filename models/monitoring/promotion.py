@@ -82,6 +82,8 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
         board = summarise(challenger)
         error = f"mean error {_mean_error(board):.1%}" if len(board) else "not judged"
         return _promotion(True, more or "no champion", error, _coverage_short(board))
+    if not np.isfinite(challenger["step_s"].astype(float)).all():
+        return _promotion(False, "it predicts step times that are not finite")
     pairs = pd.DataFrame({"now": _errors(challenger), "before": _errors(champion)}).dropna()
     if not len(pairs):
         return _promotion(True, more or "no run to compare challenger and champion on")

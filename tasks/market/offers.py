@@ -228,7 +228,11 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
     for workload in workloads:
         row = facts.get((workload.name, workload.digest), {})
         values = {name: row.get(name) for name in _FACTS}
-        given = {name: _FACTS[name](value) for name, value in values.items() if pd.notna(value)}
+        given = {
+            name: _FACTS[name](value)
+            for name, value in values.items()
+            if pd.notna(value) and (workload.layers is None or getattr(workload, name) is None)
+        }
         found.append(replace(workload, **given))
     return found
 

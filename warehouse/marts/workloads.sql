@@ -38,6 +38,7 @@ elsewhere as (
         max(measured.flops_per_sample) as flops_per_sample
     from measured
     join stg_workloads using (provider, workload)
+    where stg_workloads.digest <> 'imported'
     group by stg_workloads.workload, stg_workloads.digest
 ),
 known as (

@@ -52,7 +52,9 @@ def test_flops_and_tokens_are_those_of_a_sample():
         ({"hidden_size": None}, "hidden_size"),
         ({"vocab_size": "many"}, "vocabulary"),
         ({"num_hidden_layers": 1.5}, "layers"),
+        ({"num_hidden_layers": float("inf")}, "layers"),
         ({"num_local_experts": 8}, "num_local_experts"),
+        ({"ffn_config": {"moe_num_experts": 16}}, "ffn_config"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
     ],
 )
