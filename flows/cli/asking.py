@@ -46,9 +46,10 @@ def number_of(text: str) -> float:
     Raises BadParameter if the text has another form.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMBT]?)", text.strip().upper())
-    if match is None or not 0 < float(match[1]) < 1e15:
+    tokens = float(match[1]) * 1000.0 ** " KMBT".index(match[2] or " ") if match else 0.0
+    if not 1 <= tokens <= 1e18:
         raise typer.BadParameter(f"--tokens {text!r} is not of the form 300M, 20B or 1.5T")
-    return float(match[1]) * 1000.0 ** " KMBT".index(match[2] or " ")
+    return tokens
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:

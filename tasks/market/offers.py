@@ -221,7 +221,8 @@ def _newest(offers: Sequence[Offer]) -> datetime:
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
     """Add the facts in `known`, a frame of the mart `workloads`, to the workloads.
 
-    A fact is used only if it belongs to the same definition (digest) of the workload.
+    A fact is used only if it belongs to the same definition (digest) of the workload, and if the
+    workload does not state it.
     """
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known)}
     found = []
@@ -231,7 +232,7 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
         given = {
             name: _FACTS[name](value)
             for name, value in values.items()
-            if pd.notna(value) and (workload.layers is None or getattr(workload, name) is None)
+            if pd.notna(value) and getattr(workload, name) is None
         }
         found.append(replace(workload, **given))
     return found

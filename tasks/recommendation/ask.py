@@ -108,18 +108,25 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 
 def _by_gpu(case: Case) -> list[dict[str, Any]]:
-    """Return the first choice on each kind of device, the best for the goal first."""
+    """Return the first choice on each kind of device: the cheapest, or the fastest, first.
+
+    Kinds on which nothing may be chosen come last, with the reason.
+    """
     rows = []
     for device in sorted({offer.instance_type.device for offer in case.offers}):
         offers, known = (
             [offer for offer in sold if offer.instance_type.device == device]
             for sold in (case.offers, case.known)
         )
-        rows += replace(case, offers=offers, known=known).plan(top=1).rows
-        rows[-1]["reason"] = f"{device}: {rows[-1]['reason']}"
+        (row,) = replace(case, offers=offers, known=known).plan(top=1).rows
+        rows.append(row | {"reason": f"{device}: {row['reason']}"})
     objective = case.workload.goals[0].objective
     rows.sort(key=lambda row: math.inf if row[objective] is None else row[objective])
-    return [row | {"rank": place} for place, row in enumerate(rows, start=1)]
+    for place, row in enumerate(rows, start=1):
+        row["rank"] = place
+        if place > 1 and row["cluster"]:
+            row["status"] = "alternative"
+    return rows
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:

@@ -195,6 +195,8 @@ class WorkloadSettings(_Section):
         for key in ("path", "requirements", "env", "data"):
             if self.entrypoint is None and getattr(self, key):
                 raise ValueError(f"{key} needs an entrypoint")
+        if self.sequence and self.transformer is None:
+            raise ValueError("sequence needs transformer")
         if self.data is not None and "data" in self.arguments:
             raise ValueError("rename arguments.data: the entrypoint already gets `data`")
         scaled = {STRATEGIES[0], *SERVED}  # other strategies would combine fp16's scaled gradients

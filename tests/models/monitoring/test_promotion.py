@@ -59,6 +59,12 @@ def test_a_challenger_is_refused_if_it_is_worse_by_more_than_noise():
     assert decide(one_bad_setup, rival).promote
 
 
+def test_step_times_that_are_not_finite_are_refused():
+    for value in (float("nan"), float("inf")):
+        broken = off(1.0).assign(step_s=value)
+        assert not decide(broken, off(1.05)).promote
+
+
 def test_a_run_counts_once_however_many_splits_hold_it_out():
     thrice = pd.concat([off(1.2).assign(split=split) for split in SPLITS])
     assert decide(thrice, off(1.05)) == decide(off(1.2).assign(split="setup"), off(1.05))

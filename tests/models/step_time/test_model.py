@@ -11,13 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.step_time import serialization
-from models.step_time.dataset import workload_facts
-from models.step_time.model import all_introduced, bottlenecks, fit, introduced
-from tests.benchmarks.held_out import DATA, transformer_data
+from models.step_time.model import bottlenecks, fit, introduced
 from tests.frames import data_of
 from tests.models import guessing
 from tests.models.planning import workload
-from tests.models.step_time.cases import TYPES as GPUS
 from tests.models.step_time.cases import error, fitted, inside, setup, sound, width
 from tests.models.synthetic import TYPES, WORKLOADS
 
@@ -201,16 +198,6 @@ def test_a_guess_changes_no_other_prediction_and_shares_its_error():
     assert np.corrcoef(drawn).min() > 0.5  # types share the error
     peaks = [guesses().peak_bytes("new", FIRST, batch) for batch in (1, 64)]
     assert 1.4e9 < peaks[0] < peaks[1]
-
-
-@pytest.mark.skipif(not DATA.exists(), reason="needs the published steps of ../shared")
-def test_facts_of_a_transformer_alone_give_a_first_guess(gpus):
-    data = transformer_data()
-    types = pd.concat([data.instance_types, GPUS])
-    model = fit(replace(data, runs=gpus, instance_types=types), seed=0)
-    found = all_introduced(model, workload_facts(data)).predict(data.runs.drop(columns="step_s"))
-    truth = data.runs["step_s"]
-    assert error(found, truth).mean() < 0.25 and inside(found, truth) > 0.9
 
 
 def test_a_prediction_does_not_depend_on_what_else_is_asked(gpus):

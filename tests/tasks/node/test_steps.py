@@ -1,5 +1,6 @@
 """Steps of a run on one rank: shares of a batch, precisions, measured values, and profiles."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -51,6 +52,20 @@ def item(**changes):
 
 def measured(built, item):
     return steps.train(item, built, None, Patience(left_s=1000.0), place=0)
+
+
+def test_sharded_gradients_are_exchanged_in_every_micro_step(monkeypatch):
+    quiet, built = [], regression()
+    monkeypatch.setattr(steps, "no_sync", lambda module: quiet.append(module) or nullcontext())
+
+    def quiet_steps(**words):
+        quiet.clear()
+        steps.one_step(built, built.model, [4, 4, 4], scale=1 / 12, **words)
+        return len(quiet)
+
+    assert quiet_steps() == 2
+    monkeypatch.setattr(steps, "FSDPModule", torch.nn.Sequential)
+    assert quiet_steps() == 0 and quiet_steps(sync=False) == 3
 
 
 def test_micro_steps_add_up_to_the_step_of_the_whole_batch():

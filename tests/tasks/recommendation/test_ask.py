@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from models.domain.transformer import transformer_facts
-from models.domain.workload import Goal
+from models.domain.workload import Goal, Workload
 from models.planner.planner import nothing
 from tasks.data_files.imports import ImportFiles, import_measurements
+from tasks.market.offers import with_facts
 from tasks.recommendation.ask import Question, answer
 from tasks.recommendation.recommend import Case
 from tasks.workspace.settings import IMPORTED, SettingsError
@@ -91,3 +93,18 @@ def test_a_transformer_is_asked_for_by_its_shape_and_its_tokens(tmp_path, monkey
     assert {name: getattr(asked, name) for name in shape} == shape
     with pytest.raises(SettingsError):  # no length of a sequence
         world.answer("conv", tokens=20e9)
+
+
+def test_a_stated_shape_wins_over_a_stored_one():
+    stated = Workload(
+        name="net",
+        digest=IMPORTED,
+        samples=1,
+        global_batch_least=1,
+        global_batch_most=1,
+        goals=(),
+        sequence=2048,
+    )
+    stored = {"workload": "net", "digest": IMPORTED, "sequence": 4096, "layers": 2}
+    (found,) = with_facts([stated], pd.DataFrame([stored]))
+    assert (found.sequence, found.layers) == (2048, 2)
