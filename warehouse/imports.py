@@ -63,7 +63,7 @@ def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[A
 
 
 def remember(connection: Connection) -> None:
-    """Copy the imported rows and facts to temporary tables, which `changes` compares with later."""
+    """Copy the imported rows and facts to temporary tables. `changes` compares with the copies."""
     for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
         connection.execute(f"create or replace temp table {name} as select * from {view}")
 

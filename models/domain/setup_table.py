@@ -136,7 +136,7 @@ def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
 
 
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
-    """Return the number of measurements of each setup, by the key that `setup_key` returns.
+    """Count the measurements of each setup. The keys of the result are those of `setup_key`.
 
     If the frame has a column `runs`, a row stands for that many measurements. Otherwise each row is
     one measurement. `types` give the number of devices for rows without a layout.

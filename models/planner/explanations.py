@@ -103,11 +103,11 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 
 
 def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
-    """Return a sentence that says that no cluster keeps the goal's limit, and names a feasible one.
+    """Explain that no cluster keeps the goal's limit.
 
-    The feasible limit is the least limit that a cluster keeps with the required probability. The
-    sentence also names the cluster that is most likely to keep the stated limit. `order` are the
-    positions in `costs` to consider, sorted by expected hours or dollars.
+    The text states the least limit that a cluster keeps with the required probability, and names
+    that cluster. It also names the cluster that is most likely to keep the stated limit. `order`
+    are the positions in `costs` to consider, sorted by expected hours or dollars.
     """
     what, limit = goal.constraint or "hours", goal.limit or 0.0
     required = EVEN_ODDS if goal.p_required is None else goal.p_required

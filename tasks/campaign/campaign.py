@@ -225,9 +225,10 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return the predictions of `model` that a campaign needs to choose launches.
+    """Return what a campaign needs of the model in use to value runs: step times and candidates.
 
-    Workloads and instance types are left out if their definition has changed since the training.
+    Workloads and instance types are left out if their definition has changed since the model was
+    trained.
     """
     measured = model.trained  # modes added by with_compressed below still have to be measured
     for workload in workloads:

@@ -32,10 +32,10 @@ class Reporter:
         self._runs = runs
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """Show the progress of the measurements on a terminal.
+        """Print a line with the number of finished runs; do nothing if the output is no terminal.
 
-        what: the current step. done: number of finished runs.
-        usd: dollars so far; None if a price is unknown.
+        what: the activity to show. done: the number of finished runs.
+        usd: dollars spent so far; None if a price is unknown.
         """
         if sys.stderr.isatty():
             spent = "price unknown" if usd is None else f"${usd:.4f}"

@@ -77,7 +77,10 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
-    """Check that `user` cannot connect to the service but root can. Return "" or a problem."""
+    """Check that `user` cannot connect to the metadata service, but root can.
+
+    Return an empty text if both hold, else the problem.
+    """
     command = (python, "-I", "-c", _TRY, host, str(port))
     try:
         started = start_as(user, command, env={"PATH": os.defpath}, cwd="/", stderr=subprocess.PIPE)
