@@ -211,9 +211,12 @@ def splits_of(
     largest = present.max(axis=1)
     shards = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
     splits: list[tuple[IntArray, ...]] = []
+    lines = {
+        alone: [model.compute_line(workload.name, one.name, mode) for one in types]
+        for alone, mode in {mode.alone: mode for mode in workload.modes}.items()
+    }
     for number, mode in enumerate(workload.modes):
-        lines = [model.compute_line(workload.name, one.name, mode) for one in types]
-        a, k = np.array([*lines, (0.0, 1.0)], dtype=float).T
+        a, k = np.array([*lines[mode.alone], (0.0, 1.0)], dtype=float).T
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, largest, ranks)
         rows = np.flatnonzero(able)

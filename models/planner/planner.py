@@ -190,12 +190,13 @@ def _that_fit(
         rows = shortlist(hours, usd, _groups(found), goals, LOOKED)
         clusters, first = np.unique(cluster[rows], return_index=True)
         fresh = [at for at, code in enumerate(clusters.tolist()) if code not in able]
-        if not fresh:
-            place = np.cumsum(kept) - 1
-            return replace(found, frame=found.frame[kept]), place[rows]
+        before = len(refused)
         for at in fresh:
             why = supply.fits(found.setup(int(rows[first[at]])).cluster)
             (refused if why else able).add(int(clusters[at]))
+        if len(refused) == before:
+            place = np.cumsum(kept) - 1
+            return replace(found, frame=found.frame[kept]), place[rows]
 
 
 def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import scipy
@@ -137,7 +137,7 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
             yield f"{prefix}batch of {level}", alone * (same[level] & equal)
     if both.any():
         yield "shape of transformer", both * _near(left["shape"], right["shape"], _SHAPE)
-    for name, length in (("broad", BROAD), ("narrow", NARROW)):
+    for name, length in (("broad", BROAD), ("narrow", NARROW)) if left["broad"].any() else ():
         near = _near(left["features"], right["features"], length)
         yield None, same["mode"] * outer(name) * near
     yield None, _BEYOND_SD**2 * same["link"] * outer("beyond")
@@ -193,7 +193,7 @@ class GaussianProcess:
         inputs: FloatArray,
         values: FloatArray,
         noise: FloatArray,
-    ) -> GaussianProcess:
+    ) -> Self:
         """Return the process after measurements with the variances `noise`."""
         bare = cls(covariance, inputs, noise, values)
         return cls(covariance, inputs, noise, scipy.linalg.cho_solve((bare.factor, True), values))
@@ -224,6 +224,67 @@ class GaussianProcess:
         """Return the inverse covariance, and errors of left-out rows in standard deviations."""
         inverse = scipy.linalg.cho_solve((self.factor, True), np.eye(len(self.factor)))
         return inverse, self.weights / np.sqrt(np.diag(inverse))
+
+
+class StepProcess(GaussianProcess):
+    """The Gaussian process of linearised log step seconds."""
+
+    covariance: StepCovariance
+
+    @cached_property
+    def _levels(self) -> list[tuple[str, FloatArray, FloatArray]]:
+        """Return each group, its codes, and the (codes, linear terms) means of its deviations."""
+        variance = dict(zip(SPREADS, np.exp(2 * self.covariance.log_spreads).tolist(), strict=True))
+        prior = dict.fromkeys(("all", *CODES), np.zeros(_LINEAR))
+        for group, spread, name in _TERMS:
+            prior[group] = prior[group] + spread**2 * variance.get(name or "", 1.0)
+        found = []
+        for group, each in prior.items():
+            codes, which = np.unique(_codes(self.inputs, group), return_inverse=True)
+            sums = np.zeros((len(codes), _LINEAR))
+            np.add.at(sums, which, self.inputs[:, :_LINEAR] * self.weights[:, None])
+            found.append((group, codes, sums * each * (codes > 0)[:, None]))
+        return found
+
+    def deviations(self, X: FloatArray) -> FloatArray:
+        """Return a (rows, linear terms) array: the posterior means of all levels together."""
+        total = np.zeros((len(X), _LINEAR))
+        for group, codes, means in self._levels:
+            asked = _codes(X, group)
+            at = np.minimum(np.searchsorted(codes, asked), max(len(codes) - 1, 0))
+            if len(codes):
+                total += np.where((codes[at] == asked)[:, None], means[at], 0.0)
+        return total
+
+    @cached_property
+    def _points(self) -> tuple[FloatArray, FloatArray]:
+        """Return the inputs and the weights of the measured points. A point has one row."""
+        columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
+        columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)
+        values = self.inputs[:, columns]
+        values[:, 3] = values[:, 3] > 0
+        distinct, which = np.unique(values, axis=0, return_inverse=True)
+        inputs = np.zeros((len(distinct), WIDTH))
+        inputs[:, columns], inputs[:, COLUMN["alone"]] = distinct, 1.0
+        weights = np.zeros(len(distinct))
+        np.add.at(weights, which.reshape(-1), self.weights * self.inputs[:, COLUMN["alone"]])
+        return inputs, weights
+
+    def curves(self, X: FloatArray) -> FloatArray:
+        """Return the posterior means without the linear terms, for the inputs of points."""
+        inputs, weights = self._points
+        bare, found = X.copy(), np.zeros(len(X))
+        bare[:, :_LINEAR] = 0.0
+        workload, shaped = COLUMN["workload"], COLUMN["transformer"]
+        for code in np.unique(X[:, workload]).tolist():
+            at = np.flatnonzero(X[:, workload] == code)
+            alike = (inputs[:, workload] == code) | (inputs[:, shaped] * X[at[0], shaped] > 0)
+            found[at] = self.covariance(bare[at], inputs[alike]) @ weights[alike]
+        return found
+
+
+def _codes(X: FloatArray, group: str) -> FloatArray:
+    return np.ones(len(X)) if group == "all" else X[:, COLUMN[group]]
 
 
 def point_inputs(points: Points) -> FloatArray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..domain.numeric import FloatArray
 from .formula import MEAN, Times, slopes, step_times
-from .kernel import CODES, COLUMN, T1, THETA, WIDTH, GaussianProcess, point_inputs
+from .kernel import CODES, COLUMN, T1, THETA, WIDTH, StepProcess, point_inputs
 from .residuals import Neighbours, Spreads, without_rows
 from .rows import Points, Rows
 
@@ -47,7 +47,7 @@ class Posterior:
     """
 
     reach: dict[float, float]
-    process: GaussianProcess
+    process: StepProcess
     log_spreads: FloatArray
     spreads: Spreads = field(default_factory=lambda: Spreads({}))
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
@@ -79,18 +79,18 @@ class Posterior:
 
     def _seconds(self, points: Points) -> FloatArray:
         """Return the posterior mean of the points' log seconds."""
-        return points.mean + self.process.mean(point_inputs(points))
+        inputs = point_inputs(points)
+        moved: FloatArray = (inputs[:, T1] * self.process.deviations(inputs)[:, T1]).sum(axis=1)
+        return points.mean + moved + self.process.curves(inputs)
 
     def _values(self, rows: Rows) -> FloatArray:
         """Return a (rows, parameters) array: posterior means of the formula's parameters."""
-        codes = np.stack([rows.kind, rows.strategy, rows.cell], axis=1)
-        groups, which = np.unique(codes, axis=0, return_inverse=True)
-        inputs = np.zeros((len(groups) * len(MEAN), WIDTH))
-        inputs[:, THETA] = np.tile(np.eye(len(MEAN)), (len(groups), 1))
-        for column, group in enumerate(("link", "strategy", "mode")):
-            inputs[:, COLUMN[group]] = np.repeat(groups[:, column], len(MEAN))
-        found = self.process.mean(inputs).reshape(-1, len(MEAN))
-        return MEAN + found[which.reshape(-1)]
+        # a cell has one kind and one strategy
+        _, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
+        inputs = np.zeros((len(first), WIDTH))
+        for group, codes in zip(CODES[4:], (rows.kind, rows.strategy, rows.cell), strict=True):
+            inputs[:, COLUMN[group]] = codes[first]
+        return (MEAN + self.process.deviations(inputs)[:, THETA])[which]
 
     def linear(self, rows: Rows) -> Linear:
         values, log_t1 = self._values(rows), self._seconds(rows.points)

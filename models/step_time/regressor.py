@@ -21,7 +21,7 @@ import pandas as pd
 from sklearn.base import BaseEstimator, RegressorMixin
 
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from .kernel import COLUMN, LOG_SPREADS, WIDTH, GaussianProcess, StepCovariance, outlying_factor
+from .kernel import COLUMN, LOG_SPREADS, WIDTH, StepCovariance, StepProcess, outlying_factor
 from .learning import learn_spreads, learned_spreads
 from .posterior import Posterior
 from .residuals import Neighbours, fit_neighbours, with_neighbours
@@ -65,7 +65,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         several = rows.ranks > 1
         reach: dict[Any, float] = pd.Series(X.ranks).groupby(X.kind).max().clip(2.0).to_dict()
         no_rows = np.zeros((0, WIDTH)), np.zeros(0), np.zeros(0)
-        process = GaussianProcess.fit(StepCovariance(LOG_SPREADS), *no_rows)
+        process = StepProcess.fit(StepCovariance(LOG_SPREADS), *no_rows)
         found = Posterior(reach=reach, process=process, log_spreads=LOG_SPREADS)
         for turn, looser in enumerate(_LOOSER):
             linear, noise_factor = found.linear(rows), outlying / weight[picked]
@@ -85,7 +85,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 )
                 found = replace(found, log_spreads=log_spreads)
             covariance = StepCovariance(found.log_spreads)
-            process = GaussianProcess.fit(covariance, inputs, target, noise)
+            process = StepProcess.fit(covariance, inputs, target, noise)
             found = replace(found, process=process)
             outlying = outlying_factor(process, outlying)
         self.posterior_ = self._with_neighbours(found, X, log_s, weight, rows)

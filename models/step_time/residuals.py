@@ -36,10 +36,9 @@ class Spreads:
 
     def of(self, rows: Rows) -> FloatArray:
         """Return a (rows, 3) array."""
-        codes = np.stack([rows.cell, rows.kind], axis=1)
-        pairs, which = np.unique(codes, axis=0, return_inverse=True)
-        found = [self._of_cell(cell, kind) for cell, kind in pairs.tolist()]
-        return np.array(found).reshape(-1, 3)[which.reshape(-1)]
+        cells, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
+        pairs = zip(cells.tolist(), rows.kind[first].tolist(), strict=True)
+        return np.array([self._of_cell(*pair) for pair in pairs]).reshape(-1, 3)[which]
 
     def _of_cell(self, cell: float, kind: float) -> FloatArray:
         if cell in self.cells:
