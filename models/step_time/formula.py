@@ -4,15 +4,17 @@
 
     t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q: k devices share a machine;
            q > 1, since shared resources are free until they run short [D]
-    C    = s beta(m) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB): n devices, m machines, G bytes of
-           gradients; inside the fullest machine of k devices s' (k / 2)^c (k - 1)/k G is added. A
-           strategy sends a fraction of that between machines and adds seconds of selection
-    R    = the usable rate of the slowest link (usable_gbps)
+    C    = max(s beta(m) 2 (n - 1)/n G / R, s' (k / 2)^c 2 (k - 1)/k G / R')
+           + alpha m (1 + G / 25 MB): n devices, m machines, G bytes of gradients, k devices in the
+           fullest machine. A ring sends between machines and inside them at the same time: its
+           slowest link counts [D]. A strategy sends a fraction of G between machines and adds
+           seconds of selection
+    R    = the usable rate of the slowest link (usable_gbps); R' that inside a machine
     L    = the last bucket's C, which no compute hides; all of C if the backward pass waits
 
-b0 is the workload's middle batch. A profile of bucket times shifts f and the size of the last
-bucket. On hosts without accelerators, alpha is divided by the number of cores. All values are
-arrays with an entry per setup.
+b0 is the workload's middle batch. The maximum is smooth. A profile of bucket times shifts f and the
+size of the last bucket. On hosts without accelerators, alpha is divided by the number of cores. All
+values are arrays with an entry per setup.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +26,7 @@ from ..domain.numeric import FloatArray, IntArray
 from .one_device import Parameter
 
 _BYTES, BUCKET = 1e8, 25 << 20
-_BYTES_PER_GBIT, _STEEPEST, _HOST_POWER = 1.25e8, 2.0, 4.0
+_BYTES_PER_GBIT, _STEEPEST, _POWER = 1.25e8, 2.0, 4.0
 _STEP = 1e-4  # of finite differences
 
 
@@ -138,9 +140,7 @@ def step_times(line: Line, values: FloatArray) -> Times:
     hidden = last * expit(value["logit_hidden"] + line.hidden)
     early = np.maximum(whole - end, 0.0)
     power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
-    top = np.maximum(np.maximum(hidden, early), 1e-30)
-    both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
-    step = compute + (both - hidden + end) * (1 + line.repeated)
+    step = compute + (_slower(hidden, early, power) - hidden + end) * (1 + line.repeated)
     mean = (busy_s * line.devices * line.count).sum(axis=1) / line.ranks
     return Times(step, compute, mean, whole, slowest)
 
@@ -178,9 +178,14 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     )
     busy_s = line.alone_s * slower
     host_s = line.middle_s * np.exp(np.clip(tall["log_host"], -20, 3)) * others
-    top = np.maximum(np.maximum(busy_s, host_s), 1e-30)
-    both = (busy_s / top) ** _HOST_POWER + (host_s / top) ** _HOST_POWER
-    return np.where(line.alone_s > 0, top * both ** (1 / _HOST_POWER), 0.0)
+    return np.where(line.alone_s > 0, _slower(busy_s, host_s), 0.0)
+
+
+def _slower(a: FloatArray, b: FloatArray, power: FloatArray | float = _POWER) -> FloatArray:
+    """Return a smooth maximum, (a^power + b^power)^(1/power)."""
+    top = np.maximum(np.maximum(a, b), 1e-30)
+    both: FloatArray = top * ((a / top) ** power + (b / top) ** power) ** (1 / power)
+    return both
 
 
 def usable_gbps(nominal: FloatArray) -> FloatArray:
@@ -205,10 +210,8 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
     crowd = value["inside_devices"] * np.log(most / 2)
     inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(line.inside_gbps), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
-    carry_s = unit_s * (
-        line.sent_between * (ranks - 1) / ranks * across * np.exp(np.clip(between, -30, 30))
-        + (most - 1) / most * inside
-    )
+    sent = line.sent_between * (ranks - 1) / ranks * across * np.exp(np.clip(between, -30, 30))
+    carry_s = unit_s * _slower(sent, (most - 1) / most * inside)
     start_s = across * np.exp(value["log_alpha"]) * machines / line.core
     size = np.log(line.gradient_bytes / _BYTES)
     last = np.log(line.bucket_bytes / _BYTES) + value["log_last"] + line.last_bucket
