@@ -36,6 +36,7 @@ def test_the_page_shows_the_files():
         assert text in (scripts if language == "python" else (EXAMPLES / "srift.toml").read_text())
 
 
+@pytest.mark.slow
 def test_the_scripts_train(tmp_path):
     """In one process, which imports torch once."""
     lines = json.dumps([(str(EXAMPLES / script), *words) for script, *words in SCRIPTS.values()])

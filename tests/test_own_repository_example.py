@@ -16,6 +16,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "own-repository"
 
 
 @pytest.mark.local
+@pytest.mark.slow
 def test_the_repository_with_its_requirements_and_a_folder_of_photos_is_checked(tmp_path):
     folder = tmp_path / "own-repository"
     shutil.copytree(EXAMPLE, folder)
