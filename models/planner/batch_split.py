@@ -103,6 +103,14 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({*doublings, most}))
 
 
+# Why a cluster has no batch split, the nearest to a split last.
+OBSTACLES = (
+    "that run no tolerated mode",
+    "with too many devices for the batch",
+    "with too little memory",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchSplits:
     """A table of batch splits, sorted by cluster, mode, global batch and accumulation steps.
@@ -119,6 +127,8 @@ class BatchSplits:
             the type.
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
+        obstacle: for each enumerated cluster, the position in OBSTACLES of what comes nearest to a
+            split; -1 if it has splits.
     """
 
     workload: str
@@ -131,6 +141,7 @@ class BatchSplits:
     samples: Wholes
     total: Wholes
     steps: Wholes
+    obstacle: IntArray
 
     def __len__(self) -> int:
         return len(self.cluster)
@@ -211,6 +222,7 @@ def splits_of(
     largest = present.max(axis=1)
     shards = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
     splits: list[tuple[IntArray, ...]] = []
+    reached = np.zeros(len(counts), dtype=np.intp)
     lines = {
         alone: [model.compute_line(workload.name, one.name, mode) for one in types]
         for alone, mode in {mode.alone: mode for mode in workload.modes}.items()
@@ -254,6 +266,8 @@ def splits_of(
                     kept &= ((each == 0) | (samples == each * most[:, :1])).all(axis=1)
                 constant = (np.full(kept.sum(), value) for value in (number, total, steps))
                 splits.append((rows[at][kept], samples[kept], *constant))
+            now = np.where(fitted, len(OBSTACLES), np.where(lacking, 2, 1))
+            reached[rows] = np.maximum(reached[rows], now)
     cluster, samples, numbers, total_of, steps_of = (
         np.concatenate(column) for column in zip(*splits, strict=True)
     )
@@ -269,6 +283,7 @@ def splits_of(
         samples=samples[order],
         total=total_of[order],
         steps=steps_of[order],
+        obstacle=np.where(reached < len(OBSTACLES), reached, -1),
     )
 
 

@@ -22,7 +22,7 @@ from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import Conditions, expected_hours
 from ..job.job_conditions import JobConditions, Pool, Stated
 from ..step_time.model import StepTimeModel
-from .batch_split import BatchSplits, global_batches, splits_of
+from .batch_split import OBSTACLES, BatchSplits, global_batches, splits_of
 from .enumeration import Refusal, compositions, price_or_inf, sold_together
 
 # All instance types are compared in at most this many zones of each market, because planning time
@@ -56,7 +56,8 @@ class Candidates:
 
     Each entry of `zones` maps instance types to the offers of one market and zone. `compile_s` is a
     (modes,) array with the seconds of compilation before the first step. `frame` may contain
-    clusters that cannot be launched; the method `setups` leaves them out.
+    clusters that cannot be launched; the method `setups` leaves them out. `left_out` has the number
+    of clusters on offer without candidates, by reason.
     """
 
     splits: BatchSplits
@@ -64,6 +65,7 @@ class Candidates:
     frame: pd.DataFrame
     conditions: Conditions
     compile_s: FloatArray
+    left_out: Mapping[str, int]
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -124,8 +126,11 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     splits = splits_of(workload, types, counts, totals=totals, model=model)
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     frames, conditions, first = [], [], 0
+    left_out = np.zeros(len(OBSTACLES), dtype=np.intp)
     for number, zone in enumerate(zones):
         sells = np.array([one.name in zone for one in types] + [True], dtype=bool)
+        sold = splits.obstacle[(counts[:, ~sells[:-1]] == 0).all(axis=1)]
+        left_out += np.bincount(sold[sold >= 0], minlength=len(OBSTACLES))
         rows = np.flatnonzero(sells[splits.kind].all(axis=1))
         clusters, back = np.unique(splits.cluster[rows], return_inverse=True)
         bought = counts[np.ix_(clusters, np.flatnonzero(sells[:-1]))]
@@ -150,6 +155,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
         frame=pd.concat(frames, ignore_index=True),
         conditions=Conditions.joined(conditions),
         compile_s=np.array([compilation.seconds(workload.name, one) for one in splits.modes]),
+        left_out=dict(zip(OBSTACLES, left_out.tolist(), strict=True)),
     )
 
 

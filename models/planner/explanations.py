@@ -46,15 +46,15 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     return shown.format(f"{number:,.{decimals}f}")
 
 
-def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
+def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
     """Return a sentence that says why `row` was chosen and what limits its speed.
 
-    `rival` is the second-best row; None if there is none. `clusters` is the number of clusters
-    compared.
+    `rival` is the second-best row; None if there is none. `clusters` says how many clusters were
+    compared and left out.
     """
     aim, what = goal.objective, goal.constraint
     best = "cheapest" if aim == "usd" else "fastest"
-    said = [f"{best} of {clusters} clusters: {amount(row[aim], aim)}"]
+    said = [f"{best} of {clusters}: {amount(row[aim], aim)}"]
     if what is not None:
         required = "" if goal.p_required is None else f" ({goal.p_required:.0%} required)"
         limit, chance = amount(goal.limit or 0.0, what), row["p_meets_constraint"]

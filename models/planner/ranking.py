@@ -40,7 +40,7 @@ def recommend(
     *,
     runs: pd.DataFrame | None = None,
     top: int = 5,
-    clusters: int | None = None,
+    clusters: str = "",
     notes: Callable[[Setup], str] = lambda _: "",
     terms: Callable[[Setup, float], Row] = lambda *_: {},
 ) -> list[Row]:
@@ -59,13 +59,13 @@ def recommend(
         costs: hours and dollars of the setups to rank.
         runs: measurement rows, used to count how often each setup was measured.
         top: the most rows per goal.
-        clusters: the number of clusters compared, which the explanation mentions. Default: the
-            number of clusters in `costs`.
+        clusters: the clusters compared, as the explanation mentions them. Default: the number of
+            clusters in `costs`.
         notes: a function that returns further text for the reason of a setup.
         terms: a function that returns further columns of a setup and its step seconds.
     """
-    count = clusters or len(np.unique(costs.cluster))
-    rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, count)]
+    clusters = clusters or f"{len(np.unique(costs.cluster))} clusters"
+    rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
     shown = [row for row in rows if row["cluster"] is not None]
     setups = [costs.setups[row.pop("at")] for row in shown]
     measured = runs_of(setups, pd.DataFrame() if runs is None else runs)
@@ -76,7 +76,7 @@ def recommend(
     return rows
 
 
-def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: int) -> list[Row]:
+def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
     """Return the rows of one goal. The column `at` is the position of the setup in `costs`."""
     objective = costs.expected(goal.objective)
     used = costs.expected(goal.constraint or goal.objective)

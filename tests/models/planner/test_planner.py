@@ -198,3 +198,18 @@ def test_a_device_too_small_for_one_sample_is_reported():
     assert "3 GiB" in row["reason"] and "2 GiB" in row["reason"]
     assert of(small(1.9), workload("mlp", 96, None, CHEAPEST), sold, 2).rows[0]["cluster"]
     assert of(small(1.0), workload("w", 100, None, CHEAPEST), []).rows[0]["status"] == "infeasible"
+
+
+def test_clusters_that_are_left_out_are_counted_by_reason():
+    wide, tiny = (replace(machine("small"), name=name) for name in ("wide", "tiny"))
+    names = ("small", "wide", "tiny")
+    model = JointModel(
+        lines=dict.fromkeys(names, (0.01, 0.0005)),
+        gbps=dict.fromkeys(names, 1.0),
+        memory={"small": 1.0, "wide": 1.0, "tiny": 3 * 2.0**30},
+    )
+    sold = [offer("small", instance_type=each) for each in (replace(wide, devices=128), tiny)]
+    sold += [offer("small"), offer("small", "spot", usd_per_hour=None)]
+    reason = of(model, workload("mlp", 96, None, CHEAPEST), sold).rows[0]["reason"]
+    assert "of 1 clusters" in reason and "1 with too many devices" in reason
+    assert "1 with too little memory" in reason and "1 without a price" in reason
