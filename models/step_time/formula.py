@@ -34,15 +34,15 @@ _STEP = 1e-4  # of finite differences
 # a kind. The other parameters are chosen in proportion.
 PARAMETERS: dict[str, Parameter] = {
     # log of (time of an exchange between machines / time at the usable rate)
-    "log_scale": Parameter(0.2, 0.7, 0.6, 0.2, strategy=0.5),
+    "log_scale": Parameter(0.0, 0.7, 0.6, 0.2, strategy=0.5),
     # slope of log time in 1 - 2 / m: the growth with the number of machines m levels off
-    "machines": Parameter(0.3, 0.3, 0.3, 0.1),
+    "machines": Parameter(0.15, 0.3, 0.3, 0.1),
     "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines use a different all-reduce algorithm
     # log seconds to launch the exchange of a bucket: 20 to 300 microseconds [D]
     "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3, strategy=0.7),
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of (the last bucket's size / 25 MiB)
-    "log_inside": Parameter(0.8, 1.0, 0.8, 0.3, strategy=0.5),
+    "log_inside": Parameter(0.6, 1.0, 0.8, 0.3, strategy=0.5),
     # slope of log time inside a machine in the log of the fullest machine's devices
     "inside_devices": Parameter(0.3, 0.6, 0.6, 0.4),
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, strategy=0.7),
@@ -191,10 +191,11 @@ def _slower(a: FloatArray, b: FloatArray, power: FloatArray | float = _POWER) ->
 def usable_gbps(nominal: FloatArray) -> FloatArray:
     """Return the rate that collectives reach on a link of `nominal` Gbit/s.
 
-    A process reaches about 10 Gbit/s through TCP. Links of 100 Gbit/s and more are used by RDMA
-    (EFA, InfiniBand), at a rate below the nominal rate [measured on p4d, p5 and ND40rs machines].
+    Through TCP, collectives reach about 15 Gbit/s [7 to 27 measured on links of 50 Gbit/s]. Links
+    of 100 Gbit/s and more are used by RDMA (EFA, InfiniBand), at a rate below the nominal rate
+    [measured on p4d, p5 and ND40rs machines].
     """
-    return np.where(nominal < 100, np.minimum(nominal, 10.0), 0.6 * nominal)
+    return np.where(nominal < 100, np.minimum(nominal, 15.0), 0.6 * nominal)
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:

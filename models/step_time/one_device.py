@@ -8,7 +8,7 @@ transformer is the log of a roofline, with N parameters, L layers of width h and
 tokens; k = 4/3 if activations are recomputed in the backward pass, else 1:
 
     seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 L h bytes / bandwidth]
-              + 36 tokens x vocabulary bytes / bandwidth
+              + 48 tokens x vocabulary bytes / bandwidth
 
 The last term reads and writes the logits of the vocabulary. The constants are from published rows
 of MPT transformers on A100 and H100 (mosaicml/llm-foundry). GPUs with more TFLOP/s than an A100
@@ -61,7 +61,7 @@ USUAL = (500.0, 20.0)
 # step's operations.
 _EFFICIENCY, _BY_WORK = 0.4, -0.2
 _USUAL_WORK = float(np.log(1e12 / (_EFFICIENCY * USUAL[1] * 1e12)))
-_LINEAR, _ATTENTION, _ACTIVATIONS, _LOGITS = 1.05 * 6, 1.8 * 12, 450.0, 36.0
+_LINEAR, _ATTENTION, _ACTIVATIONS, _LOGITS = 1.05 * 6, 1.8 * 12, 450.0, 48.0
 _RECOMPUTED = 4 / 3
 _WORDS = 30_000.0, 250_000.0  # of a vocabulary
 # Attention kernels were written for Ampere: they reach 50 to 73 % of the peak of an A100 and 35 %

@@ -29,7 +29,7 @@ _USUAL_TOKENS = 2.0**14  # of a device and micro-step
 _BLOCKS = 8.0  # of a sharded mode, if the layers are unknown (node/switches.py)
 # Weights and Adam's two moments, per byte of gradients; used if the checkpoint size is unknown.
 _STATE_PER_GRADIENT = 3.0
-_BESIDE = 0.9  # fraction of compute beside which blocks are gathered
+_BESIDE = 0.95  # fraction of compute beside which blocks are gathered
 _EVERYTHING = 1e18  # bytes of the last bucket if no part of the exchange can be hidden
 
 Cell = tuple[str, Mode, str]  # workload, mode of one device, kind of device
