@@ -19,7 +19,7 @@ import pandas as pd
 import scipy
 
 from ..domain.numeric import FloatArray
-from ..domain.setup_table import column, in_one_order, modes_of
+from ..domain.setup_table import column, in_one_order, modes_of, types_of
 from ..domain.workload import MODE_COLUMNS, MODES
 from .communication import Volumes
 from .machine_specs import Machine, device_kind
@@ -191,13 +191,16 @@ def _modes(frame: pd.DataFrame) -> dict[str, Any]:
     return {name: column(frame, name, known[0]) for name, known in MODE_COLUMNS.items()}
 
 
-def pooled(runs: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
+def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     """Return a row per setup of valid runs.
 
     The columns are those of a setup, the medians step_s and sync_s (NaN if unknown), `runs` (the
-    effective number), and `run_sd`, the standard deviation of log seconds among repeated runs.
+    effective number), `kind` of device, and `run_sd`, the standard deviation of log seconds among
+    repeated runs on the kind.
     """
     step_s = numbers(runs, "step_s")
+    devices = {name: each.devices for name, each in machines.items()}
+    kinds = {name: device_kind(name, each) for name, each in machines.items()}
     frame = pd.DataFrame(
         {
             "workload": column(runs, "workload", "").astype(str),
@@ -219,9 +222,15 @@ def pooled(runs: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     again = found[found["runs"] > 1]
     freedom = again["runs"] - 1
     spreads = again["spread"] / np.sqrt(scipy.special.chdtri(freedom, 0.5) / freedom)
-    run_sd = float(np.median(np.append(spreads, np.full(_FEW_REPEATED, _ALONE_SD))))
-    excess = found["spread"].fillna(0.0) / max(run_sd, _LEAST_CONTRADICTION)
-    return found.assign(runs=found["runs"] / excess.clip(lower=1.0) ** 2, run_sd=run_sd)
+    usual = float(np.median(np.append(spreads, np.full(_FEW_REPEATED, _ALONE_SD))))
+    kind = found["cluster"].map(lambda cluster: kinds.get(types_of(cluster)[0], ""))
+    logs = np.log(spreads.clip(lower=_ALONE_SD)).groupby(kind).agg(["sum", "size"])
+    prior = _FEW_REPEATED / 2
+    by_kind = np.exp((logs["sum"] + prior * np.log(usual)) / (logs["size"] + prior))
+    other = float(np.sqrt((by_kind**2).mean())) if len(by_kind) else usual
+    run_sd = kind.map(by_kind).fillna(other)
+    excess = found["spread"].fillna(0.0) / run_sd.clip(lower=_LEAST_CONTRADICTION)
+    return found.assign(runs=found["runs"] / excess.clip(lower=1.0) ** 2, run_sd=run_sd, kind=kind)
 
 
 def profile_rows(profiles: pd.DataFrame) -> pd.DataFrame:

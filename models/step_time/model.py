@@ -5,6 +5,7 @@ A model covers one provider. Equal data and an equal seed give equal models.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -32,7 +33,7 @@ from .memory import MemoryModel, fit_memory
 from .nearest import Nearness
 from .one_device import Transformer
 from .posterior import Beliefs, Posterior
-from .rows import PROBE, Cell, SetupFacts, WorkloadFacts
+from .rows import PROBE, Cell, SetupFacts, WorkloadFacts, code_of
 from .setup_arrays import SetupArrays, read_setups
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
@@ -82,7 +83,8 @@ class StepTimeModel:
         trained: the pairs (workload, mode) that were measured, or added by the functions below.
         guessed: workloads that are predicted from facts, without measurements.
         measured: the measured setups.
-        run_sd: standard deviation of log seconds of a setup's runs at different hours.
+        run_sd: standard deviation of log seconds of a setup's runs at different hours, by the code
+            of a kind of device; 0 stands for other kinds.
         trained_on: ids of the training runs.
         workload_digests, type_digests: digests of the definitions at the time of the fit.
     """
@@ -91,7 +93,7 @@ class StepTimeModel:
     facts: SetupFacts
     posterior: Posterior
     measured: SetupArrays
-    run_sd: float
+    run_sd: dict[float, float]
     trained: frozenset[tuple[str, Mode]]
     measured_types: frozenset[str]
     memory: MemoryModel = field(default_factory=MemoryModel)
@@ -303,8 +305,10 @@ class StepTimeModel:
         )
 
     def _beliefs(self, arrays: SetupArrays, *, covariance: bool = False) -> Beliefs:
-        found = self.posterior.beliefs(self.facts.lay_out(arrays), covariance=covariance)
-        return found._replace(noise=np.maximum(found.noise, self.run_sd**2))
+        rows = self.facts.lay_out(arrays)
+        found = self.posterior.beliefs(rows, covariance=covariance)
+        run_sd = np.array([self.run_sd.get(kind, self.run_sd[0.0]) for kind in rows.kind.tolist()])
+        return found._replace(noise=np.maximum(found.noise, run_sd**2))
 
     def _input_part(self, arrays: SetupArrays) -> FloatArray:
         """Return a (rows,) array: the fraction of compute spent on making batches."""
@@ -366,7 +370,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     seen = profiled | {name for cluster in clusters for name in types_of(str(cluster))}
     machines = read_machines(data.instance_types, seen)
     devices = {name: each.devices for name, each in machines.items()}
-    setups = pooled(runs, devices)
+    setups = pooled(runs, machines)
     if not len(setups) + len(profiles):
         raise ValueError(
             "nothing to learn from: there is no profile and no run with a positive step time"
@@ -395,13 +399,14 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     measured = arrays.take(np.flatnonzero(source == "run"))
     shown = arrays.take(np.flatnonzero(np.isin(source, ["run", "profile"])))
     speed_sd = float(runs["speed_sd"].iloc[0]) if "speed_sd" in runs and len(runs) else 0.0
-    run_sd = float(setups["run_sd"].iloc[0]) if len(setups) else 0.0
+    run_sd = setups.groupby("kind")["run_sd"].first().map(partial(np.hypot, speed_sd))
+    usual_sd = float(np.sqrt((run_sd**2).mean())) if len(run_sd) else speed_sd
     return StepTimeModel(
         provider=provider,
         facts=facts,
         posterior=regressor.posterior_,
         measured=measured,
-        run_sd=float(np.hypot(run_sd, speed_sd)),
+        run_sd={0.0: usual_sd} | {code_of("kind", kind): float(sd) for kind, sd in run_sd.items()},
         trained=frozenset((workload, mode) for workload, mode, _ in shown.groups()),
         measured_types=frozenset(measured.type_names | profiled),
         memory=fit_memory(data.profiles, measured, machines, facts.workloads),

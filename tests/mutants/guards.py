@@ -130,7 +130,7 @@ MUTANTS = (
         "models/monitoring/test_promotion.py"),
     _of("interval-width", _STEP, r"np\.exp\(Z_90 \* np\.sqrt\(variance\)\)", "np.exp(0.5 * Z_90 * np.sqrt(variance))",
         "models/step_time/test_model.py"),
-    _of("run-noise", _STEP, r"np\.maximum\(found\.noise, self\.run_sd\*\*2\)", "found.noise",
+    _of("run-noise", _STEP, r"np\.maximum\(found\.noise, run_sd\*\*2\)", "found.noise",
         "models/step_time/test_regressor.py"),
     _of("model-digest", _STEP, r"(bool\(modes\)) and self\.workload_digests\.get\(.*\) == workload\.digest", r"\1",
         "models/step_time/test_model.py tasks/recommendation/test_recommend.py"),

@@ -71,7 +71,7 @@ def test_it_is_an_estimator_of_scikit_learn_that_keeps_rows_of_every_cell(withou
 
 
 def test_intervals_hold_the_noise_of_runs(gpus, without_middle):
-    noisy = replace(without_middle, run_sd=0.5)
+    noisy = replace(without_middle, run_sd={0.0: 0.5})
     assert width(noisy.predict(gpus)).min() > 2 * Z_90 * 0.5
 
 
