@@ -309,13 +309,20 @@ def _largest_batches(
     state are divided by the number of `ranks`. If the memory need is unknown, the result is `most`.
     """
 
+    found: dict[tuple[float, ...], int] = {}
+
     def largest(kind: InstanceType, accumulates: bool) -> int:
-        def too_large(batch: int) -> bool:
-            peak = model.peak_bytes(
+        def peak(batch: int) -> float:
+            return model.peak_bytes(
                 workload, kind.name, batch, ranks, mode=mode, accumulates=accumulates
             )
-            return peak > kind.device_memory_gib * 2**30
 
-        return bisect_left(range(1, most + 1), True, key=too_large)
+        capacity = kind.device_memory_gib * 2**30
+        ends = capacity, peak(1), peak(most)  # most types share them
+        if ends not in found:
+            found[ends] = bisect_left(
+                range(1, most + 1), True, key=lambda batch: peak(batch) > capacity
+            )
+        return found[ends]
 
     return np.array([[*(largest(kind, some) for kind in types), most] for some in (False, True)])

@@ -163,6 +163,7 @@ def _sheet(device: str, memory_gib: float | None) -> tuple[str, float, float]:
     return str(nearest.name), float(nearest["fp32_tflops"]), float(nearest["link_gbps"])
 
 
+@cache
 def _sheets(device: str) -> pd.DataFrame:
     """Return the data sheets of a device, one row per memory size."""
     table = data_sheets()

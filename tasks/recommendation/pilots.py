@@ -118,13 +118,15 @@ def _candidates(
 ) -> list[Setup]:
     """Return unmeasured setups on at most _MOST_HOSTS machines, which pilots may measure.
 
-    Setups that may be chosen come first, then other setups, sorted by dollars per hour. If the
-    workload was never measured, setups of one device come before all others, because its compute
-    time is most uncertain.
+    Setups that may be chosen come first, then other setups in their modes, sorted by dollars per
+    hour. If the workload was never measured, setups of one device come before all others, because
+    its compute time is most uncertain.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     supply = launched_supply(case, sold, hosts)
-    found = planner.allowed(case.workload, supply, model)
+    modes = dict.fromkeys(setup.mode for setup in choice_set.setups)
+    workload = replace(case.workload, modes=tuple(modes) or case.workload.modes)
+    found = planner.allowed(workload, supply, model)
     if found is None:
         return []
     cheapest = found.by_price()
