@@ -108,7 +108,6 @@ LATE = "node 1 did not report itself within 60 s"
 NOTICE = "node 1: it goes in 8 s by its interruption notice"
 NO_TORCH = "node 0: no module named torch"
 GOES = (ready, armed(1))
-HIT = (finished(1, 0, run_id="b", **LOST_PEER), finished(1, 1, run_id="b", **KILLED))
 HALF_HERE = (only(0, "ready.json"), *waits(610), only(0, "armed-1.json"))
 
 # By name: runs, script, runs with a record, rows of the others, and the runs of the last attempt.
@@ -120,13 +119,6 @@ ENDS = {
         "",
         [("r-00-launch", "failed", NO_TORCH)],
         "abc",
-    ),
-    "a killed rank costs its run": (
-        "abc",
-        [*GOES, reported("a"), *HIT, armed(2), reported("c")],
-        "ac",
-        [("b", "failed", SIGKILL)],
-        "c",
     ),
     "nodes name the run, and a silent one is not waited for": (
         "abc",
@@ -210,9 +202,11 @@ def test_an_end_costs_what_it_hit_and_no_more(tmp_path, name):
     assert (seen.served.recorded, seen.rows, seen.runs) == (set(recorded), unrecorded, last)
 
 
-def test_shares_are_in_force_while_it_measures_and_every_run_has_its_image(tmp_path):
-    killed = finished(1, run_id="b", **KILLED)
-    seen = launch(tmp_path, job(), *GOES, reported("a"), killed, armed(2), reported("c"))
+def test_a_killed_rank_costs_its_run_and_shares_are_in_force_while_it_measures(tmp_path):
+    hit = (finished(1, 0, run_id="b", **LOST_PEER), finished(1, 1, run_id="b", **KILLED))
+    seen = launch(tmp_path, job(), *GOES, reported("a"), *hit, armed(2), reported("c"))
+    assert (seen.served.recorded, seen.runs) == (set("ac"), "c")
+    assert seen.rows == [("b", "failed", SIGKILL)]
     assert seen.cluster.settled == [True, False, True] and seen.served.outcome == "finished"
     assert {setup["image_id"] for setup in seen.setups.values()} == {"ami-1"}
 
