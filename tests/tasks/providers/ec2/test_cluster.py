@@ -14,6 +14,10 @@ from tests.fake_s3 import ROLE, FakeS3
 FIRST, SECOND, THIRD = (f"i-{number:017x}" for number in (1, 2, 3))
 
 
+def alive(running):
+    return [node.alive for node in running.nodes()]
+
+
 def test_uploads_reach_the_mailbox_and_the_controllers_files_every_node(home, running, aws):
     home.upload(FIRST, "ready.json", {"address": "10.0.0.1"})
     home.upload(SECOND, "records/r-1-000.json", {"run_id": "r-1-000"})
@@ -133,7 +137,7 @@ def test_a_store_that_does_not_answer_keeps_no_machine_alive(home, aws, monkeypa
 def test_an_interruption_is_no_failure_and_what_ec2_knows_no_more_is_gone(running, aws):
     aws.interrupt(FIRST)
     aws.pass_s(6.0)
-    assert [node.alive for node in running.nodes()] == [False, True]
+    assert alive(running) == [False, True]
     aws.instances[SECOND].end(aws.now, "Client.InstanceInitiatedShutdown")
     aws.pass_s(6.0)
     lost = running.nodes()
@@ -148,7 +152,7 @@ def test_silence_of_ec2_is_no_loss(running, aws):
     running.nodes()
     aws.faults = [Fault(action="ec2:DescribeInstances", code=SILENT, times=2)]
     aws.pass_s(6.0)
-    assert [node.alive for node in running.nodes()] == [True, True]
+    assert alive(running) == [True, True]
 
 
 def test_a_notice_counts_down_by_the_stores_clock(home, running, aws):
@@ -172,7 +176,7 @@ def test_a_replacement_takes_the_rank_and_all_records_stay(home, aws):
         running.mirror.sync()
         assert running.replace(1)
         assert running.addresses == ["10.0.0.1", "10.0.0.3"]
-        assert [node.alive for node in running.nodes()] == [True, True]
+        assert alive(running) == [True, True]
         assert not Mailbox(path=running.mailbox, nodes=2).reported(0, "10.0.0.1")
         home.upload(SECOND, "records/b.json", {})
         home.upload(THIRD, "records/a.json", {"by": 3})  # the same run again
@@ -190,7 +194,7 @@ def test_a_refused_replacement_or_a_machine_that_does_not_end_leaves_the_rank_lo
     aws.immortal = False
     aws.capacity["us-east-1c", "spot"] = 0
     assert not running.replace(1)
-    assert [node.alive for node in running.nodes()] == [True, False]
+    assert alive(running) == [True, False]
     aws.capacity["us-east-1c", "spot"] = 1
     assert running.replace(1) and len(aws.alive()) == 2
 
