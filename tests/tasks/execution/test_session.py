@@ -44,10 +44,14 @@ def job(runs="abc", **changes):
     return job_of([item(run_id) for run_id in runs], **changes)
 
 
+def serve_fast(provider, of, stop_at=100.0):
+    return serve(provider, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
+
+
 def launch(home, of, *script, stop_at=1000.0, **provider):
     """Serve a job by a script; return what became of it, with the controller's rows on disk."""
     fake = FakeProvider(home, script, **provider)
-    served = serve(fake, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
+    served = serve_fast(fake, of, stop_at)
     assert fake.held == [] and [lease.outcome for lease in fake.over] == ["released"]
     mailbox = fake.over[0].mailbox
     plan, setups = (
@@ -220,7 +224,7 @@ def test_when_the_time_is_up_runs_that_are_left_get_no_row(tmp_path, script):
 def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_path):
     provider = FakeProvider(tmp_path, [*GOES, reported("a"), fails(KeyboardInterrupt())])
     with pytest.raises(KeyboardInterrupt):
-        serve(provider, job(), stop_at=99.0, watch=lambda *_: None, clock=fast())
+        serve_fast(provider, job())
     [lease] = provider.over
     assert provider.held == [] and (lease.mailbox / "done.json").exists()
     row = read_object(lease.mailbox / "controller" / "rows" / "b.json") or {}
@@ -229,7 +233,7 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_
 
 def test_a_refusal_is_one_row_and_no_failure(tmp_path):
     provider = FakeProvider(tmp_path, refusal="others hold the cores")
-    seen = serve(provider, job(), stop_at=99.0, watch=lambda *_: None, clock=fast())
+    seen = serve_fast(provider, job())
     assert seen.mailbox is None and seen.outcome.startswith("refused: ")
     assert [(row["run_id"], row["status"]) for row in seen.rows] == [("r-00-refused", "refused")]
 

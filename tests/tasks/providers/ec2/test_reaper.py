@@ -176,8 +176,9 @@ def test_unknown_regions_are_no_all_clear(home, moved_away, text):
 
 
 def test_a_region_that_does_not_answer_fails_the_reaping_after_the_others(home, aws, theirs):
-    there = lambda words: words["region"] == "us-east-1"  # noqa: E731
-    aws.fails("ec2:DescribeInstances", SILENT, times=99, when=there)
+    aws.fails(
+        "ec2:DescribeInstances", SILENT, times=99, when=lambda words: words["region"] == BOTH[0]
+    )
     error = not_swept(home)
     assert list(error.unswept) == ["us-east-1"] and len(error.done) == 2
     before = aws.now - timedelta(minutes=5)
@@ -206,10 +207,8 @@ def test_a_machine_that_does_not_end_is_no_all_clear(home, aws, theirs):
 
 def test_without_credentials_no_region_is_called_empty(home, monkeypatch):
     monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
-    blind = Ec2Provider(home.choices, home=home.path, node_package=home.package)
-    with pytest.raises(NotSwept) as raised:
-        blind.reap(home.world.now)
-    assert {*raised.value.unswept} == {*BOTH}
+    home.provider = Ec2Provider(home.choices, home=home.path, node_package=home.package)
+    assert {*not_swept(home).unswept} == {*BOTH}
     choices = home.choices.model_copy(update={"bucket": None})
     unused = Ec2Provider(choices, home=home.path / "new", node_package=home.package)
     assert len(unused.reap(home.world.now)) == 1 and not unused.was_used()
