@@ -19,7 +19,7 @@ from tasks.providers.base import EndedLease, Lease, LeaseUnreadable
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.fakes import offer
 from tests.installed import NOON, DescribedMachines, changed, install
-from tests.warehouse.builders import load, write
+from tests.warehouse.builders import ROWS, load, write
 from warehouse.append import append
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
@@ -59,9 +59,9 @@ def monthly(here, usd):
 
 
 def spent(here, usd, ended_at, lease_id="old-00", **columns):
-    row = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xs.large", "market": "spot",
-           "started_at": ended_at - timedelta(hours=1), "ended_at": ended_at, "usd": usd,
-           "refresh_id": lease_id.rpartition("-")[0], "outcome": "released"}  # fmt: skip
+    row = ROWS["lease"] | {"lease_id": lease_id, "provider": "ec2", "usd": usd}
+    row |= {"started_at": ended_at - timedelta(hours=1), "ended_at": ended_at}
+    row |= {"refresh_id": lease_id.rpartition("-")[0]}
     write(here.warehouse, append, "raw_leases", [row | columns])
 
 

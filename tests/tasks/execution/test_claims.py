@@ -15,7 +15,7 @@ from tasks.execution.collect import end_and_collect
 from tasks.providers.base import NotSwept
 from tasks.workspace.locking import refresh_lock
 from tests.installed import NOON, DescribedMachines, changed, install
-from tests.warehouse.builders import write
+from tests.warehouse.builders import ROWS, write
 from warehouse.append import append
 from warehouse.database import WarehouseBusy
 
@@ -66,9 +66,9 @@ def test_a_later_claim_leaves_to_earlier_ones_what_they_claimed(team):
 
 def test_what_a_campaign_has_cost_is_spent_and_no_longer_claimed(claimed):
     here, other = claimed
-    row = {"lease_id": "r-1-00", "provider": "ec2", "cluster": "1xs.large", "market": "spot"}
-    row |= {"started_at": NOON, "ended_at": NOON, "outcome": "released"}
-    write(here.warehouse, append, "raw_leases", [row], refresh_id="r-1", usd=2.5)
+    row = ROWS["lease"] | {"lease_id": "r-1-00", "refresh_id": "r-1", "provider": "ec2"}
+    row |= {"started_at": NOON, "ended_at": NOON, "usd": 2.5}
+    write(here.warehouse, append, "raw_leases", [row])
     month = month_of(other, "new")
     assert (month.spent_usd, month.claimed_usd) == (2.5, 3.5)
     settle(here, NOON)
