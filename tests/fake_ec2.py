@@ -143,6 +143,10 @@ class FakeAws:
     def count(self, action):
         return sum(one == action for one, _ in self.calls)
 
+    def fails(self, action, code, **more):
+        """This fault alone strikes from now on."""
+        self.faults = [Fault(action=action, code=code, **more)]
+
     def interrupt(self, instance_id):
         """The spot market takes it back."""
         self.instances[instance_id].end(self.now, "Server.SpotInstanceTermination")

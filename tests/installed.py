@@ -161,6 +161,12 @@ def install(folder, *workloads, provider=None):
     )
 
 
+def changed(here, section, **values):
+    """An installation whose settings have these values in a section."""
+    part = getattr(here.settings, section).model_copy(update=values)
+    return replace(here, settings=here.settings.model_copy(update={section: part}))
+
+
 @cache
 def measured():
     """What the synthetic world's runs left behind, of the workloads conv and lm, all measured at

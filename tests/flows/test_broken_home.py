@@ -33,6 +33,10 @@ def on_small_disk(small_disk, monkeypatch):
     monkeypatch.chdir("/")
 
 
+def damage(file):
+    file.write_bytes(b"\xa5" * 100 + file.read_bytes()[100:])
+
+
 def findings():
     found = srift("doctor", "--json")
     body = json.loads(found.stdout)
@@ -46,8 +50,7 @@ def test_a_sound_home_is_well(used):
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_doctor_names_the_damaged_file_and_commands_that_need_it_exit_1(used, name):
-    file = used / "state" / name
-    file.write_bytes(b"\xa5" * 100 + file.read_bytes()[100:])
+    damage(used / "state" / name)
     assert [check for check, status in findings().items() if status == "wrong"] == [FILES[name]]
     assert any(FILES[name] in one for one in printed("status")["stale"])
     words = ("table",) if name.startswith("published") else ASK
@@ -57,7 +60,7 @@ def test_the_doctor_names_the_damaged_file_and_commands_that_need_it_exit_1(used
 def test_a_damaged_warehouse_is_restored(used):
     store, before = Warehouse(used / "state" / "warehouse.duckdb"), printed("workloads")
     store.back_up()
-    store.path.write_bytes(b"\xa5" * 100 + store.path.read_bytes()[100:])
+    damage(store.path)
     assert_fails(srift(*ASK), 1, "srift restore")
     assert srift("restore").exit_code == 0
     assert findings()["warehouse"] == "ok" and printed("workloads") == before

@@ -56,15 +56,15 @@ def test_nothing_starts_before_account_cap_and_bucket_are_checked(ec2_project, m
     assert not (ec2_project / "state").exists()
 
 
-def test_a_paid_refresh_ends_where_the_reaper_could_not_look(steps):
+def test_where_the_reaper_could_not_look_a_paid_refresh_ends_and_one_that_buys_nothing_continues(
+    steps, monkeypatch, capsys
+):
+    """A full disk costs its backup only."""
     with pytest.raises(NotSwept):
         refresh("ec2", 5.0)
     assert steps == ["reap"]
+    steps.clear()
 
-
-def test_a_refresh_that_buys_nothing_continues_and_a_full_disk_costs_its_backup_only(
-    steps, monkeypatch, capsys
-):
     def full(_):
         raise DiskFull("the backup failed")
 

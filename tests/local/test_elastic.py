@@ -17,7 +17,7 @@ from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import left_over
 from tests.local.test_failures import PROJECT, TINY, here, job, needs_two_hosts
-from tests.warehouse.builders import NOON, TYPES
+from tests.warehouse.builders import NOON, TYPES, write
 from warehouse.append import note_instance_types
 from warehouse.reads import launched, mart
 
@@ -90,8 +90,7 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     project, monkeypatch, outcome
 ):
     installation = here(project)
-    with installation.warehouse.transact() as connection:
-        note_instance_types(connection, TYPES, noted_at=NOON)
+    write(installation.warehouse, note_instance_types, TYPES, noted_at=NOON)
     seen = served(installation, Loss(after=5), monkeypatch)
     assert seen.outcome == "finished" and seen.rows == [], seen.outcome
     assert left_over(installation.home) == []

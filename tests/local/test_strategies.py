@@ -158,10 +158,8 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
         dist.broadcast(weight.data, group=group, group_src=0)
     clips = name not in ("tables", *TENSOR)
     optimizer, reference = adagrad(model, clips=clips), adagrad(whole, clips=clips)
-    begun, pairs = (
-        flat(weights_of(reference)),
-        list(zip(weights_of(optimizer), weights_of(reference), strict=True)),
-    )
+    begun = flat(weights_of(reference))
+    pairs = list(zip(weights_of(optimizer), weights_of(reference), strict=True))
     module = wrapped(name, model, optimizer, group)
 
     def step(number):
@@ -178,11 +176,8 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
 
     for number in range(STEPS):
         step(number)
-    held, own, target = (
-        weights_of(optimizer),
-        flat(weights_of(optimizer)),
-        flat(weights_of(reference)),
-    )
+    held, target = weights_of(optimizer), flat(weights_of(reference))
+    own = flat(held)
     if name in COMPRESSED:
         assert is_on_all_ranks(own, group) and not torch.equal(own, target)
         assert (own - target).norm() < 0.8 * (begun - target).norm()
@@ -346,8 +341,7 @@ CHECKS = [
     (WORLD, trains_as_one_process, ("tensor-2.5d",)),
     (WORLD, combines_by_adasum, (WORLD,)),
     *((RANKS, trains_as_one_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),
-    (RANKS, trains_as_one_process, ("tensor-1d", Encoders)),
-    (RANKS, trains_as_one_process, ("tensor-2d", Encoders)),
+    *((RANKS, trains_as_one_process, (f"tensor-{cut}d", Encoders)) for cut in (1, 2)),
     (RANKS, trains_as_one_process, ("tables", Mixed, (2, 4, 6, 4))),
     *((RANKS, is_refused, ("tables", how)) for how in (weighted, changing)),
     (RANKS, is_refused, ("tensor-1d", longer)),

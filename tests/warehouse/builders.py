@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
+from warehouse.append import append_records
 from warehouse.database import Warehouse
 from warehouse.publication import Publication
 
@@ -31,6 +32,16 @@ def _created():
         path = Path(folder) / "warehouse.duckdb"
         Warehouse(path).create()
         return path.read_bytes()
+
+
+def write(warehouse, call, *words, **named):
+    """A call of `warehouse.append` in a transaction of its own."""
+    with warehouse.transact() as connection:
+        return call(connection, *words, **named)
+
+
+def load(warehouse, *bodies, refresh_id="r", at=NOON):
+    return write(warehouse, append_records, bodies, refresh_id=refresh_id, loaded_at=at)
 
 
 def known(home):

@@ -62,9 +62,12 @@ def test_a_transaction_that_raises_changes_nothing(warehouse):
     assert warehouse.select("timings").empty
 
 
-def test_a_missing_warehouse_reads_as_empty(tmp_path):
+def test_a_missing_warehouse_reads_as_empty_and_a_file_of_another_kind_is_damaged(tmp_path):
     warehouse = Warehouse(tmp_path / "none.duckdb")
     assert warehouse.select("runs").empty and not warehouse.exists()
+    warehouse.path.write_text("no database" * 100)
+    with pytest.raises(WarehouseDamaged):
+        warehouse.select("runs")
 
 
 def test_a_writer_waits_until_another_process_is_done(warehouse, holder):
@@ -121,13 +124,6 @@ def test_without_a_backup_nothing_is_moved(warehouse):
     with pytest.raises(WarehouseMissing):
         warehouse.restore()
     assert warehouse.path.exists()
-
-
-def test_a_file_of_another_kind_is_damaged(tmp_path):
-    path = tmp_path / "warehouse.duckdb"
-    path.write_text("no database" * 100)
-    with pytest.raises(WarehouseDamaged):
-        Warehouse(path).select("runs")
 
 
 def test_a_mistake_in_a_query_is_no_damage(warehouse):

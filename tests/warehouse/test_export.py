@@ -4,7 +4,7 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import CONTRACT, judgement, recommendation, stamp
+from tests.warehouse.builders import CONTRACT, judgement, recommendation, stamp, write
 from warehouse.append import append
 from warehouse.database import WarehouseDamaged, WarehouseMissing
 from warehouse.export import FILES, TABLES, VIEWS, export, published_rows, read_published
@@ -17,14 +17,8 @@ UNITS = {"_s": "second", "hours": "hours", "usd": "US dollars", "_at": "UTC"}
 def folder(warehouse, tmp_path):
     rows = [recommendation(), recommendation(goal="fastest", bottleneck=None)]
     publish(warehouse, rows, stamp(1))
-    with warehouse.transact() as connection:
-        append(
-            connection,
-            "raw_ledger",
-            [judgement()],
-            refresh_id="r",
-            judged_at=stamp(2).published_at,
-        )
+    judged_at = stamp(2).published_at
+    write(warehouse, append, "raw_ledger", [judgement()], refresh_id="r", judged_at=judged_at)
     export(warehouse, tmp_path / "published")
     return tmp_path / "published"
 

@@ -7,14 +7,19 @@ from itertools import count
 import pytest
 
 from tests import postgres
-from tests.warehouse.builders import DEFINED, NOON, ROWS, TYPES, body, fresh, recommendation, stamp
-from warehouse.append import (
-    append,
-    append_records,
-    note_import,
-    note_instance_types,
-    note_workloads,
+from tests.warehouse.builders import (
+    DEFINED,
+    NOON,
+    ROWS,
+    TYPES,
+    body,
+    fresh,
+    load,
+    recommendation,
+    stamp,
+    write,
 )
+from warehouse.append import append, note_import, note_instance_types, note_workloads
 from warehouse.database import WarehouseBusy, WarehouseError
 from warehouse.export import export, read_published
 from warehouse.lake import Lake, SharedWarehouse, _session
@@ -54,20 +59,18 @@ def shared(lake, tmp_path):
     return warehouse
 
 
-def load(warehouse):
-    with warehouse.transact() as connection:
-        note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
-        note_instance_types(connection, TYPES, noted_at=NOON)
-        append(connection, "raw_claims", CLAIMS)
-        bodies = [body("r1"), body("r2"), body("r1", status="failed")]
-        return append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
+def fill(warehouse):
+    write(warehouse, note_workloads, DEFINED, provider="local", noted_at=NOON)
+    write(warehouse, note_instance_types, TYPES, noted_at=NOON)
+    write(warehouse, append, "raw_claims", CLAIMS)
+    return load(warehouse, body("r1"), body("r2"), body("r1", status="failed"))
 
 
 def test_the_same_rows_give_the_same_marts(shared, tmp_path):
     shared.create()
     both = (fresh(tmp_path / "file"), shared)
     for warehouse in both:
-        assert [load(warehouse), load(warehouse)] == [2, 0]
+        assert [fill(warehouse), fill(warehouse)] == [2, 0]
         assert [publish(warehouse, [recommendation()], stamp(1)) for _ in range(2)] == [1, 0]
         publish(warehouse, [recommendation(usd=0.05, usd_p90=0.06)], stamp(2))
         with pytest.raises(PublicationRefused):
@@ -117,12 +120,11 @@ def test_an_empty_lake_and_another_schema_are_errors(lake, tmp_path):
 
 def test_a_home_is_carried_over_once(shared, tmp_path):
     file = fresh(tmp_path / "home")
-    load(file)
+    fill(file)
     for n in (2, 1):  # the runs count where the first definition is put back
         publish(file, [recommendation()], stamp(n))
         defined = [DEFINED[0] | {"digest": f"w{n}"}]
-        with file.transact() as connection:
-            note_workloads(connection, defined, provider="local", noted_at=NOON)
+        write(file, note_workloads, defined, provider="local", noted_at=NOON)
     publish(shared, [recommendation(workload="other")], stamp(3, provider="ec2"))
     copied = shared.carry_over(file)
     assert [copied[f"raw_{name}"] for name in ("runs", "publications", "recommendations")] == [
@@ -141,13 +143,12 @@ def test_a_home_is_carried_over_once(shared, tmp_path):
 def test_a_row_of_two_imports_counts_until_both_are_forgotten(shared, tmp_path):
     file = fresh(tmp_path / "home")
     for warehouse, import_id in ((shared, "b"), (file, "a")):
-        with warehouse.transact() as connection:
-            note_import(connection, import_id, event="imported", noted_at=NOON)
-            append(connection, "raw_imports", [ROWS["import"]], import_id=import_id, loaded_at=NOON)
+        write(warehouse, note_import, import_id, event="imported", noted_at=NOON)
+        stamped = {"import_id": import_id, "loaded_at": NOON}
+        write(warehouse, append, "raw_imports", [ROWS["import"]], **stamped)
     assert shared.carry_over(file)["raw_import_rows"] == 1
     for import_id, left in (("b", 1), ("a", 0)):
-        with shared.transact() as connection:
-            note_import(connection, import_id, event="forgotten", noted_at=NOON)
+        write(shared, note_import, import_id, event="forgotten", noted_at=NOON)
         assert len(shared.select("runs")) == left
 
 
@@ -159,9 +160,8 @@ def test_the_files_may_lie_in_s3(server, tmp_path, s3):
     lake = Lake(host=server, port=5432, user=postgres.USER, database="in_s3", data=data)
     shared = SharedWarehouse(tmp_path / "warehouse.duckdb", lake)
     shared.create()
-    with shared.transact() as connection:
-        bodies = [body(f"r{n}") for n in range(50)]  # a few rows stay in the catalogue
-        assert append_records(connection, bodies, refresh_id="r", loaded_at=NOON) == 50
+    # a few rows stay in the catalogue
+    assert load(shared, *(body(f"r{n}") for n in range(50))) == 50
     assert len(shared.select("raw_runs")) == 50
     stored = [one["Key"] for one in s3.list_objects_v2(Bucket="team")["Contents"]]
     assert len(stored) == 1 and stored[0].startswith("srift/warehouse/main/raw_runs/")

@@ -12,17 +12,13 @@ from tests.warehouse.builders import (
     TYPES,
     body,
     judgement,
+    load,
     offered,
     recommendation,
-    setup,
     stamp,
+    write,
 )
-from warehouse.append import (
-    append,
-    append_records,
-    note_instance_types,
-    note_workloads,
-)
+from warehouse.append import append, note_instance_types, note_workloads
 from warehouse.publication import publish
 from warehouse.reads import drifting, mart
 
@@ -30,11 +26,9 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
 def measure(warehouse, run_id, at):
-    with warehouse.transact() as connection:
-        note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
-        note_instance_types(connection, TYPES, noted_at=NOON)
-        row = body(run_id, of=setup(), ended_unix=at.timestamp())
-        append_records(connection, [row], refresh_id="r", loaded_at=at)
+    write(warehouse, note_workloads, DEFINED, provider="local", noted_at=NOON)
+    write(warehouse, note_instance_types, TYPES, noted_at=NOON)
+    load(warehouse, body(run_id, ended_unix=at.timestamp()), at=at)
 
 
 def test_a_question_is_judged_with_all_its_ranks_once_its_choice_was_measured(warehouse):
@@ -73,8 +67,7 @@ def test_interruptions_are_as_they_were_when_it_was_published(warehouse):
             offer | {"market": market, "interruptions_per_hour": rate}
             for market in ("spot", "on-demand")
         ]
-        with warehouse.transact() as connection:
-            append(connection, "raw_offers", rows, snapshot_id=snapshot, as_of=at)
+        write(warehouse, append, "raw_offers", rows, snapshot_id=snapshot, as_of=at)
     safe = [offered("small", 2, 0.01) | {"market": "on-demand"}]
     publish(warehouse, [recommendation(), recommendation(rank=2, cluster_offers=safe)], stamp(0))
     measure(warehouse, "a run", NOON + 2 * HOUR)
@@ -89,9 +82,8 @@ def test_the_judgement_with_most_evidence_counts(warehouse):
         judgement(evidence="e3", evidence_runs=1, regret=0.9),
         judgement("p2"),
     ]
-    with warehouse.transact() as connection:
-        for new in (4, 0):
-            assert append(connection, "raw_ledger", rows, refresh_id="r", judged_at=NOON) == new
+    for new in (4, 0):
+        assert write(warehouse, append, "raw_ledger", rows, refresh_id="r", judged_at=NOON) == new
     assert sorted(mart(warehouse, "regret_ledger")["regret"]) == [0.1, 0.2]
 
 
@@ -100,20 +92,17 @@ def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse):
     row = ROWS["drift"] | times | {"refresh_id": "r1"}
     large = row | {"instance_type": "large", "zone": ""}
     again = row | {"refresh_id": "r2", "judged_at": NOON + DAY, "drifting": False}
-    with warehouse.transact() as connection:
-        append(connection, "raw_drift", [row, large])
+    write(warehouse, append, "raw_drift", [row, large])
     assert sorted(drifting(warehouse, "local")["instance_type"]) == ["large", "small"]
     assert drifting(warehouse, "ec2").empty
-    with warehouse.transact() as connection:
-        append(connection, "raw_drift", [again])
+    write(warehouse, append, "raw_drift", [again])
     assert drifting(warehouse, "local")["instance_type"].tolist() == ["large"]
 
 
 def test_an_alarm_stands_until_its_setup_is_measured_again(warehouse):
     measure(warehouse, "slow", NOON)
     row = ROWS["alarm"] | {"measured_at": NOON, "judged_at": NOON}
-    with warehouse.transact() as connection:
-        append(connection, "raw_alarms", [row])
+    write(warehouse, append, "raw_alarms", [row])
     assert mart(warehouse, "alarms").run_id.tolist() == ["slow"]
     measure(warehouse, "again", NOON + HOUR)
     assert mart(warehouse, "alarms").empty

@@ -13,6 +13,7 @@ from tests.warehouse.builders import (
     offered,
     recommendation,
     stamp,
+    write,
 )
 from warehouse.append import append, note_instance_types
 from warehouse.database import SQL_FOLDER
@@ -90,8 +91,7 @@ def test_unsound_judgements_stop_the_publication(warehouse):
         if "first_measured_at" in change:
             change["first_measured_at"] = NOON
         row = judgement(evidence_runs=number, evidence=str(number), **change)
-        with warehouse.transact() as connection:
-            append(connection, "raw_ledger", [row], refresh_id="r", judged_at=NOON)
+        write(warehouse, append, "raw_ledger", [row], refresh_id="r", judged_at=NOON)
         assert check in refused_by(warehouse, [recommendation()]), case
 
 
@@ -103,8 +103,7 @@ def test_every_check_has_a_case(warehouse):
 
 
 def test_a_machine_of_another_provider_alone_is_refused(warehouse):
-    with warehouse.transact() as connection:
-        note_instance_types(connection, [TYPES[0] | {"provider": "ec2"}], noted_at=NOON)
+    write(warehouse, note_instance_types, [TYPES[0] | {"provider": "ec2"}], noted_at=NOON)
     assert refused_by(warehouse, [recommendation()]) == {"providers_are_not_mixed"}
 
 
@@ -131,8 +130,7 @@ def test_sound_rows_are_published_and_twice_changes_nothing(warehouse):
         recommendation(**unpriced),
         recommendation(goal="nothing", **INFEASIBLE),
     ]
-    with warehouse.transact() as connection:
-        append(connection, "raw_ledger", [judgement()], refresh_id="r", judged_at=NOON)
+    write(warehouse, append, "raw_ledger", [judgement()], refresh_id="r", judged_at=NOON)
     assert publish(warehouse, rows, stamp(1)) == 5
     assert publish(warehouse, rows, stamp(1)) == 0
     table = warehouse.select("recommendations")

@@ -18,8 +18,9 @@ from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.providers.base import EndedLease, Lease, LeaseUnreadable
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.fakes import offer
-from tests.installed import NOON, DescribedMachines, install
-from warehouse.append import append, append_records
+from tests.installed import NOON, DescribedMachines, changed, install
+from tests.warehouse.builders import ROWS, load, write
+from warehouse.append import append
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
 # an hour of 100 GiB, a public address, and requests as often as they may be, in the dearest region
@@ -53,21 +54,15 @@ def tally(cap_usd=1.0, spent=0.0):
     return Tally(cap_usd=cap_usd, stop_at=time.monotonic() + 1e6, refresh_id="refresh-1", usd=spent)
 
 
-def with_ec2(here, **values):
-    ec2 = here.settings.ec2.model_copy(update=values)
-    return replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
-
-
 def monthly(here, usd):
-    return with_ec2(here, max_usd_per_month=usd)
+    return changed(here, "ec2", max_usd_per_month=usd)
 
 
 def spent(here, usd, ended_at, lease_id="old-00", **columns):
-    row = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xs.large", "market": "spot",
-           "started_at": ended_at - timedelta(hours=1), "ended_at": ended_at, "usd": usd,
-           "refresh_id": lease_id.rpartition("-")[0], "outcome": "released"}  # fmt: skip
-    with here.warehouse.transact() as connection:
-        append(connection, "raw_leases", [row | columns])
+    row = ROWS["lease"] | {"lease_id": lease_id, "provider": "ec2", "usd": usd}
+    row |= {"started_at": ended_at - timedelta(hours=1), "ended_at": ended_at}
+    row |= {"refresh_id": lease_id.rpartition("-")[0]}
+    write(here.warehouse, append, "raw_leases", [row | columns])
 
 
 def held(lease_id="other-00", hours=2.0, usd_per_hour=5.0, **changes):
@@ -132,14 +127,12 @@ def test_patience_ends_within_the_deadline_and_the_campaign(
     assert found == pytest.approx(expected, abs=1.0)
 
 
-def test_a_warning_is_due_at_four_fifths_of_the_month(here, tmp_path):
+def test_a_warning_is_due_at_four_fifths_of_the_month(here):
     here = monthly(here, 10.0)
     spent(here, 7.9, NOON, "c-00")
     assert caps.money_short(here, tally(), NOON) == ""
     spent(here, 0.2, NOON, "d-00")
     assert "8.10" in caps.money_short(here, tally(), NOON)
-    (tmp_path / "local").mkdir()
-    assert caps.money_short(monthly(install(tmp_path / "local"), 0.0), tally(), NOON) == ""
 
 
 def test_the_months_cap_counts_this_month_and_provider(here):
@@ -186,7 +179,7 @@ def test_unknown_spending_stops_the_month(here):
 
 
 def test_without_on_demand_the_bid_bounds_spot(here):
-    here = with_ec2(here, markets=("spot",))
+    here = changed(here, "ec2", markets=("spot",))
     offers = [one for one in here.provider.offers(NOON) if one.market == "spot"]
     dearest = max(o.usd_per_hour or 0.0 for o in offers if o.instance_type.name == "s.large")
     allowed = caps.allowance(here, launch(here), tally(), NOON, offers)
@@ -205,6 +198,7 @@ def test_before_the_first_refresh_nothing_is_spent_and_no_month_caps_local_hosts
     (tmp_path / "local").mkdir()
     made = monthly(install(tmp_path / "local"), 0.0)
     assert refusal(made, tally(0.01)) == "" and refusal(made, tally(0.0))
+    assert caps.money_short(made, tally(), NOON) == ""
 
 
 def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here):
@@ -214,9 +208,7 @@ def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here):
     assert served.outcome.startswith("refused") and served.over_cap
     (row,) = served.rows
     assert row["status"] == "refused"
-    with here.warehouse.transact() as connection:
-        body = row | {"ended_unix": NOON.timestamp()}
-        assert append_records(connection, [body], refresh_id="refresh-1", loaded_at=NOON) == 1
+    assert load(here.warehouse, row | {"ended_unix": NOON.timestamp()}) == 1
 
 
 def test_machines_get_the_allowed_deadline(here, monkeypatch):

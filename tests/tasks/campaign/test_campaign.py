@@ -12,10 +12,9 @@ from tasks.campaign import campaign, dry_run
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served
-from tests.installed import NOON, DescribedMachines, champion, measured, model
-from tests.warehouse.builders import body, setup
+from tests.installed import NOON, DescribedMachines, champion, changed, measured, model
+from tests.warehouse.builders import body, load, setup
 from warehouse import reads
-from warehouse.append import append_records
 
 FRAMES = {name: getattr(measured(), name) for name in reads.TRAINING_FRAMES}
 NOTHING = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
@@ -31,11 +30,6 @@ def reading(monkeypatch, frames=NOTHING):
 def shop(here, *, known=None, frames=NOTHING):
     limits = Tally.of(here, None, "r")
     return campaign.shop(here, here.provider.offers(NOON), frames, known, limits)
-
-
-def changed(here, section, **values):
-    part = getattr(here.settings, section).model_copy(update=values)
-    return replace(here, settings=here.settings.model_copy(update={section: part}))
 
 
 def items_of(launches):
@@ -81,15 +75,14 @@ def test_only_failures_of_the_run_itself_count(here):
         return {key: value for key, value in row.items() if value is not None}
 
     probe = setup(workload=None, workload_digest=None)
-    bodies = [
+    load(
+        here.warehouse,
         failed("counts"),
         failed("probe", "probe", workload_digest="", setup=probe),
         failed("of the controller", attempt=None),
         failed("of another file", workload_digest="another"),
         failed("machine", cause="machine"),
-    ]
-    with here.warehouse.transact() as connection:
-        append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
+    )
     assert set(campaign._failures(here)["run_id"]) == {"counts", "probe"}
 
 

@@ -59,6 +59,11 @@ def row(**changes):
     return ",".join(values) + "\n" + ",".join(str(value) for value in values.values()) + "\n"
 
 
+def assert_refused(warehouse, text, facts=""):
+    with pytest.raises(ImportRefused):
+        load(warehouse, text, facts)
+
+
 def test_rows_and_facts_count_and_loading_twice_changes_nothing(warehouse):
     first = load(warehouse, facts=FACTS)
     assert (first.rows, first.new, first.counts["facts of workloads"]["new"]) == (3, 3, 1)
@@ -154,8 +159,7 @@ def test_one_run_id_with_two_contents_is_refused_in_a_file_and_first_counts_betw
     head, one = row(run_id="r").splitlines()
     assert load(warehouse, f"{head}\n{one}\n{one}\n").new == 1
     other = one.replace("0.5", "0.6")
-    with pytest.raises(ImportRefused):
-        load(warehouse, f"{head}\n{one}\n{other}\n")
+    assert_refused(warehouse, f"{head}\n{one}\n{other}\n")
     loaded = load(warehouse, f"{head}\n{other}\n")
     assert loaded.new == 0 and runs(warehouse).step_s.tolist() == [0.5]
 
@@ -169,16 +173,14 @@ def test_one_run_id_with_two_contents_is_refused_in_a_file_and_first_counts_betw
     ],
 )
 def test_implausible_rows_take_force(warehouse, text):
-    with pytest.raises(ImportRefused):
-        load(warehouse, text)
+    assert_refused(warehouse, text)
     assert runs(warehouse).empty
     assert load(warehouse, text, force=True).new > 0
 
 
 def test_facts_make_rows_implausible(warehouse):
     load(warehouse, row(step_s=1e-5))
-    with pytest.raises(ImportRefused):
-        load(warehouse, row(step_s=1e-5), FACTS)
+    assert_refused(warehouse, row(step_s=1e-5), FACTS)
 
 
 def test_a_dry_run_loads_nothing(warehouse, tmp_path):
@@ -233,10 +235,8 @@ def test_facts_alone_are_an_import(warehouse):
     loaded = load(warehouse, "", FACTS)
     assert loaded.rows == 0 and loaded.counts["facts of workloads"]["new"] == 1
     assert mart(warehouse, "workloads").parameters.tolist() == [1e6]
-    with pytest.raises(ImportRefused):
-        load(warehouse, "", FACTS + FACTS.splitlines()[1])
-    with pytest.raises(ImportRefused):
-        load(warehouse, "", FACTS.replace("1e6", "-1"))
+    for wrong in (FACTS + FACTS.splitlines()[1], FACTS.replace("1e6", "-1")):
+        assert_refused(warehouse, "", wrong)
 
 
 def test_facts_of_two_imports_count_until_both_are_forgotten(warehouse):

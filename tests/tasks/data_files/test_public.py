@@ -25,6 +25,7 @@ from tasks.data_files.public import (
 from tasks.recommendation.ask import Question, answer
 from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import DescribedMachines, install
+from tests.warehouse.builders import write
 from warehouse.append import note_workloads
 from warehouse.reads import knows_import, mart, measured_workloads
 
@@ -100,8 +101,7 @@ def test_ones_own_rows_or_code_take_their_place(here):
     forget_import(here.warehouse, mine, NOON)
     assert counted(here) == (0, 992)
     code = [{"workload": NAME, "digest": "abc"}]
-    with here.warehouse.transact() as connection:
-        note_workloads(connection, code, provider="ec2", noted_at=NOON)
+    write(here.warehouse, note_workloads, code, provider="ec2", noted_at=NOON)
     assert NAME not in measured_workloads(here.warehouse, "ec2")
     assert mart(here.warehouse, "workloads", workload=NAME)["parameters"].isna().all()
 

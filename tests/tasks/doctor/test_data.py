@@ -7,7 +7,7 @@ import pytest
 from tasks.doctor.aws import examine_ec2
 from tasks.workspace.settings import load_settings
 from tests.ec2_home import project
-from tests.fake_ec2 import NOON, FakeAws, Fault
+from tests.fake_ec2 import NOON, FakeAws
 from tests.world.policy import allows
 
 
@@ -44,21 +44,21 @@ def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machine
 
 
 @pytest.mark.parametrize(
-    ("data", "status", "says"),
+    ("data", "says"),
     [
-        ("s3://photos/dogs", "wrong", "s3://photos/dogs/"),
-        ("s3://nobody/cats", "wrong", "NoSuchBucket"),
-        ("images", "wrong", "images"),
+        ("s3://photos/dogs", "s3://photos/dogs/"),
+        ("s3://nobody/cats", "NoSuchBucket"),
+        ("images", "images"),
     ],
 )
-def test_what_is_not_there_is_wrong(aws, tmp_path, data, status, says):
+def test_what_is_not_there_is_wrong(aws, tmp_path, data, says):
     first = of_data(aws, having(tmp_path, data))[0]
-    assert first[0] == status and says in first[1]
+    assert first[0] == "wrong" and says in first[1]
 
 
 def test_data_that_this_identity_may_not_list_are_a_note(aws, tmp_path):
     settings = having(tmp_path, "s3://photos/cats")
-    aws.faults = [Fault(action="s3:ListBucket", code="AccessDenied", times=9)]
+    aws.fails("s3:ListBucket", "AccessDenied", times=9)
     assert of_data(aws, settings)[0][0] == "note"
 
 

@@ -12,7 +12,7 @@ from tasks.doctor.iam_policies import ACCOUNT, NAMES, policies
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import SettingsError, load_settings
 from tests.ec2_home import CHOICES, Home, project
-from tests.fake_ec2 import KILLED, Fault
+from tests.fake_ec2 import KILLED
 from tests.world.policy import allows, listed
 
 TASKS = Path(__file__).parents[3] / "tasks"
@@ -56,7 +56,7 @@ def calls(tmp_path_factory):
         running.nodes()
         assert running.replace(0)
     home.provider.placement_scores("us-east-1", ["g4dn.xlarge"], 1)
-    world.faults = [Fault(action="ec2:DescribeInstances", code=KILLED)]
+    world.fails("ec2:DescribeInstances", KILLED)
     home.killed_in(home.two("on-demand"), "r-2")
     home.reap()
     examine_ec2(load_settings(project(tmp_path_factory.mktemp("doctor"))), world.clients)

@@ -13,7 +13,7 @@ from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
 from tasks.workspace.settings import load_settings
 from tests.ec2_home import project
-from tests.fake_ec2 import FakeAws, Fault
+from tests.fake_ec2 import FakeAws
 from tests.fake_ec2_account import IMAGE
 
 LAUNCHES, PERMISSIONS, QUOTAS = (
@@ -74,7 +74,7 @@ def test_an_account_that_is_set_up_is_well(aws):
     ],
 )
 def test_a_refusal_is_one_finding_that_stops_a_refresh(aws, examined, action, code, check, word):
-    aws.faults = [Fault(action=action, code=code, times=99)]
+    aws.fails(action, code, times=99)
     found = examined()
     assert list(found) == [check] and word in found[check]
     with pytest.raises(ProviderError) as refused:
@@ -124,7 +124,7 @@ def test_an_unusable_region_bucket_profile_image_or_quota_is_wrong(
 
 @pytest.mark.parametrize("code", ["NoSuchEntity", "AccessDenied"])
 def test_a_missing_service_role_comes_with_its_command(aws, examined, code):
-    aws.faults = [Fault(action="iam:GetRole", code=code, times=9)]
+    aws.fails("iam:GetRole", code, times=9)
     found = examined()
     assert found.keys() == ROLES
     assert "spot.amazonaws.com" in found["role AWSServiceRoleForEC2Spot"]
@@ -147,7 +147,7 @@ def test_a_refresh_that_buys_nothing_needs_no_account(tmp_path, monkeypatch):
 def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(aws):
     words = ["doctor", "--provider", "ec2", "--json"]
     assert CliRunner().invoke(app, words).exit_code == 0
-    aws.faults = [Fault(action="s3:GetBucketLocation", code="NoSuchBucket", times=9)]
+    aws.fails("s3:GetBucketLocation", "NoSuchBucket", times=9)
     ill = CliRunner().invoke(app, words)
     body = json.loads(ill.stdout)
     assert ill.exit_code == 1 and not body["well"]
@@ -159,5 +159,5 @@ def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(aws):
 
 def test_a_quota_that_cannot_be_read_is_a_note(aws, examined):
     action = "servicequotas:GetServiceQuota"
-    aws.faults = [Fault(action=action, code="AccessDeniedException", times=9)]
+    aws.fails(action, "AccessDeniedException", times=9)
     assert examined() == {}

@@ -14,7 +14,8 @@ from tasks.execution.claims import claim, settle
 from tasks.execution.collect import end_and_collect
 from tasks.providers.base import NotSwept
 from tasks.workspace.locking import refresh_lock
-from tests.installed import NOON, DescribedMachines, install
+from tests.installed import NOON, DescribedMachines, changed, install
+from tests.warehouse.builders import ROWS, write
 from warehouse.append import append
 from warehouse.database import WarehouseBusy
 
@@ -26,15 +27,17 @@ def team(tmp_path):
     for number in range(3):
         (tmp_path / str(number)).mkdir()
         here = install(tmp_path / str(number), provider=DescribedMachines(name="ec2"))
-        shared = {"host": "db.example.org", "data": str(tmp_path)}
-        caps = {"max_usd_per_month": 10.0, "max_minutes": 5.0}
-        changes = {
-            "shared": here.settings.shared.model_copy(update=shared),
-            "ec2": here.settings.ec2.model_copy(update=caps),
-        }
-        settings = here.settings.model_copy(update=changes)
-        homes.append(replace(here, settings=settings, warehouse=(homes or [here])[0].warehouse))
+        here = changed(here, "shared", host="db.example.org", data=str(tmp_path))
+        here = changed(here, "ec2", max_usd_per_month=10.0, max_minutes=5.0)
+        homes.append(replace(here, warehouse=(homes or [here])[0].warehouse))
     return homes
+
+
+@pytest.fixture
+def claimed(team):
+    """The first home has claimed 6 dollars; with another home."""
+    claim(team[0], "r-1", 6.0, NOON)
+    return team[:2]
 
 
 def month_of(here, refresh_id, now=NOON):
@@ -61,23 +64,20 @@ def test_a_later_claim_leaves_to_earlier_ones_what_they_claimed(team):
     assert f"6.00 claimed by refresh r-1 of {gethostname()}:{first.home}" in str(month)
 
 
-def test_what_a_campaign_has_cost_is_spent_and_no_longer_claimed(team):
-    here, other, _ = team
-    claim(here, "r-1", 6.0, NOON)
-    row = {"lease_id": "r-1-00", "provider": "ec2", "cluster": "1xs.large", "market": "spot"}
-    row |= {"started_at": NOON, "ended_at": NOON, "outcome": "released"}
-    with here.warehouse.transact() as connection:
-        append(connection, "raw_leases", [row], refresh_id="r-1", usd=2.5)
+def test_what_a_campaign_has_cost_is_spent_and_no_longer_claimed(claimed):
+    here, other = claimed
+    row = ROWS["lease"] | {"lease_id": "r-1-00", "refresh_id": "r-1", "provider": "ec2"}
+    row |= {"started_at": NOON, "ended_at": NOON, "usd": 2.5}
+    write(here.warehouse, append, "raw_leases", [row])
     month = month_of(other, "new")
     assert (month.spent_usd, month.claimed_usd) == (2.5, 3.5)
     settle(here, NOON)
     assert left(other) == pytest.approx(7.5)
 
 
-def test_a_claim_is_settled_by_its_home_once_no_lease_is_left(team):
-    here, other, _ = team
+def test_a_claim_is_settled_by_its_home_once_no_lease_is_left(claimed):
+    here, other = claimed
     lease = SimpleNamespace(lease_id="r-1-00")
-    claim(here, "r-1", 6.0, NOON)
     settle(other, NOON)
     for here.provider.held, here.provider.over in (([lease], []), ([], [lease])):
         settle(here, NOON)
@@ -94,12 +94,11 @@ def test_a_claim_is_settled_by_its_home_once_no_lease_is_left(team):
     assert left(other) == 10.0
 
 
-def test_a_warehouse_that_does_not_answer_delays_a_settlement_only(team, monkeypatch):
+def test_a_warehouse_that_does_not_answer_delays_a_settlement_only(claimed, monkeypatch):
     def busy(*_):
         raise WarehouseBusy("another's turn")
 
-    here, other, _ = team
-    claim(here, "r-1", 6.0, NOON)
+    here, other = claimed
     with monkeypatch.context() as patched:
         patched.setattr(type(here.warehouse), "transact", busy)
         settle(here, NOON)
@@ -128,17 +127,11 @@ def test_a_campaign_that_begins_while_others_are_settled_keeps_its_claim(team, m
     assert left(other) == 10.0
 
 
-def test_the_end_of_a_campaign_settles_no_other_claim_of_its_home(team):
-    here, other, _ = team
-    claim(here, "r-1", 6.0, NOON)
+def test_a_campaign_settles_its_own_claim_and_the_reaper_all_if_it_could_look_everywhere(claimed):
+    here, other = claimed
     claim(here, "r-2", 3.0, NOON)
     settle(here, NOON, over="r-2")
     assert left(other) == 4.0
-
-
-def test_the_reaper_settles_killed_campaigns_if_it_could_look_everywhere(team):
-    here, other, _ = team
-    claim(here, "r-1", 6.0, NOON)
     here.provider.unswept = {"eu-west-1": "it does not answer"}
     with pytest.raises(NotSwept):
         end_and_collect(here, NOON)

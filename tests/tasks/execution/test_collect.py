@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.campaign.campaign import serve
 from tasks.execution.collect import collect, end_and_collect
 from tasks.node.record import write_json
 from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
 from tasks.workspace.workspace import Workspace
-from tests.fakes import FakeProvider, armed, fast, finished, ready, reported
-from tests.tasks.execution.test_session import KILLED, job
+from tests.fakes import FakeProvider, armed, finished, ready, reported
+from tests.tasks.execution.test_session import KILLED, job, serve_fast
 from tests.warehouse.builders import NOON, PROFILE, fresh, known, record, setup
 from warehouse.reads import mart
 
@@ -26,7 +25,7 @@ def after(home, *script):
     script = script or (ready, armed(1), reported("a", "b", "c"), finished(1))
     provider = FakeProvider(home, script)
     settings = Settings(root=home, home=home)
-    serve(provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
+    serve_fast(provider, job())
     return Workspace(settings=settings, warehouse=fresh(home), provider=provider)
 
 

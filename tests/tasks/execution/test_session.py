@@ -44,10 +44,14 @@ def job(runs="abc", **changes):
     return job_of([item(run_id) for run_id in runs], **changes)
 
 
+def serve_fast(provider, of, stop_at=100.0):
+    return serve(provider, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
+
+
 def launch(home, of, *script, stop_at=1000.0, **provider):
     """Serve a job by a script; return what became of it, with the controller's rows on disk."""
     fake = FakeProvider(home, script, **provider)
-    served = serve(fake, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
+    served = serve_fast(fake, of, stop_at)
     assert fake.held == [] and [lease.outcome for lease in fake.over] == ["released"]
     mailbox = fake.over[0].mailbox
     plan, setups = (
@@ -108,7 +112,6 @@ LATE = "node 1 did not report itself within 60 s"
 NOTICE = "node 1: it goes in 8 s by its interruption notice"
 NO_TORCH = "node 0: no module named torch"
 GOES = (ready, armed(1))
-HIT = (finished(1, 0, run_id="b", **LOST_PEER), finished(1, 1, run_id="b", **KILLED))
 HALF_HERE = (only(0, "ready.json"), *waits(610), only(0, "armed-1.json"))
 
 # By name: runs, script, runs with a record, rows of the others, and the runs of the last attempt.
@@ -120,13 +123,6 @@ ENDS = {
         "",
         [("r-00-launch", "failed", NO_TORCH)],
         "abc",
-    ),
-    "a killed rank costs its run": (
-        "abc",
-        [*GOES, reported("a"), *HIT, armed(2), reported("c")],
-        "ac",
-        [("b", "failed", SIGKILL)],
-        "c",
     ),
     "nodes name the run, and a silent one is not waited for": (
         "abc",
@@ -210,9 +206,11 @@ def test_an_end_costs_what_it_hit_and_no_more(tmp_path, name):
     assert (seen.served.recorded, seen.rows, seen.runs) == (set(recorded), unrecorded, last)
 
 
-def test_shares_are_in_force_while_it_measures_and_every_run_has_its_image(tmp_path):
-    killed = finished(1, run_id="b", **KILLED)
-    seen = launch(tmp_path, job(), *GOES, reported("a"), killed, armed(2), reported("c"))
+def test_a_killed_rank_costs_its_run_and_shares_are_in_force_while_it_measures(tmp_path):
+    hit = (finished(1, 0, run_id="b", **LOST_PEER), finished(1, 1, run_id="b", **KILLED))
+    seen = launch(tmp_path, job(), *GOES, reported("a"), *hit, armed(2), reported("c"))
+    assert (seen.served.recorded, seen.runs) == (set("ac"), "c")
+    assert seen.rows == [("b", "failed", SIGKILL)]
     assert seen.cluster.settled == [True, False, True] and seen.served.outcome == "finished"
     assert {setup["image_id"] for setup in seen.setups.values()} == {"ami-1"}
 
@@ -226,7 +224,7 @@ def test_when_the_time_is_up_runs_that_are_left_get_no_row(tmp_path, script):
 def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_path):
     provider = FakeProvider(tmp_path, [*GOES, reported("a"), fails(KeyboardInterrupt())])
     with pytest.raises(KeyboardInterrupt):
-        serve(provider, job(), stop_at=99.0, watch=lambda *_: None, clock=fast())
+        serve_fast(provider, job())
     [lease] = provider.over
     assert provider.held == [] and (lease.mailbox / "done.json").exists()
     row = read_object(lease.mailbox / "controller" / "rows" / "b.json") or {}
@@ -235,7 +233,7 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_
 
 def test_a_refusal_is_one_row_and_no_failure(tmp_path):
     provider = FakeProvider(tmp_path, refusal="others hold the cores")
-    seen = serve(provider, job(), stop_at=99.0, watch=lambda *_: None, clock=fast())
+    seen = serve_fast(provider, job())
     assert seen.mailbox is None and seen.outcome.startswith("refused: ")
     assert [(row["run_id"], row["status"]) for row in seen.rows] == [("r-00-refused", "refused")]
 

@@ -13,7 +13,8 @@ from tasks.market.job_conditions import EC2_STARTUP_S, LOCAL_SLOPE, experience_o
 from tasks.market.offers import snapshot_offers
 from tasks.recommendation.recommend import Case
 from tests.installed import NOON, DescribedMachines, champion, install, measured
-from warehouse import append
+from tests.warehouse.builders import write
+from warehouse.append import append
 
 
 @pytest.fixture
@@ -30,8 +31,7 @@ def held(here, count, **changes):
         row | {"lease_id": f"{changes} {at}", "asked_at": NOON - timedelta(days=1 + at)} | changes
         for at in range(count)
     ]
-    with here.warehouse.transact() as connection:
-        append.append(connection, "raw_machines", rows)
+    write(here.warehouse, append, "raw_machines", rows)
 
 
 def learned(here):

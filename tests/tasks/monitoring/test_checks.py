@@ -20,9 +20,9 @@ from tasks.recommendation.publication import export_copies, store_publication
 from tasks.recommendation.recommend import recommend_all
 from tasks.training.registry import Champion
 from tests.installed import NOON, champion, measured
-from tests.warehouse.builders import record, setup
+from tests.warehouse.builders import load, record, setup, write
 from warehouse import reads
-from warehouse.append import append, append_records, note_instance_types, note_workloads
+from warehouse.append import append, note_instance_types, note_workloads
 from warehouse.export import read_published
 from warehouse.reads import mart
 
@@ -67,9 +67,8 @@ def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here):
 def defined(here):
     types = [asdict(one) | {"digest": one.digest} for one in here.provider.instance_types()]
     workloads = [{"workload": "conv", "digest": "w1"}]
-    with here.warehouse.transact() as connection:
-        note_workloads(connection, workloads, provider="local", noted_at=NOON)
-        note_instance_types(connection, types, noted_at=NOON)
+    write(here.warehouse, note_workloads, workloads, provider="local", noted_at=NOON)
+    write(here.warehouse, note_instance_types, types, noted_at=NOON)
     return here
 
 
@@ -86,8 +85,7 @@ def ran(here, run_id, step_s, *, hours=0.0, **values):
     )
     body["item"] = {"nodes": [0, 1]}
     body["values"] |= {"step_s": step_s, "sync_s": 0.01, "rank_compute_s": [0.1, 0.1]} | values
-    with here.warehouse.transact() as connection:
-        append_records(connection, [body], refresh_id="r1", loaded_at=NOON)
+    load(here.warehouse, body, refresh_id="r1")
 
 
 def note(here, refresh_id="r1"):
@@ -135,8 +133,7 @@ def measure(here, times):
         for number, row in enumerate(table.drop_duplicates(names).to_dict("records"))
     ]
     stamp = {"file_digest": "d", "import_id": "d", "provider": "local"}
-    with here.warehouse.transact() as connection:
-        append(connection, "raw_imports", rows, loaded_at=NOON + DAY, **stamp)
+    write(here.warehouse, append, "raw_imports", rows, loaded_at=NOON + DAY, **stamp)
     return reads.training_frames(here.warehouse, "local")
 
 

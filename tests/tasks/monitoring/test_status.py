@@ -11,8 +11,8 @@ from tasks.providers.base import EndedLease, Lease
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.reporting.tables import print_spend, print_status
 from tests.installed import DescribedMachines, install
-from tests.warehouse.builders import ROWS, recommendation
-from warehouse.append import append, append_records
+from tests.warehouse.builders import ROWS, load, recommendation, write
+from warehouse.append import append
 
 NOW = datetime.now(UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -101,15 +101,14 @@ def run(name, lease_id, workload, kind="train"):
 def test_each_way_of_adding_up_dollars_gives_the_same_sum_and_an_unknown_price_none(
     here, machines, capsys
 ):
-    with here.warehouse.transact() as connection:
-        leases = [
-            lease("a", "r", 0.4, 10, "2xs.small"),
-            lease("b", "s", 0.2, 1, "1xs.small+1xs.whole"),
-            lease("c", "s", None, 40, "1xs.whole"),
-        ]
-        append(connection, "raw_leases", leases)
-        runs = [run("1", "a", "mlp"), run("2", "a", "lm"), run("3", "b", "", "probe")]
-        append_records(connection, runs, refresh_id="r", loaded_at=NOW)
+    leases = [
+        lease("a", "r", 0.4, 10, "2xs.small"),
+        lease("b", "s", 0.2, 1, "1xs.small+1xs.whole"),
+        lease("c", "s", None, 40, "1xs.whole"),
+    ]
+    write(here.warehouse, append, "raw_leases", leases)
+    runs = (run("1", "a", "mlp"), run("2", "a", "lm"), run("3", "b", "", "probe"))
+    load(here.warehouse, *runs, at=NOW)
 
     def dollars(by):
         return {row["of"]: row["usd"] for row in spend.spend_of("local", by, days=30)["rows"]}

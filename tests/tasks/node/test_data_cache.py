@@ -71,6 +71,10 @@ def reads(tmp_path):
     return tmp_path / "reads"
 
 
+def on_disk(reads, folder):
+    return Cached(Rows(reads), folder=folder, key="k")
+
+
 def count(reads):
     """Reads since the last call."""
     number = reads.stat().st_size if reads.exists() else 0
@@ -140,7 +144,7 @@ def test_a_file_serves_other_runs_with_the_same_key_and_type_alone(reads, tmp_pa
 
 
 def test_damaged_and_half_written_samples_are_read_from_the_dataset(reads, tmp_path):
-    epochs(Cached(Rows(reads), folder=tmp_path, key="k"), 1)
+    epochs(on_disk(reads, tmp_path), 1)
     file = next(tmp_path.glob("srift-*.cache"))
     whole = file.read_bytes()
     for damaged in (
@@ -152,7 +156,7 @@ def test_damaged_and_half_written_samples_are_read_from_the_dataset(reads, tmp_p
     ):
         file.write_bytes(damaged)
         count(reads)
-        kept = Cached(Rows(reads), folder=tmp_path, key="k")
+        kept = on_disk(reads, tmp_path)
         assert [int(kept[at][0][0]) for at in ALL] == ALL
         assert count(reads) > 1
         assert [kept[at][1] for at in ALL] == ALL
@@ -174,7 +178,7 @@ def refusing(*_):
 def test_a_disk_that_keeps_no_more_is_warned_of_once(
     reads, tmp_path, monkeypatch, caplog, function, stands_in
 ):
-    made = Cached(Rows(reads), folder=tmp_path, key="k")
+    made = on_disk(reads, tmp_path)
     monkeypatch.setattr(data_cache, "_LOCK_S", 0.01)
     monkeypatch.setattr(function, stands_in)
     for found in epochs(made, 3):
@@ -184,16 +188,16 @@ def test_a_disk_that_keeps_no_more_is_warned_of_once(
 
 
 def test_a_file_of_another_user_and_a_link_are_refused(reads, tmp_path, monkeypatch):
-    Cached(Rows(reads), folder=tmp_path, key="k")
+    on_disk(reads, tmp_path)
     (file,) = tmp_path.glob("srift-*.cache")
     with monkeypatch.context() as patch:
         patch.setattr(os, "getuid", lambda: 12345)
         with pytest.raises(PermissionError):
-            Cached(Rows(reads), folder=tmp_path, key="k")
+            on_disk(reads, tmp_path)
     file.rename(tmp_path / "away")
     file.symlink_to(tmp_path / "away")
     with pytest.raises(OSError):
-        Cached(Rows(reads), folder=tmp_path, key="k")
+        on_disk(reads, tmp_path)
 
 
 def hammer(folder, reads, seed, rounds):

@@ -14,7 +14,8 @@ from tasks.workspace.settings import IMPORTED
 from tests.benchmarks import synthetic_market as synthetic
 from tests.installed import NOON, DescribedMachines, champion, install
 from tests.models.guessing import FLOPS, asked, data, seconds
-from warehouse import append
+from tests.warehouse.builders import write
+from warehouse.append import note_workloads
 
 
 def pilots_of(here, champion, workload, *, count=3):
@@ -116,8 +117,7 @@ def new_workload(*, hours=12.0, p_required=None):
 def home(folder):
     """Where the facts of a network were imported, and no measurement of it."""
     here = install(folder, "conv", provider=Gpus())
-    with here.warehouse.transact() as connection:
-        append.note_workloads(connection, [FACTS], provider="ec2", noted_at=NOON)
+    write(here.warehouse, note_workloads, [FACTS], provider="ec2", noted_at=NOON)
     return here
 
 

@@ -12,7 +12,7 @@ from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
 from tasks.recommendation.recommend import Case, recommend_all, supply_of, with_usual_goals
 from tasks.training.registry import Champion
-from tests.installed import NOON, DescribedMachines, champion, install, measured
+from tests.installed import NOON, DescribedMachines, champion, changed, install, measured
 
 GOALS = ["cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"]
 
@@ -99,8 +99,7 @@ def test_types_that_the_champion_does_not_know_are_not_guessed(here):
 
 def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_launched(tmp_path):
     bare = install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
-    ec2 = bare.settings.ec2.model_copy(update={"bucket": "mine-1"})
-    able = replace(bare, settings=bare.settings.model_copy(update={"ec2": ec2}))
+    able = changed(bare, "ec2", bucket="mine-1")
     for here, spends in ((able, True), (bare, False)):
         for row in rows_of(here):
             assert ("--max-usd 25" in row["reason"]) is spends

@@ -110,29 +110,30 @@ def test_requirements_are_installed_anew_if_what_pip_reads_changes(project):
     assert renamed.travelling("net")[0].requirements_digest != needed()
 
 
+def assert_refused(project):
+    with pytest.raises(SettingsError):
+        settings(project)
+
+
 @pytest.mark.parametrize(("limit", "most"), [("MAX_BYTES", 10), ("MAX_FILES", 2)])
 def test_too_much_code_is_refused(project, monkeypatch, limit, most):
     monkeypatch.setattr(sources, limit, most)
-    with pytest.raises(SettingsError):
-        settings(project)
+    assert_refused(project)
 
 
 @pytest.mark.parametrize("missing", ["requirements.txt", "train/model.py"])
 def test_missing_files_are_refused(project, missing):
     file = project / "repo" / missing
     file.unlink()
-    with pytest.raises(SettingsError):
-        settings(project)
+    assert_refused(project)
     (project / "outside").touch()
     file.symlink_to(project / "outside")
-    with pytest.raises(SettingsError):
-        settings(project)
+    assert_refused(project)
 
 
 def test_a_module_that_would_hide_the_agent_is_refused(project):
     (project / "repo" / "node.py").touch()
-    with pytest.raises(SettingsError):
-        settings(project)
+    assert_refused(project)
 
 
 def test_a_file_travels_with_its_requirements(project):

@@ -29,6 +29,11 @@ def settings(project, data="photos"):
     return load_settings(project / "srift.toml")
 
 
+def assert_refused(project, data="photos"):
+    with pytest.raises(SettingsError):
+        settings(project, data).data("net")
+
+
 def test_names_and_sizes_of_a_folder_decide_the_digest(project):
     before = settings(project).workload_digest("net")
     file = project / "photos" / "a" / "one.bin"
@@ -74,23 +79,19 @@ def test_links_to_folders_and_odd_names_are_refused(project):
     photos = project / "photos"
     for name, target in (("link", photos), ("broken", "nowhere"), ("a\\b", "a/one.bin")):
         (photos / name).symlink_to(target)
-        with pytest.raises(SettingsError):
-            settings(project).data("net")
+        assert_refused(project)
         (photos / name).unlink()
     assert settings(project).data("net") is not None
 
 
 def test_too_many_files_and_none_are_refused(project, monkeypatch):
     monkeypatch.setattr(workload_data, "MOST_FILES", 0)
-    with pytest.raises(SettingsError):
-        settings(project).data("net")
+    assert_refused(project)
     (project / "photos" / "a" / "one.bin").unlink()
-    with pytest.raises(SettingsError):
-        settings(project).data("net")
+    assert_refused(project)
 
 
 @pytest.mark.parametrize("data", [".", "net.py"])
 def test_a_file_and_the_folder_of_the_home_are_refused(project, monkeypatch, data):
     monkeypatch.delenv("SRIFT_HOME")
-    with pytest.raises(SettingsError):
-        settings(project, data).data("net")
+    assert_refused(project, data)

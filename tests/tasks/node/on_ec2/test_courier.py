@@ -42,7 +42,9 @@ class World(Store):
         self.requested = {}
         self.states = {}
 
-    def serve(self, deadline_s=1000.0):
+    def serve(self, ends_at, code=0, deadline_s=1000.0):
+        """Until its agent ends with `code`."""
+        self.sets(ends_at, code=code)
         world = self
         delivery = Delivery(
             store=world,
@@ -99,8 +101,7 @@ def test_a_machine_reports_itself_takes_its_place_and_carries_both_ways(world):
     world.sets(3, inward=place)
     world.clock.at(5, lambda: world.brings(plan__json='{"attempt": 1}'))
     world.writes(8, "records/r.json", '"whole"')
-    world.sets(20, code=0)
-    assert world.serve() == ""
+    assert world.serve(20) == ""
     assert world.moments("booted.json") == [0.0] and 3 <= world.started <= 4
     assert (world.mailbox / "plan.json").read_bytes() == b'{"attempt": 1}'
     assert world.bodies("records/r.json") == ["whole"]
@@ -118,9 +119,8 @@ def test_a_machine_reports_itself_takes_its_place_and_carries_both_ways(world):
 def test_a_store_that_is_away_is_waited_for(world, name, back_at, least_s, most_s):
     world.sets(8, down=True)
     world.writes(10, name)
-    world.sets(12, code=0)
     world.sets(back_at, down=False)
-    assert world.serve() == ""
+    assert world.serve(12) == ""
     assert least_s <= world.clock.now <= most_s
     assert bool(world.moments(name)) is (back_at < 1000)
 
@@ -132,8 +132,7 @@ def test_a_notice_is_passed_on_at_once_with_everything_else(world):
     world.writes(31, "log-1.txt", "abc")  # would have to wait for its turn
     world.writes(31, "records/r.json")
     world.sets(31, given=GOES)
-    world.sets(40, code=0)
-    world.serve()
+    world.serve(40)
     first, second = world.bodies("notice.json")
     assert first["kind"] == "rebalance" and second == GOES | {"seen_unix": second["seen_unix"]}
     moment = world.moments("notice.json")[1]
@@ -142,8 +141,7 @@ def test_a_notice_is_passed_on_at_once_with_everything_else(world):
 
 
 def test_an_agent_that_fails_is_reported_with_its_last_output(world):
-    world.sets(5, code=1)
-    assert world.serve().endswith("1: Traceback: no such thing")
+    assert world.serve(5, code=1).endswith("1: Traceback: no such thing")
 
 
 def test_requested_data_are_fetched_and_their_progress_is_reported(world):
@@ -154,8 +152,7 @@ def test_requested_data_are_fetched_and_their_progress_is_reported(world):
     world.sets(58, down=True)
     world.sets(60, states={"aabb": {"state": "ready"}})
     world.sets(63, down=False)
-    world.sets(80, code=0)
-    assert world.serve() == ""
+    assert world.serve(80) == ""
     assert world.requested == {"aabb": "s3://mine-1/cats/"}
     reports = [body["aabb"] for body in world.bodies("data.json")]
     assert {state["state"] for state in reports[:-1]} == {"fetching"} and 8 <= len(reports) <= 12
@@ -167,8 +164,7 @@ def test_a_machine_at_work_asks_and_sends_no_more_than_the_bill_counts(world):
     for second in range(1, 300):
         world.writes(second, "heartbeat.json", str(second))
         world.writes(second, "log-1.txt", "x" * second)
-    world.sets(300, code=0)
-    world.serve(3000.0)
+    world.serve(300, deadline_s=3000.0)
     lists, records = 720, 60  # of an hour: the controller's, and of the runs
     heartbeats = (PUTS_PER_HOUR - lists - records) / 12
     assert 0.9 * heartbeats <= len(world.came) <= 1.05 * heartbeats

@@ -8,10 +8,14 @@ import pytest
 from tasks.execution.mailbox import Mailbox
 from tasks.node.record import write_json
 from tasks.providers.ec2 import mailbox_s3
-from tests.fake_ec2 import SILENT, Fault
+from tests.fake_ec2 import SILENT
 from tests.fake_s3 import ROLE, FakeS3
 
 FIRST, SECOND, THIRD = (f"i-{number:017x}" for number in (1, 2, 3))
+
+
+def alive(running):
+    return [node.alive for node in running.nodes()]
 
 
 def test_uploads_reach_the_mailbox_and_the_controllers_files_every_node(home, running, aws):
@@ -34,9 +38,7 @@ def test_uploads_reach_the_mailbox_and_the_controllers_files_every_node(home, ru
 
 def test_the_manifest_comes_after_what_it_names(home, running, aws):
     write_json(running.mailbox / "plan.json", {"attempt": 1})
-    refused = Fault(action="s3:PutObject", code="AccessDenied")
-    refused.when = lambda words: "plan" in words["Key"]
-    aws.faults = [refused]
+    aws.fails("s3:PutObject", "AccessDenied", when=lambda words: "plan" in words["Key"])
     for works, names in ((False, {"node.json"}), (True, {"node.json", "plan.json"})):
         assert running.mirror.sync() is works
         assert set(home.reads(FIRST, "manifest.json")["files"]) == names
@@ -71,7 +73,7 @@ def test_a_store_that_fails_makes_nobody_silent(home, running, aws, action):
         return box.silent(running.now_unix())
 
     assert round_after(0.0) == set()
-    aws.faults = [Fault(action=action, code=SILENT, times=999)]
+    aws.fails(action, SILENT, times=999)
     assert [round_after(1.0) for _ in range(60)][-1] == set()
     aws.faults = []
     assert round_after(60.0) == {0, 1}
@@ -133,7 +135,7 @@ def test_a_store_that_does_not_answer_keeps_no_machine_alive(home, aws, monkeypa
 def test_an_interruption_is_no_failure_and_what_ec2_knows_no_more_is_gone(running, aws):
     aws.interrupt(FIRST)
     aws.pass_s(6.0)
-    assert [node.alive for node in running.nodes()] == [False, True]
+    assert alive(running) == [False, True]
     aws.instances[SECOND].end(aws.now, "Client.InstanceInitiatedShutdown")
     aws.pass_s(6.0)
     lost = running.nodes()
@@ -146,9 +148,9 @@ def test_an_interruption_is_no_failure_and_what_ec2_knows_no_more_is_gone(runnin
 
 def test_silence_of_ec2_is_no_loss(running, aws):
     running.nodes()
-    aws.faults = [Fault(action="ec2:DescribeInstances", code=SILENT, times=2)]
+    aws.fails("ec2:DescribeInstances", SILENT, times=2)
     aws.pass_s(6.0)
-    assert [node.alive for node in running.nodes()] == [True, True]
+    assert alive(running) == [True, True]
 
 
 def test_a_notice_counts_down_by_the_stores_clock(home, running, aws):
@@ -172,7 +174,7 @@ def test_a_replacement_takes_the_rank_and_all_records_stay(home, aws):
         running.mirror.sync()
         assert running.replace(1)
         assert running.addresses == ["10.0.0.1", "10.0.0.3"]
-        assert [node.alive for node in running.nodes()] == [True, True]
+        assert alive(running) == [True, True]
         assert not Mailbox(path=running.mailbox, nodes=2).reported(0, "10.0.0.1")
         home.upload(SECOND, "records/b.json", {})
         home.upload(THIRD, "records/a.json", {"by": 3})  # the same run again
@@ -190,7 +192,7 @@ def test_a_refused_replacement_or_a_machine_that_does_not_end_leaves_the_rank_lo
     aws.immortal = False
     aws.capacity["us-east-1c", "spot"] = 0
     assert not running.replace(1)
-    assert [node.alive for node in running.nodes()] == [True, False]
+    assert alive(running) == [True, False]
     aws.capacity["us-east-1c", "spot"] = 1
     assert running.replace(1) and len(aws.alive()) == 2
 
@@ -198,7 +200,7 @@ def test_a_refused_replacement_or_a_machine_that_does_not_end_leaves_the_rank_lo
 def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(home, aws):
     with home.acquire(home.two()):
         home.upload(FIRST, "records/last.json", {"run_id": "last"})
-        aws.faults = [Fault(action="s3:GetObject", code="InternalError", times=400)]
+        aws.fails("s3:GetObject", "InternalError", times=400)
     assert aws.alive() == [] and home.provider.ended() == [] and home.provider.leases()
     aws.faults = []
     home.provider = home.controller()

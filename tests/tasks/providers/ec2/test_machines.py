@@ -8,7 +8,7 @@ from models.domain.cluster import Cluster
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.ec2_home import Home
-from tests.fake_ec2 import KILLED, NOON, SILENT, Fault, Killed
+from tests.fake_ec2 import KILLED, NOON, SILENT, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD, SPOT_USD
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
@@ -153,7 +153,7 @@ def test_a_fleet_without_an_answer_is_looked_for_by_its_tag(home, aws, code, sho
     if code == "InternalError":
         aws.fleet_errors = [[code]]
     else:
-        aws.faults = [Fault(action="ec2:CreateFleet", code=code, times=6, after=shows)]
+        aws.fails("ec2:CreateFleet", code, times=6, after=shows)
     with home.acquire(home.two()) as running:
         got = {offer.market for offer in running.cluster.members}
         assert got == ({"spot"} if shows else {"on-demand"})
@@ -176,7 +176,7 @@ def test_a_fleet_that_fails_for_good_ends_the_launch(home, aws):
     ],
 )
 def test_what_was_just_created_and_is_not_found_yet_is_asked_for_again(home, aws, action, code):
-    aws.faults = [Fault(action=action, code=code, times=2)]
+    aws.fails(action, code, times=2)
     with home.acquire(home.two()):
         assert home.leases.all()[0].refusals == ()
         [group] = aws.account.groups.values()
@@ -188,7 +188,7 @@ def test_a_machine_that_ec2_does_not_know_yet_is_not_taken_for_gone(home, aws):
     aws.lag_s = 60.0
     aws.boot_s = float("inf")
     aws.capacity["us-east-1c", "spot"] = 2
-    aws.faults = [Fault(action="ec2:DescribeInstances", code="AccessDenied")]
+    aws.fails("ec2:DescribeInstances", "AccessDenied")
     refused(home)
     assert len(aws.alive()) == 2 and len(home.provider.leases()) == 1
     aws.pass_s(60.0)
@@ -209,7 +209,7 @@ def test_a_controller_killed_at_any_call_leaves_nothing(tmp_path, monkeypatch, a
     for number in range(after, len(calls), 2):
         home = Home(tmp_path / str(number))
         cluster = home.mixed()
-        home.world.faults = [Fault(action="", code=KILLED, skip=number, after=after)]
+        home.world.fails("", KILLED, skip=number, after=after)
         with pytest.raises(Killed), home.acquire(cluster):
             pass
         home.die()
@@ -220,7 +220,7 @@ def test_a_controller_killed_at_any_call_leaves_nothing(tmp_path, monkeypatch, a
 
 
 def test_a_request_is_in_the_lease_before_it_is_sent(home):
-    home.world.faults = [Fault(action="ec2:CreateFleet", code=KILLED)]
+    home.world.fails("ec2:CreateFleet", KILLED)
     home.killed_in(home.two())
     [request] = home.leases.all()[0].requests
     assert (request.group, request.size, request.answered) == ("spot.0", 2, False)
@@ -229,7 +229,7 @@ def test_a_request_is_in_the_lease_before_it_is_sent(home):
 
 def test_terminating_that_fails_is_left_to_the_reaper(home, aws):
     cluster = home.two()
-    aws.faults = [Fault(action="ec2:TerminateInstances", code="AccessDenied")]
+    aws.fails("ec2:TerminateInstances", "AccessDenied")
     refused(home, cluster)
     assert len(aws.alive()) == 2 and len(home.provider.leases()) == 1
     home.provider.reap(aws.now)
@@ -239,7 +239,7 @@ def test_terminating_that_fails_is_left_to_the_reaper(home, aws):
 
 def test_nothing_more_is_bought_while_an_attempt_cannot_be_given_back(home, aws):
     aws.capacity["us-east-1c", "spot"] = 2
-    aws.faults = [Fault(action="ec2:TerminateInstances", code="AccessDenied", times=99)]
+    aws.fails("ec2:TerminateInstances", "AccessDenied", times=99)
     refused(home, home.mixed())
     assert aws.bought() == 2
 

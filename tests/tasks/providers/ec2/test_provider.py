@@ -12,7 +12,7 @@ from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2.provider import Ec2Provider
 from tasks.providers.ec2.settings import Ec2
-from tests.fake_ec2 import NOON, FakeAws, Fault
+from tests.fake_ec2 import NOON, FakeAws
 from tests.fake_ec2_account import Account
 
 real_advisor = ec2_api.spot_advisor
@@ -71,7 +71,7 @@ def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws):
     ],
 )
 def test_a_refusal_names_action_code_and_fix_and_no_secret(aws, action, code, says):
-    aws.faults = [Fault(action=action, code=code, times=9)]
+    aws.fails(action, code, times=9)
     with pytest.raises(ProviderError) as refused:
         provider_of(NARROW, aws.clients).offers(NOON)
     assert all(one in str(refused.value) for one in (action, code, says))

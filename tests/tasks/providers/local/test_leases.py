@@ -137,17 +137,14 @@ def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path):
     assert [one.usd for one in local.ended()] == [pytest.approx(0.36)]
 
 
-def test_a_recycled_process_number_is_left_alone(tmp_path, sleeper):
+def test_a_recycled_process_number_is_left_alone_and_a_controller_of_an_earlier_boot_is_gone(
+    tmp_path, sleeper
+):
     stale = replace(sleeper, start_ticks=sleeper.start_ticks - 1)
     assert end([stale]) == [] and is_running(sleeper)
-    local = provider(tmp_path, replace(LEASE, controller=stale))
-    assert [one.controller_alive for one in local.leases()] == [False]
-
-
-@pytest.mark.parametrize("boot", [boot_id(), "an earlier boot"])
-def test_a_controller_of_an_earlier_boot_is_gone(tmp_path, sleeper, boot):
-    local = provider(tmp_path, replace(LEASE, controller=sleeper, boot_id=boot))
-    assert [one.controller_alive for one in local.leases()] == [boot == boot_id()]
+    earlier = replace(LEASE, lease_id="two", controller=sleeper, boot_id="an earlier boot")
+    local = provider(tmp_path, replace(LEASE, controller=stale), earlier)
+    assert [one.controller_alive for one in local.leases()] == [False, False]
 
 
 def test_a_live_controllers_lease_is_ended_only_with_all_of_them(tmp_path, sleeper):
