@@ -1,10 +1,10 @@
-"""Estimate what each strategy sends and holds, before any run of the strategy was measured.
+"""Estimate the bytes that each strategy sends and holds before it has been measured.
 
-The symbols: M machines have n devices each, P ranks in total. The gradients have d values of 4
+There are M machines with n devices each, and P ranks in total. The gradients have d values of 4
 bytes.
 
     mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021]; p is the
-               density: it selects p d / n of d / n values
+               density: a device selects p d / n of d / n values
     dense      2 (M - 1) / M 4 d / n: a device's share of a hierarchical all-reduce
     powersgd   r (rows + columns) values of each rows x columns matrix [Vogels et al. 2019]; r is
                the rank of the factors
@@ -69,10 +69,10 @@ class Communication(NamedTuple):
             at every rank [torch 2.13].
         held: bytes that a device holds for the exchange, divided by its gradient bytes: the
             buckets, and residuals, the values of a peer, or the weights before the step [D].
-        waits: the backward pass waits while a bucket is exchanged. Compression runs on the device
-            that computes the backward pass. A layer of tensor parallelism needs the result of the
-            exchange before it.
-        passes: passes over all values, relative to the 20 of ddp-mstopk [D].
+        waits: True if the backward pass waits while a bucket is exchanged. Compression uses the
+            device that computes the backward pass. A layer of tensor parallelism needs the result
+            of the previous exchange.
+        passes: passes over all values, divided by the 20 passes of ddp-mstopk [D].
     """
 
     sent: float = 1.0
@@ -207,7 +207,7 @@ def tensor_bytes(
 def _outside(peers: FloatArray, apart: FloatArray | float, devices: FloatArray) -> FloatArray:
     """Return the fraction of a rank's peers that are on other machines.
 
-    A group has `peers` ranks, whose numbers are `apart` from each other. A machine has `devices`
+    A group has `peers` ranks. Their numbers increase in steps of `apart`. A machine has `devices`
     ranks with consecutive numbers.
     """
     beside = np.minimum(np.maximum(devices // apart, 1), peers)

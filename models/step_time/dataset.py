@@ -1,7 +1,8 @@
 """Turn frames of measurements into training rows and facts of workloads.
 
-If most runs recorded a time of the fixed work, all seconds are corrected to nominal speed. The
-usual seconds of the fixed work are the median of the instance type in the warehouse:
+The fixed work is a computation that machines time around each measurement (node/reference.py). If
+most runs recorded its seconds, all measured seconds are corrected to nominal speed. `usual` is the
+median of these seconds for the instance type in the warehouse:
 
     nominal seconds = seconds / slowness^beta,    slowness = geometric mean of reference / usual
     beta ~ N(reliability, 0.5^2) and repeats,     reliability = 1 - noise^2 / variance
@@ -107,9 +108,9 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The runs get a column `speed_sd` (the standard deviation that speed changes cause in a run's
-    log seconds). The data is returned unchanged if it was
-    corrected before, or if at most half of the runs have a time of the fixed work.
+    The runs get a column `speed_sd`: the standard deviation of log seconds that changes of speed
+    cause. The data is returned unchanged if it was corrected before, or if at most half of the runs
+    have a time of the fixed work.
     """
     if "speed_sd" in data.runs:
         return data
@@ -194,9 +195,9 @@ def _modes(frame: pd.DataFrame) -> dict[str, Any]:
 def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     """Return a row per setup of valid runs.
 
-    The columns are those of a setup, the medians step_s and sync_s (NaN if unknown), `runs` (the
-    effective number), `kind` of device, and `run_sd`, the standard deviation of log seconds among
-    repeated runs on the kind.
+    The columns are those of a setup, and the medians step_s and sync_s (NaN if unknown). `runs` is
+    the effective number of runs. `kind` is the kind of device. `run_sd` is the standard deviation
+    of log seconds among repeated runs on this kind.
     """
     step_s = numbers(runs, "step_s")
     devices = {name: each.devices for name, each in machines.items()}
@@ -255,11 +256,12 @@ def profile_rows(profiles: pd.DataFrame) -> pd.DataFrame:
 def one_device_rows(
     setups: pd.DataFrame, profiles: pd.DataFrame, machines: Mapping[str, Machine]
 ) -> pd.DataFrame:
-    """Return rows of one device without an optimizer: of profiles, and of compute on several.
+    """Return seconds of one device without the optimizer, from profiles and from larger setups.
 
-    The compute of several devices is the step without `sync_s`, if it is known. Rows of one batch
-    on equal machines are pooled, unless one device was measured. `setups` are the result of
-    `pooled`, `profiles` of `profile_rows`.
+    A setup of several devices on equal machines gives the step without `sync_s`, if `sync_s` is
+    known. Setups with the same batch per device are pooled. They are left out if this batch was
+    measured on a single device of the kind. `setups` is the result of `pooled`, and `profiles` the
+    result of `profile_rows`.
     """
     arrays = read_setups(setups, {})
     alone = [arrays.modes[at].alone for at in arrays.mode]
@@ -297,14 +299,14 @@ def one_device_rows(
 
 
 def _kinds(rows: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return the columns that identify seconds of one device."""
+    """Return the columns that identify a one-device time: workload, mode, kind and batch."""
     kinds = [device_kind(str(name), machines[str(name)]) for name in rows["instance_type"]]
     found = rows[["workload", *MODE_COLUMNS]].astype(str)
     return found.assign(kind=kinds, batch=rows["batch"].astype(float))
 
 
 def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
-    """Return the facts of each workload of which any fact is known."""
+    """Return the facts of each workload with at least one known fact."""
     columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
     columns += ["layers", "hidden", "sequence"]
     divided = [f"divided_{name}" for name in Volumes._fields]

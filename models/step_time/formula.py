@@ -116,8 +116,8 @@ def known_overlap(
 ) -> tuple[FloatArray, FloatArray]:
     """Convert the results of a profile to the fields `hidden` and `last_bucket` of a Line.
 
-    `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden. An
-    entry of NaN (unknown) gives 0.
+    `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden. NaN
+    (unknown) becomes 0, the mean of the prior.
     """
     hidden = logit(np.clip(hidden_part, 0.02, 0.98)) - PARAMETERS["logit_hidden"].mean
     last = np.log(np.maximum(last_bucket_bytes, 1.0) / BUCKET) - PARAMETERS["log_last"].mean
@@ -146,7 +146,10 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 
 def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the derivatives of log step seconds: by parameter, and by log T1 of all members.
+    """Return two derivatives of log step seconds.
+
+    The first, (rows, parameters), is by each parameter. The second, (rows,), is by a common change
+    of log T1 of all members.
 
     Args:
         line: the inputs.

@@ -145,7 +145,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaders:
-    """What is known about the data loaders of workloads. A loader is the same in all modes.
+    """Facts about the data loaders of workloads. A loader is the same in all modes.
 
     Attributes:
         workers: the number of loader workers for each device, by workload.
@@ -235,8 +235,8 @@ def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
 def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
     """Return a pair: the data after subtracting the seconds of loading, and the loaders.
 
-    The caller has already applied `at_nominal_speed` to `data`. Measurements of
-    workloads whose loading was not profiled stay unchanged.
+    The caller has already applied `at_nominal_speed` to `data`. Measurements of workloads whose
+    loading was not profiled stay unchanged.
     """
     loaded = column(data.profiles, "load_s", np.nan).notna()
     if not loaded.any():
@@ -282,7 +282,7 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return a pair: the runs with step_s and sync_s freed of loading, and `Loaders.off`."""
+    """Return the runs with loading subtracted from step_s and sync_s, and `Loaders.off`."""
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]
     if not len(own):

@@ -1,6 +1,6 @@
-"""Gaussian processes of log step seconds, for predictions.
+"""Define the covariance functions and the Gaussian processes of log step seconds.
 
-learning.py learns their spreads.
+A spread is a standard deviation in a covariance function. learning.py learns the spreads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return a (linear terms,) array: the prior standard deviations of `names` at a level."""
+    """Return a (linear terms,) array: prior standard deviations at `level`, 0 outside `names`."""
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
 
@@ -110,9 +110,11 @@ def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
 
 
 def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | None, FloatArray]]:
-    """Yield the terms of the covariance between rows, with the name of the spread they grow with.
+    """Yield the terms of the covariance between the rows of `X` and `Y`, each as a pair.
 
-    Without `Y`, the covariance of a run's noise is included.
+    A pair has the name of a spread and an (X rows, Y rows) array, which the caller multiplies by
+    the squared spread. The name is None if no spread applies. If `Y` is None, `X` takes its place,
+    and the noise of a run is included.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
@@ -163,7 +165,7 @@ class StepCovariance:
 
 @dataclass(frozen=True)
 class ResidualCovariance:
-    """The covariance of a cell's residuals, a function of `Rows.features`."""
+    """The covariance function of a cell's residuals. Its inputs are rows of `Rows.features`."""
 
     broad: float
     narrow: float
@@ -176,9 +178,9 @@ class ResidualCovariance:
 
 @dataclass(frozen=True)
 class GaussianProcess:
-    """A Gaussian process after its measurements. It is stored without its Cholesky factor.
+    """A Gaussian process conditioned on measurements. A pickle does not contain `factor`.
 
-    `weights` are the measurements' covariance, noise included, divided into their values.
+    `weights` are K^-1 y. K is the covariance of the measurements including noise, y their values.
     """
 
     covariance: StepCovariance | ResidualCovariance
@@ -194,7 +196,7 @@ class GaussianProcess:
         values: FloatArray,
         noise: FloatArray,
     ) -> Self:
-        """Return the process after measurements with the variances `noise`."""
+        """Return the process conditioned on `values` at `inputs`; `noise` are variances."""
         bare = cls(covariance, inputs, noise, values)
         return cls(covariance, inputs, noise, scipy.linalg.cho_solve((bare.factor, True), values))
 
@@ -211,7 +213,7 @@ class GaussianProcess:
         return self.covariance(X, self.inputs) @ self.weights
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
-        """Return the mean and the variance, or the covariance if `joint`."""
+        """Return the posterior mean and variances at `X`; the whole covariance if `joint`."""
         cross = self.covariance(X, self.inputs)
         white = scipy.linalg.solve_triangular(self.factor, cross.T, lower=True)
         if joint:
@@ -221,7 +223,10 @@ class GaussianProcess:
         return cross @ self.weights, np.maximum(prior - (white**2).sum(axis=0), 0.0)
 
     def left_out(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inverse covariance, and errors of left-out rows in standard deviations."""
+        """Return the inverse covariance, and the leave-one-out error of each row.
+
+        An error is divided by its predicted standard deviation.
+        """
         inverse = scipy.linalg.cho_solve((self.factor, True), np.eye(len(self.factor)))
         return inverse, self.weights / np.sqrt(np.diag(inverse))
 
@@ -233,7 +238,10 @@ class StepProcess(GaussianProcess):
 
     @cached_property
     def _levels(self) -> list[tuple[str, FloatArray, FloatArray]]:
-        """Return each group, its codes, and the (codes, linear terms) means of its deviations."""
+        """Return a tuple (name, codes, means) for each group.
+
+        `means` (codes, linear terms) are the posterior means of the group's deviations.
+        """
         variance = dict(zip(SPREADS, np.exp(2 * self.covariance.log_spreads).tolist(), strict=True))
         prior = dict.fromkeys(("all", *CODES), np.zeros(_LINEAR))
         for group, spread, name in _TERMS:
@@ -247,7 +255,7 @@ class StepProcess(GaussianProcess):
         return found
 
     def deviations(self, X: FloatArray) -> FloatArray:
-        """Return a (rows, linear terms) array: the posterior means of all levels together."""
+        """Return a (rows, linear terms) array: posterior mean deviations, summed over groups."""
         total = np.zeros((len(X), _LINEAR))
         for group, codes, means in self._levels:
             asked = _codes(X, group)
@@ -258,7 +266,7 @@ class StepProcess(GaussianProcess):
 
     @cached_property
     def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inputs and the weights of the measured points. A point has one row."""
+        """Return the inputs of the distinct measured points, and the summed weights of each."""
         columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
         columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)
         values = self.inputs[:, columns]
@@ -271,7 +279,7 @@ class StepProcess(GaussianProcess):
         return inputs, weights
 
     def curves(self, X: FloatArray) -> FloatArray:
-        """Return the posterior means without the linear terms, for the inputs of points."""
+        """Return the posterior mean at the points with inputs `X`, without the linear terms."""
         inputs, weights = self._points
         bare, found = X.copy(), np.zeros(len(X))
         bare[:, :_LINEAR] = 0.0
@@ -288,7 +296,7 @@ def _codes(X: FloatArray, group: str) -> FloatArray:
 
 
 def point_inputs(points: Points) -> FloatArray:
-    """Return the kernel's input for the log seconds of points."""
+    """Return a (points, WIDTH) array: kernel inputs for the log one-device seconds of points."""
     inputs = np.zeros((len(points.mean), WIDTH))
     inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
     inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes

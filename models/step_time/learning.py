@@ -1,4 +1,4 @@
-"""Learn the spreads of the Gaussian processes by scikit-learn's marginal likelihood."""
+"""Learn the spreads of the Gaussian processes: scikit-learn maximises marginal likelihoods."""
 
 from typing import Any
 
@@ -75,8 +75,7 @@ def learn_spreads(
     """Learn the spreads of each large cell, and of all small cells together.
 
     `residual` (rows,) is log measured minus log computed seconds. `noise_factor` (rows,) multiplies
-    the variance of a run's noise. `growth` limits by how much a log variance may exceed the
-    initial one.
+    the variance of a run's noise. A log variance may exceed its initial value by at most `growth`.
     """
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
@@ -120,7 +119,7 @@ def _penalised(
 ) -> Any:
     """Return an optimizer for scikit-learn with a normal prior around `centre`.
 
-    It takes at most `most` steps. `limits` bound the distance to `centre`.
+    The optimizer takes at most `most` steps. `limits` are the bounds of the result minus `centre`.
     """
 
     def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:

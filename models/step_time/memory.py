@@ -21,10 +21,12 @@
     peak      <= memory of any device on which that batch or a larger one has run
 
 S is bytes of weights and optimizer states, W = G bytes of weights, n ranks, c columns of a grid. W'
-is a group of weights that is gathered while the next group is gathered. G' are its gradients, which
-are copied to be summed. Activations are freed as gradients are made, so only the larger counts. In
-all micro-steps after the first, and in bounds from facts, both count. Predictions are high rather
-than low: a batch that is refused can run in accumulation steps, but a batch that does not fit
+are the bytes of one group of weights, which is still held while the next group is gathered. G' are
+the bytes of the group's gradients, which are copied to be summed.
+
+The backward pass frees activations while it makes gradients, so only the larger of the two counts.
+In micro-steps after the first, and in bounds from facts, both count. Predictions are high rather
+than low. A batch that is refused can still run in accumulation steps, but a batch that does not fit
 fails.
 """
 
@@ -52,7 +54,7 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 class Run(NamedTuple):
     """A run without an out-of-memory error.
 
-    `memory` are the bytes of its device, `batch` is the largest batch that ran on such a device,
+    `memory` are the bytes of its device. `batch` is the largest batch that ran with this memory,
     and `ranks` the fewest ranks across which the training state was sharded. `accumulates` is True
     if a step had several micro-steps.
     """
@@ -142,7 +144,10 @@ class MemoryModel:
         return min([peak, *fitted])
 
     def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
-        """Return runs that show that a batch fits. A divided layer gathers more on more ranks."""
+        """Return the runs that show which batches fit.
+
+        Tensor parallelism has none, because a divided layer gathers more bytes on more ranks.
+        """
         found = []
         for run in self.ran.get((workload, mode), []) if not mode.divided else ():
             if accumulates and not run.accumulates:
@@ -153,7 +158,7 @@ class MemoryModel:
         return found
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
-        """Return the line of profiles on this type, or the largest values of other types."""
+        """Return the memory line of this type's profiles, or the largest values of other types."""
         if (workload, mode, instance_type) in self.lines:
             return self.lines[workload, mode, instance_type]
         others = [line for key, line in self.lines.items() if key[:2] == (workload, mode)]
@@ -163,7 +168,7 @@ class MemoryModel:
         return max(bases), max(samples)
 
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
-        """Return a line from facts and from runs that fitted; NaN if there is neither."""
+        """Return a memory line from facts and runs that fitted; its slope is NaN without both."""
         # least bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
         samples = [
@@ -178,7 +183,7 @@ class MemoryModel:
 
 
 def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
-    """Return the activation bytes of a sample."""
+    """Return the activation bytes of one sample of a transformer."""
     wide = 1.0 if mode.precision in ("bf16", "fp16") else 2.0
     layers_bytes = _LAYER_BYTES * shape.layers
     if "checkpointing" in mode.switches:  # one layer is recomputed at a time

@@ -80,7 +80,8 @@ class StepTimeModel:
     """Predicts step seconds, intervals, joint draws and peak memory for one provider.
 
     Attributes:
-        trained: the pairs (workload, mode) that were measured, or added by the functions below.
+        trained: the pairs (workload, mode) that were measured, or that `all_introduced` or
+            `with_compressed` added.
         guessed: workloads that are predicted from facts, without measurements.
         measured: the measured setups.
         run_sd: standard deviation of log seconds of a setup's runs at different hours, by the code
@@ -159,7 +160,7 @@ class StepTimeModel:
             - exposed_communication_s: seconds of communication that compute does not hide
             - bottleneck: a label of `bottlenecks`
             - input_s: seconds that loading adds to the step
-            - input_by: what would shorten them, "loader workers", "processors" or ""
+            - input_by: what would shorten `input_s`: "loader workers", "processors" or ""
             - nearest_doublings: distance to the nearest measured setup (nearest.py); NaN if the
               workload has no runs
 
@@ -262,7 +263,7 @@ class StepTimeModel:
         return draws
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
-        """Return the result of `draw_arrays` for a frame; raises as `predict`."""
+        """Return the result of `draw_arrays` for a frame. Raises the errors of `predict`."""
         return self.draw_arrays(self._read(setups), count=count, seed=seed)
 
     def compute_line(
@@ -323,7 +324,7 @@ class StepTimeModel:
         return found
 
     def _require(self, pairs: Sequence[tuple[str, Mode]], types: Sequence[str]) -> None:
-        """Raise ValueError for what the model cannot predict."""
+        """Raise ValueError if the model cannot predict every (workload, mode) pair on `types`."""
         require_known([workload for workload, _ in pairs], self.workloads, "workload")
         require_known(types, self.instance_types, "instance type")
         for workload, mode in pairs:
@@ -338,7 +339,7 @@ class StepTimeModel:
                 )
 
     def _read(self, setups: pd.DataFrame) -> SetupArrays:
-        """Parse setups and check that the model can predict them; raises as `predict`."""
+        """Parse setups that the model can predict. Raises the errors of `predict`."""
         known = {"provider": (self.provider,), **MODE_COLUMNS}
         for name, legal in known.items():
             strange = {str(value) for value in column(setups, name, legal[0])} - {*legal, ""}
@@ -423,7 +424,7 @@ def _facts(
     arrays: SetupArrays,
     profiles: pd.DataFrame,
 ) -> SetupFacts:
-    """Return what the rows of `arrays` are computed from; `profiles` are of `profile_rows`."""
+    """Return the facts to convert `arrays` to rows. `profiles` is a result of `profile_rows`."""
     batches: dict[tuple[str, Mode], list[FloatArray]] = {}
     for workload, mode, rows in arrays.groups():
         batches.setdefault((workload, mode.alone), []).append(arrays.batch[rows, 0])
@@ -448,7 +449,10 @@ def _facts(
 
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
-    """Return median seconds of valid all-reduces on several machines, as setups with bytes."""
+    """Return median seconds of valid all-reduces between machines, by cluster and bytes.
+
+    The frame also has the columns of setups.
+    """
     frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
     frame = frame.assign(bytes=numbers(frame, "bytes"), seconds=numbers(frame, "seconds"))
     several = frame["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
@@ -470,7 +474,7 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
     """Return a model that also predicts the unmeasured `workload` on types with a known rate.
 
-    None if the FLOPs of the workload are unknown, or if a workload with this name was measured.
+    Returns None if the FLOPs of the workload are unknown, or if the model knows this name.
     """
     name, flops = workload.name, workload.flops_per_sample
     if flops is None or name in model.workloads:
@@ -485,9 +489,9 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 
 
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
-    """Return a model that also predicts the unmeasured workloads with known operations.
+    """Return a model that also predicts those unmeasured workloads whose FLOPs are known.
 
-    `facts` are the facts of each workload. Such a workload is predicted in every mode.
+    `facts` has the facts of each workload. The added workloads are predicted in every mode.
     """
     new = {
         name: known
@@ -506,8 +510,8 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     """Return a model that also predicts modes of `workload` that communicate differently from DDP.
 
-    A mode is added only if the workload was measured in the corresponding mode of one device, and
-    the sizes of layers that it divides are known.
+    A mode is added only if the workload was measured in the corresponding mode of one device. For
+    tensor parallelism, the sizes of the divided layers must also be known.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

@@ -1,11 +1,11 @@
-"""The prior of one device's seconds, T1, in a forward and a backward pass.
+"""Define the prior of T1, the seconds of a forward and a backward pass on one device.
 
     log T1 = mean + sum of effects (EFFECTS) x deviations + curves in the batch
 
 A network with known operations has the mean log(operations / rate), with an efficiency that all
-networks share. Bandwidth (GB/s) and rate (TFLOP/s in use) come from the data sheet. The mean of a
-transformer is the log of a roofline, with N parameters, L layers of width h and sequences of s
-tokens; k = 4/3 if activations are recomputed in the backward pass, else 1:
+networks share. Bandwidth (GB/s) and rate (TFLOP/s at the precision) come from the data sheet. The
+mean of a transformer is the log of a roofline, with N parameters, L layers of width h and sequences
+of s tokens; k = 4/3 if activations are recomputed in the backward pass, else 1:
 
     seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 L h bytes / bandwidth]
               + 48 tokens x vocabulary bytes / bandwidth
@@ -82,7 +82,10 @@ class Transformer(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """A device's GB/s and TFLOP/s in use; `confidence` is 1 with a data sheet and 0 if unknown."""
+    """A device's GB/s, and TFLOP/s at a precision.
+
+    `confidence` is 1 if both come from a data sheet, and 0 if they are unknown.
+    """
 
     bandwidth: float
     rate: float

@@ -36,14 +36,15 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """What a regression learned.
+    """The result of fitting the regression.
 
     Attributes:
         reach: the devices of the largest measured cluster, by kind of device.
-        process: the levels; without rows before the first turn of the fit.
-        log_spreads: the spreads of the levels, in the order of SPREADS.
-        spreads: the spreads of residuals.
-        neighbours: the residuals of each cell.
+        process: the Gaussian process of log step seconds. It has no rows before the first
+            iteration of the fit.
+        log_spreads: logs of the spreads of `process`, in the order of SPREADS.
+        spreads: standard deviations of residuals.
+        neighbours: the Gaussian process of each cell's residuals.
     """
 
     reach: dict[float, float]
@@ -61,7 +62,7 @@ class Posterior:
         return np.exp(self._seconds(points))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
-        """Return the distribution of log step seconds; `covariance` asks for the joint one."""
+        """Return the distribution of log step seconds; the joint one if `covariance` is True."""
         linear = self.linear(X)
         inputs = linear.inputs.copy()
         inputs[:, [COLUMN["broad"], COLUMN["narrow"], COLUMN["noise"]]] = 0.0
@@ -78,7 +79,7 @@ class Posterior:
         return Beliefs(mean, variance, noise, linear.times)
 
     def _seconds(self, points: Points) -> FloatArray:
-        """Return the posterior mean of the points' log seconds."""
+        """Return a (points,) array: posterior means of the log seconds of one device."""
         inputs = point_inputs(points)
         moved: FloatArray = (inputs[:, T1] * self.process.deviations(inputs)[:, T1]).sum(axis=1)
         return points.mean + moved + self.process.curves(inputs)

@@ -8,7 +8,8 @@ and a workload on a kind. T1 also has smooth curves in the batch. r is the resid
 of a cell (a workload in one mode on one kind of device) have similar residuals. All deviations are
 normal, so log steps, linearised in theta and log T1, are a Gaussian process with the covariance of
 `kernel.terms`. Each iteration of the fit linearises f at the posterior mean (Gauss-Newton). Groups
-without rows keep their prior: facts alone, three pilots and a thousand rows are one fit.
+without rows keep their prior. Therefore the same fit works with facts alone, with three pilots and
+with a thousand rows.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Predicts the step seconds of `Rows`.
 
     Args:
-        most_rows: rows of several devices from which the levels are learned.
-        random_state: seed of the choice of rows.
+        most_rows: the most rows of several devices from which the parameters are learned.
+        random_state: seed of the random choice of these rows.
     """
 
     def __init__(
@@ -113,7 +114,11 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return replace(found, spreads=spreads, neighbours=neighbours)
 
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
-        """Choose rows: all of one device, and of each cell as many as fit, its layouts in turn."""
+        """Return the positions of the rows to learn from.
+
+        They are all rows of one device, and up to `most_rows` rows of several devices. The latter
+        are taken from each cell in turn, and within a cell from each kind of cluster in turn.
+        """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]
         frame = pd.DataFrame(np.hstack(columns))

@@ -1,6 +1,7 @@
-"""The residuals of similar setups: how large they are, and Gaussian processes of each cell's.
+"""Model the residuals of similar setups with a Gaussian process for each cell.
 
-A cell is a workload in one mode on one kind of device.
+A residual is log measured minus log computed step seconds. A cell is a workload in one mode on one
+kind of device.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,7 @@ SMALL = 0.0  # code of all small cells together
 
 
 class CellSpread(NamedTuple):
-    """The standard deviations (3,) of a cell, as INITIAL, and the code of its kind of device."""
+    """A cell's standard deviations (3,), in the order of INITIAL, and its kind of device's code."""
 
     spread: FloatArray
     kind: float
@@ -27,7 +28,8 @@ class CellSpread(NamedTuple):
 class Spreads:
     """Standard deviations of residuals, by cell.
 
-    A cell that is not known gets the root mean square over its kind's cells and an average cell.
+    An unknown cell gets the root mean square over the average cell and the cells of its kind of
+    device.
     """
 
     def __init__(self, cells: dict[float, CellSpread]) -> None:
@@ -35,7 +37,7 @@ class Spreads:
         self._usual = np.mean([each.spread**2 for each in cells.values()] or [INITIAL**2], axis=0)
 
     def of(self, rows: Rows) -> FloatArray:
-        """Return a (rows, 3) array."""
+        """Return a (rows, 3) array: each row's standard deviations, in the order of INITIAL."""
         cells, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
         pairs = zip(cells.tolist(), rows.kind[first].tolist(), strict=True)
         return np.array([self._of_cell(*pair) for pair in pairs]).reshape(-1, 3)[which]
@@ -49,7 +51,7 @@ class Spreads:
 
 
 class Neighbours(NamedTuple):
-    """The Gaussian process of a cell's residuals, and the range of its corrections."""
+    """The Gaussian process of a cell's residuals, and its least and greatest correction."""
 
     process: GaussianProcess
     low: float
@@ -59,9 +61,11 @@ class Neighbours(NamedTuple):
 def fit_neighbours(
     rows: Rows, residual: FloatArray, weight: FloatArray, spread: FloatArray
 ) -> tuple[Neighbours, FloatArray]:
-    """Fit the residuals of a cell; return its neighbours, and its standard deviations (3,).
+    """Fit a Gaussian process to the residuals of a cell.
 
-    `weight` (rows,) are effective numbers of runs.
+    Returns the process as Neighbours, and the cell's standard deviations (3,). `spread` (3,) are
+    the initial standard deviations, which are scaled to the errors of left-out rows. `weight`
+    (rows,) are effective numbers of runs.
     """
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6
     factor: FloatArray | float = 1.0
@@ -89,7 +93,7 @@ def _fitted(
 
 
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
-    """Return the factor by which errors exceed a process's standard deviations.
+    """Return the ratio of the errors of left-out rows to the process's standard deviations.
 
     Rows of one cluster are left out together, because their errors have causes in common.
     """
@@ -113,8 +117,9 @@ def with_neighbours(
 ) -> Spreads:
     """Return the spreads after the neighbours of each cell were fitted.
 
-    `found` has the spreads and rows of each cell. Small cells keep their common spreads, widened
-    if left-out `rows` exceed the standard deviations of `process`, which has the levels.
+    `found` has the spreads and rows of each cell. Small cells keep their common spreads. These are
+    widened if leave-one-out errors of small cells in `rows` exceed the standard deviations of
+    `process`, which was fitted to `rows`.
     """
     cells = {
         cell: CellSpread(spread, float(own.kind[0]))

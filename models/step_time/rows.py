@@ -53,7 +53,7 @@ class WorkloadFacts:
 
     @property
     def state_bytes(self) -> float:
-        """Return the bytes of weights and optimizer states; if unknown, those of Adam."""
+        """Return the bytes of weights and optimizer states. If unknown, Adam is assumed."""
         return self.checkpoint_bytes or _STATE_PER_GRADIENT * self.gradient_bytes
 
     @property
@@ -63,7 +63,7 @@ class WorkloadFacts:
 
 
 def code_of(*key: object) -> float:
-    """Return a number that identifies a group, the same in all processes."""
+    """Return a number that identifies a group. All processes compute the same number."""
     return float(zlib.crc32(repr(key).encode()))
 
 
@@ -84,13 +84,13 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Line):
-    """The inputs of the regression, with a row per setup: those of the formula, and of the levels.
+    """The inputs of the regression, with a row per setup. `Line` has the inputs of the formula.
 
     The seconds of one device are 0 until `with_seconds` sets them.
 
     `point` (rows, members) are positions in `points`; -1 for padding, and for machines without
-    compute. `middle` has the points of the middle batches. Optimizer seconds are `optimizer` (rows,
-    members) times those of the middle batch.
+    compute. `middle` has the points of the middle batches. `optimizer` (rows, members) are the
+    seconds of the optimizer divided by the one-device seconds at the middle batch.
     """
 
     points: Points
@@ -115,7 +115,7 @@ class Rows(Line):
         return Rows(points=self.points, **picked)
 
     def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
-        """Return the rows with those at `probes` as all-reduces of `size` bytes without compute."""
+        """Turn the rows at `probes` into all-reduces of `size` (probes,) bytes without compute."""
         found = self.take(np.arange(len(self)))
         found.point[probes] = found.middle[probes] = -1
         found.gradient_bytes[probes] = size
@@ -123,7 +123,7 @@ class Rows(Line):
         return found
 
     def with_seconds(self, log_s: FloatArray) -> Rows:
-        """Return the rows if the points take exp(`log_s`) (points,) seconds."""
+        """Return the rows with one-device seconds exp(`log_s`) at each point; `log_s` is (points,)."""
         seconds = np.append(np.exp(log_s), 0.0)
         middle_s = seconds[self.middle]
         return replace(
@@ -136,7 +136,7 @@ class Rows(Line):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupFacts:
-    """The facts from which the regression's input is computed.
+    """The facts from which the input of the regression is computed.
 
     Attributes:
         machines: the machine of each instance type.
@@ -162,7 +162,11 @@ class SetupFacts:
         return [device_kind(name, self.machines[name]) for name in names]
 
     def middle_of(self, workload: str, mode: Mode) -> float:
-        """Return log2 of the middle batch, of the same workload or of all if it is unknown."""
+        """Return log2 of the workload's middle batch in `mode`.
+
+        If no batch was measured in `mode`, a transformer gets a batch with a usual number of
+        tokens. Any other workload gets the median over its other modes, or over all workloads.
+        """
         if (workload, mode) in self.middle:
             return self.middle[workload, mode]
         transformer = self.of(workload).transformer
@@ -172,7 +176,7 @@ class SetupFacts:
         return float(np.median(same or [*self.middle.values()] or [_USUAL_OCTAVE]))
 
     def lay_out(self, setups: SetupArrays) -> Rows:
-        """Return the regression's rows of `setups`."""
+        """Convert `setups` to input rows of the regression."""
         setups = setups.compact()
         kind, present, names = setups.kind, setups.present, self.kinds(setups.names)
         groups = setups.groups()
@@ -227,7 +231,7 @@ class SetupFacts:
         )
 
     def points(self, keys: list[Cell], batch: FloatArray) -> Points:
-        """Return a point for each cell of `keys` at the batch of the same position."""
+        """Return one point per position i: the cell `keys[i]` at `batch[i]`."""
         cells = {}
         for key in dict.fromkeys(keys):
             workload, mode, kind = key
@@ -283,7 +287,12 @@ class SetupFacts:
         }
 
     def _features(self, setups: SetupArrays, link: IntArray) -> FloatArray:
-        """Return a (rows, 5) array: the features of the residual."""
+        """Return a (rows, 5) array: the features on which the residual depends.
+
+        They are log2 of samples per device in a micro-step, of machines, and of devices per
+        machine; 1 - mean / maximum of the devices per machine; and the mean of log2 of each
+        machine's speed relative to the machine with the slowest link.
+        """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
         log_speed = np.log2([self.machines[name].prior_speed for name in setups.names])
@@ -305,9 +314,10 @@ class SetupFacts:
         return float(np.median(known or [0.0]))
 
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
-        """Return the bytes of gradients and of a bucket, and three more numbers.
+        """Return five numbers that describe the exchange of gradients.
 
-        These are the arguments of `known_overlap`, and 1 if each micro-step has an exchange.
+        They are the bytes of all gradients, the bytes of a bucket, the two arguments of
+        `known_overlap`, and 1 if every micro-step exchanges gradients (else 0).
         """
         facts, strategy = self.of(workload), communication(mode.strategy)
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]

@@ -24,7 +24,7 @@ class NotAModel(ValueError):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads the classes of a model, ours under the name by which this package was imported."""
+    """Loads only classes of a model. This package may be imported under another name."""
 
     def find_class(self, module: str, name: str) -> Any:
         ours = module.startswith(_ROOT) and "." not in name

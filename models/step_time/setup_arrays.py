@@ -115,9 +115,9 @@ class SetupArrays:
         return tuple(table[:, pair])
 
     def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
-        """Return a (rows, members) array of each member's value; `values` are those of `names`.
+        """Return a (rows, members) array: the value of each member's instance type.
 
-        Padding members get `padded`.
+        `values` has one value for each of `names`. Padding members get `padded`.
         """
         return np.append(values, padded)[self.kind]
 
