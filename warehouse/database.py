@@ -205,7 +205,7 @@ class Warehouse:
         """Lock the file against other threads, and turn DuckDB errors into WarehouseError."""
         if not _IN_THIS_PROCESS.acquire(timeout=self._wait_s):
             raise WarehouseBusy(
-                f"{self.path}: another thread of this process held it for {self._wait_s:g} s:"
+                f"{self.path}: another thread of this process held the file for {self._wait_s:g} s:"
                 " try again"
             )
         try:
@@ -239,13 +239,13 @@ class Warehouse:
             holder = re.search(r"PID (\d+)", str(error))
             process = f"process {holder[1]}" if holder else "another process"
             raise WarehouseBusy(
-                f"{self.path}: {process} has held it for {self._wait_s:g} s, nothing was changed."
-                " Wait until that process ends, or end it, and try again"
+                f"{self.path}: {process} has held the file for {self._wait_s:g} s, nothing was"
+                " changed. Wait until that process ends, or end it, and try again"
             ) from error
 
 
 def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
-    """Return the WarehouseError for a DuckDB error that the file or the disk caused; else None."""
+    """Convert a DuckDB error to a WarehouseError; None if neither file nor disk caused it."""
     words, first_line = str(error).replace(str(path), ""), one_line(error)
     if not isinstance(error, (duckdb.IOException, *_INSIDE_DUCKDB)) and _REPLAY not in words:
         return None  # the text of other errors may quote rows and names
@@ -256,7 +256,7 @@ def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
             f"{path} is damaged: {first_line}."
             " `srift restore` brings back the copy of the last refresh"
         )
-    return WarehouseError(f"{path}: {first_line}. Nothing of this transaction was kept")
+    return WarehouseError(f"{path}: {first_line}. The transaction was rolled back")
 
 
 def one_line(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """Write the published copies of the recommendations: DuckDB, Parquet and CSV files.
 
 Readers open these copies with any DuckDB 1.x or 2.x client and never open the working file. Each
-copy is written under a temporary name and then renamed. A reader of the old copy can finish.
+copy is written under a temporary name and then renamed, so that a reader that has the old copy open
+can finish.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class _Session:
 
 @cache
 def _session(lake: Lake) -> _Session:
-    """Return the DuckDB session of this process, which is created at the first call."""
+    """Return the DuckDB session of this process. The first call creates the session."""
     return _Session(lake)
 
 
@@ -307,9 +307,9 @@ def _address(lake: Lake) -> str:
 def _copied(
     old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str
 ) -> int:
-    """Copy the rows of `table` that `connection` lacks from `old`, and return their number.
+    """Copy rows of `table` from `old` to `connection`, and return the number of copied rows.
 
-    Rows with a `noted_order` keep their order.
+    Rows that `connection` has already are skipped. Rows with a `noted_order` keep their order.
     """
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]

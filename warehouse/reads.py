@@ -129,7 +129,7 @@ def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
 
 
 def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of runs measured here, by torch version (major.minor).
+    """Return the number of measured (not imported) runs, by torch version (major.minor).
 
     Runs of old definitions of a workload are not counted.
     """

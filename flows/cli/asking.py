@@ -53,7 +53,10 @@ def number_of(text: str) -> float:
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:
-    """Return the facts of a transformer. Raises BadParameter if the file cannot be used."""
+    """Return parameters, FLOPs and shape of the transformer that the file at `path` describes.
+
+    Raises BadParameter if the file cannot be used.
+    """
     from tasks.workspace.settings import read_transformer
 
     try:
@@ -117,9 +120,9 @@ class Recommend:
         if (self.deadline is None) == (self.budget is None):
             raise typer.BadParameter("give either --deadline or --budget")
         if self.budget is not None and not math.isfinite(self.budget):
-            raise typer.BadParameter("--budget is a finite number of dollars")
+            raise typer.BadParameter("--budget must be a finite number of dollars")
         if self.p_required is not None and not 0 < self.p_required < 1:
-            raise typer.BadParameter("--p-required is between 0 and 1, such as 0.9")
+            raise typer.BadParameter("--p-required must be between 0 and 1, such as 0.9")
         if bool(self.workload) == bool(self.transformer):
             raise typer.BadParameter("give either a workload or --transformer")
         if self.sequence and not self.transformer:

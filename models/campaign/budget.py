@@ -1,11 +1,11 @@
 """Decide if a launch may be made: its worst-case cost must fit under every dollar cap.
 
     billed  = 60 ceil(deadline / 60) + LATE_S
-    worst   = price billed / 3600               price: the highest that the launch may have
+    worst   = price billed / 3600               price: the highest dollars per hour
     allowed <=> spent + committed + claimed + worst <= cap
 
-`committed` is the worst-case cost of running machines, `claimed` what other refreshes reserved. If
-the caps cannot pay for a deadline, the deadline is shortened, but not below the least useful
+`committed` is the worst-case cost of running machines. `claimed` are the dollars that other
+refreshes reserved. A deadline that exceeds a cap is shortened, but not below the shortest useful
 deadline.
 """
 

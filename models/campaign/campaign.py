@@ -1,8 +1,8 @@
 """Plan the launches to buy next under caps of dollars and seconds.
 
 A launch acquires one cluster and measures many runs on it. The first launches profile every
-workload on every instance type, with as few launches as possible. Each later launch is the launch
-with the highest value for the share of the caps that it uses (`run_value.py` computes the value).
+workload on every instance type, with as few launches as possible. Each later launch has the highest
+ratio of its value (`run_value.py`) to the share of the caps that it uses.
 Runs are added to a launch until the next run would lower the launch's value per second. Planning
 stops when no run has any value.
 """
@@ -275,7 +275,7 @@ def _next_launch(
     profiles: Sequence[PlannedRun],
     known: Knowledge,
 ) -> tuple[Cluster, list[PlannedRun]] | None:
-    """Return the (cluster, runs) pair with the highest value for the share of the caps it uses.
+    """Return the (cluster, runs) pair with the highest ratio of value to used share of the caps.
 
     Returns None if no run has any value.
     """
@@ -357,6 +357,6 @@ def _fill(
 def _per_second(value: float, run: PlannedRun) -> float:
     """Return the value per second of `run`, rounded to six digits.
 
-    Otherwise rounding errors would decide the order of equal runs.
+    Without rounding, floating-point errors would decide the order of equal runs.
     """
     return float(f"{value / run.est_s:.6g}")

@@ -61,7 +61,7 @@ class PlannedRun:
     Attributes:
         kind: what the run measures, for example "train" or "profile" (see node/record.py).
         members: the instance types of the machines, in rank order.
-        nodes: the numbers of the launch's machines on which the run takes place.
+        nodes: the indices of the launch's machines on which the run takes place.
         devices: the number of devices used on each machine; empty means one on each machine.
         batches: samples per device of each machine. A profile lists the batches to try.
         seed: the random seed of a run that checks convergence.
@@ -288,7 +288,7 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if the mode supports the cluster's devices and all devices support the mode."""
+    """Return True if each device supports the mode, and the mode their number per machine."""
     types = [offer.instance_type for offer in cluster.members]
     able = all(computes(one.device, mode) for one in types)
     return able and runs_on([one.devices for one in types], mode)
@@ -390,7 +390,7 @@ class Schedule:
         return max(0.0, self.alone_s[self._idlest(run)] + run.est_s - max(self.alone_s))
 
     def add(self, run: PlannedRun) -> tuple[int, ...]:
-        """Add `run` to the schedule and return the numbers of the machines that it uses."""
+        """Add `run` to the schedule and return the indices of the machines that it uses."""
         if len(run.members) > 1:
             self.together_s += run.est_s
             return sub_clusters(self.names)[run.members]
@@ -399,6 +399,6 @@ class Schedule:
         return (node,)
 
     def _idlest(self, run: PlannedRun) -> int:
-        """Return the machine with the fewest seconds of runs, of the run's instance type."""
+        """Return the machine of the run's instance type with the fewest seconds of runs so far."""
         nodes = (node for node, name in enumerate(self.names) if name == run.members[0])
         return min(nodes, key=self.alone_s.__getitem__)

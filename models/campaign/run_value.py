@@ -44,8 +44,8 @@ _MOST_FRESH = 300  # at most this many runs, measured after the model was fitted
 class Past:
     """The measurements of one provider so far. The frames are rows of marts and may be empty.
 
-    Runs before `stale_before` do not count. `drifting` maps instance types to times. Runs on such
-    an instance type up to its time do not count either.
+    Runs before `stale_before` do not count. `drifting` maps each drifting instance type to a time.
+    Its runs up to this time do not count either.
     """
 
     runs: pd.DataFrame
@@ -58,7 +58,7 @@ class Past:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadValues:
-    """The values of runs of one workload: how much better a run makes the choices of setups.
+    """The values of one workload's runs. A value is the expected loss that a run avoids.
 
     Attributes:
         questions: the goals of the workload with the setups that may be chosen.
@@ -201,7 +201,7 @@ class Knowledge:
     def revalue(self, workloads: Iterable[str]) -> None:
         """Recompute the values of the runs of `workloads`, taking the planned runs into account.
 
-        Runs that have no value keep none.
+        A run whose value is 0 keeps this value.
         """
         for name in self.values.keys() & set(workloads):
             old = self.values[name]

@@ -4,9 +4,10 @@
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
 Log step times are jointly normal. `planner/choice_rule.py` defines the choice and its loss. The
-loss here always penalises exceeding a limit, even if a goal requires a probability. Regret is the
-loss of the choice minus the loss of the unknown best setup. A run does not change the latter, so
-regret decreases by as much as the loss (Frazier, Powell and Dayanik 2009).
+loss in this module always has the penalty for exceeding a limit, also for goals with a required
+probability. Regret is the loss of the choice minus the loss of the unknown best setup. A run does
+not change the loss of the best setup, so regret and loss decrease by the same amount (Frazier,
+Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class OpenChoice:
         hours = fixed_hours + hours_per_step_s x step_s,    usd = usd_per_hour x hours
 
     Each array has one entry per setup. `places` are the positions of the setups in a `Belief`.
-    Start-up and interruptions make hours uncertain even if the step time is known.
-    `irreducible_mean` and `irreducible_sd` are the mean and standard deviation of log(hours /
-    expected hours) in this case.
+    Start-up and interruptions make hours uncertain even for a known step time. For a known step
+    time, log(hours / expected hours) has the mean `irreducible_mean` and the standard deviation
+    `irreducible_sd`.
     """
 
     goal: Goal

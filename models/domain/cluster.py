@@ -162,7 +162,7 @@ class Cluster:
         return markets.pop() if len(markets) == 1 else "mixed"
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
-        """Yield (count, offer) for each run of consecutive equal offers, in rank order."""
+        """Yield (count, offer) for each group of consecutive equal offers, in rank order."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
 

@@ -14,8 +14,9 @@ ROUNDING = 1e-6
 
 
 def to_rounding(values: FloatArray) -> FloatArray:
-    """Map positive values to integers, so that values equal up to rounding mostly become equal.
+    """Map positive values to integers, for comparisons that ignore rounding errors.
 
-    The integers are log(values) / ROUNDING, rounded.
+    The integers are log(values) / ROUNDING, rounded. Values that differ by less than a rounding
+    error get the same integer, except at the borders between integers.
     """
     return np.asarray(np.round(np.log(values) / ROUNDING), dtype=float)

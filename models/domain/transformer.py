@@ -66,7 +66,7 @@ def _is_size(value: Any) -> bool:
 def _parameters(
     config: Mapping[str, Any], layers: int, hidden: int, sizes: Mapping[str, Any]
 ) -> float:
-    """Return the weights of attention, feed-forward layers and embeddings."""
+    """Return the number of weights in attention, feed-forward layers and embeddings."""
     heads = sizes["heads"] or 1
     head = sizes["head_size"] or hidden / heads
     inner = sizes["inner"] or config.get("expansion_ratio", 4) * hidden

@@ -1,8 +1,7 @@
 """Derive start-up, checkpoint and interruption parameters of clusters, from priors or launches.
 
-A job starts when all machines of its cluster have started. Only spot machines are interrupted. If a
-machine is interrupted, the probability that it has a given type is the type's share of all
-interruptions.
+A job starts when all machines of its cluster have started. Only spot machines are interrupted. The
+probability that an interrupted machine has a given type is the type's share of all interruptions.
 """
 
 from __future__ import annotations

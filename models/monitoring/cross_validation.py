@@ -46,7 +46,7 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
-    """Yield, for each group to hold out: split, name, training data without the group, its runs."""
+    """Yield (split, group name, training data without the group, runs of the group)."""
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)
     setup = _folds(np.array(_setups(runs), dtype=object), _FOLDS, seed)
@@ -66,7 +66,7 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
 
 
 def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
-    """Return the name of each label's fold, one of at most `count`."""
+    """Assign equal labels to one of `count` random folds, and return each label's fold name."""
     codes, names = pd.factorize(labels, sort=True)
     fold = np.random.default_rng(seed).permutation(len(names))[codes] % count
     return np.array([f"fold {number}" for number in fold])
@@ -180,9 +180,9 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return predictions for the runs whose workload and instance types `model` was trained on.
 
-    Runs are left out if the definition of their workload or of an instance type has changed since.
-    The columns are those of `fitted` without split and group. The errors are too small for runs
-    that the model was trained on.
+    Runs are left out if the definition of their workload or of an instance type has changed since
+    the model was trained. The columns are those of `fitted` without split and group. Runs that the
+    model was trained on have smaller errors than new runs.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)

@@ -88,7 +88,7 @@ def _measures(runs: pd.DataFrame) -> Row:
     """Return the columns of raw_drift that describe a group of runs.
 
     They describe the runs outside their predicted intervals: number, direction (slower or faster),
-    chance and first time. The group does not drift yet.
+    chance and first time. The column `drifting` is False; `judge` changes it.
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]
@@ -113,7 +113,9 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the probability of so many runs outside their intervals if the model is right.
+    """Return the probability of at least this many runs outside their intervals.
+
+    The model is assumed to be right.
 
     Returns 1 if the group has too few runs to test.
     """

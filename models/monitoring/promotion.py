@@ -1,7 +1,7 @@
 """Decide if a new model (challenger) replaces the model in use (champion).
 
-New measurements shall count in the next answer, so the challenger is promoted unless it predicts
-the same runs worse by more than noise.
+The challenger has learned from the newest measurements. It is promoted unless its errors exceed the
+champion's errors on the same runs by more than noise.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def verdict(
     """Decide if the new model `challenger` replaces the model in use, `champion`.
 
     If there are at least 8 runs that the champion was not trained on, the models are compared on
-    these runs, which were held out of the challenger. Otherwise they are compared on all runs, of
-    which both may have learned. If the definitions of all the champion's workloads have changed,
-    the champion is ignored.
+    these runs, which were held out of the challenger. Otherwise they are compared on all runs. Both
+    models may have been trained on some of these. If the definitions of all the champion's
+    workloads have changed, the champion is ignored.
 
     Args:
         data: one provider's measurements.
@@ -130,7 +130,7 @@ def _mean_error(scoreboard: pd.DataFrame) -> float:
 
 
 def _coverage_short(scoreboard: pd.DataFrame) -> str:
-    """Name the splits whose intervals cover too few rows. The text is empty if there is none."""
+    """Return the names of the splits whose intervals cover too few rows; "" if there are none."""
     judged = scoreboard[(scoreboard["group"] == "all") & (scoreboard["rows"] >= _ENOUGH_ROWS)]
     return ", ".join(
         f"90 % intervals cover {row['coverage_90']:.1%} of {row['rows']} rows held out by"

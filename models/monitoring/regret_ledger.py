@@ -49,9 +49,9 @@ def judge(
     """Return a row of the table raw_ledger for each published first choice that was measured later.
 
     A question is a goal of a workload on a provider. A promise is the answer to a question in one
-    publication (a chosen setup with its predictions). If the same setup and market were published
-    several times, each run counts only for the last judged promise before it. Rivals are the other
-    setups of the same answer. A rival that was published in several markets counts once, with its
+    publication (a chosen setup with its predictions). A promise is judged if its setup was measured
+    later. If the same setup and market were published several times, each run counts only for the
+    last judged promise before the run. Rivals are the other setups of the same answer. A rival that was published in several markets counts once, with its
     best rank.
 
     Args:

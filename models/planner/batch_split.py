@@ -127,8 +127,8 @@ class BatchSplits:
             the type.
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
-        obstacle: for each enumerated cluster, the position in OBSTACLES of what comes nearest to a
-            split; -1 if it has splits.
+        obstacle: for each enumerated cluster, the position in OBSTACLES of the reason why it has no
+            split; -1 if it has splits. Of several reasons, the last in OBSTACLES counts.
     """
 
     workload: str

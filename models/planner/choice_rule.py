@@ -51,7 +51,7 @@ def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return, for exactly known hours or dollars `used`, if they are at most `limit`.
+    """Return the Meeting of exactly known hours or dollars, `used`, with `limit`.
 
     The chance is 0 or 1. The overshoot is max(0, log(used / limit)). Both have the shape of `used`.
     """
@@ -78,7 +78,7 @@ def meeting_of(
     used: Callable[[str], FloatArray],
     meeting: Callable[[FloatArray, float], Meeting] = drawn_meeting,
 ) -> Meeting:
-    """Return how likely setups keep the limit of `goal`. Every setup keeps it if there is none.
+    """Return how likely setups keep the limit of `goal`; 1 if the goal has no limit.
 
     `used` takes "hours" or "usd" and returns the setups' hours or dollars. `meeting` computes the
     result from these values and the limit.
@@ -90,9 +90,9 @@ def meeting_of(
 def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the loss of each setup; the planner chooses the setup with the least loss.
 
-    The loss is the log of the objective, plus a penalty for exceeding the goal's limit if the goal
-    requires no probability of keeping it. The loss is infinite for setups with a smaller
-    probability than required, or than EVEN_ODDS.
+    The loss is the log of the objective. If the goal requires no probability of keeping its limit,
+    a penalty for exceeding the limit is added. The loss is infinite if the probability of keeping
+    the limit is below the required probability, which defaults to EVEN_ODDS.
     """
     loss = log_objective if goal.p_required else weighed(goal, log_objective, meeting)
     return np.where(misses(goal, meeting.chance), np.inf, loss)

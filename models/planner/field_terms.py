@@ -17,7 +17,7 @@ def field_terms(
     """Return COLUMNS for a setup that takes `step_s` seconds; a value is None if it is unknown.
 
     `mfu` is the FLOPs of a step without recomputation, divided by what the devices could do at
-    the peak rates of their data sheets. Memory is that of the rank with the least room.
+    the peak rates of their data sheets. Memory is that of the rank with the least free memory.
     """
     devices, samples_per_s = sum(setup.layout), setup.global_batch / step_s
     flops = (workload.flops_per_sample or math.nan) * samples_per_s

@@ -146,7 +146,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
 
     A sweep is one measurement of all links. The order is computed from the medians of all `sweeps`.
     The gain is cross-validated: each sweep evaluates the order that the other sweeps chose.
-    Otherwise noise would make one of the many orders look faster.
+    Without cross-validation, noise would make one of the many orders look faster.
 
     Raises:
         ValueError: if there are fewer than two sweeps.

@@ -147,7 +147,7 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
 
 
 def nothing(workload: Workload, why: str = "", status: str = "infeasible") -> Recommendation:
-    """Return the answer for a workload without candidates: a row of each goal with `status`.
+    """Return the answer for a workload without candidates: one row per goal, with `status`.
 
     `why` is the reason in these rows. If it is empty, a general reason is used.
     """

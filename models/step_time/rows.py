@@ -123,7 +123,7 @@ class Rows(Line):
         return found
 
     def with_seconds(self, log_s: FloatArray) -> Rows:
-        """Return the rows with one-device seconds exp(`log_s`) at each point; `log_s` is (points,)."""
+        """Return the rows with the one-device seconds exp(`log_s`); `log_s` is (points,)."""
         seconds = np.append(np.exp(log_s), 0.0)
         middle_s = seconds[self.middle]
         return replace(
