@@ -13,7 +13,7 @@ GRACE_S = 30.0  # time for a run to release its machines and load its records
 
 
 class UpError(Exception):
-    """`make up` cannot start or continue. The message tells the fix or shows the end of a log."""
+    """`make up` cannot start or continue. The message names the fix or shows the end of a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Child:
         """Terminate the process and its flow runs; kill all that remain after GRACE_S seconds.
 
         Returns the number of descendant processes that had to be killed. A worker waits for its
-        flow runs, and they have separate process groups. Therefore they are terminated too.
+        flow runs, which have separate process groups. Therefore flow runs are terminated too.
         """
         try:
             first = psutil.Process(self.process.pid)

@@ -11,9 +11,10 @@ mean; the few zones of a type are too little data to learn another shape. The Ga
 conjugate; observations move a zone's rate from the mean of its type towards the observed rate.
 
 G is demand that hits a zone for hours and drifts during weeks, because interruptions are not
-memoryless (CM-DARE [P]). An interruption takes either all machines of a type in a zone, or a single
-machine. n machines of a type in a zone suffer `shared + n (1 - shared)` times the interruptions of
-one machine.
+memoryless [CM-DARE, Li et al. 2020].
+
+An interruption takes either all machines of a type in a zone, or a single machine. n machines of a
+type in a zone suffer `shared + n (1 - shared)` times the interruptions of one machine.
 """
 
 from __future__ import annotations

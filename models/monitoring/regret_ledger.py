@@ -51,8 +51,8 @@ def judge(
     A question is a goal of a workload on a provider. A promise is the answer to a question in one
     publication (a chosen setup with its predictions). A promise is judged if its setup was measured
     later. If the same setup and market were published several times, each run counts only for the
-    last judged promise before the run. Rivals are the other setups of the same answer. A rival that was published in several markets counts once, with its
-    best rank.
+    last judged promise before the run. Rivals are the other setups of the same answer. A rival that
+    was published in several markets counts once, with its best rank.
 
     Args:
         promises: published rows with their rank.

@@ -5,7 +5,7 @@
 
 The first of these causes that applies is named:
 
-    host      the host took at least a tenth of the processor time that its machines wanted
+    host      the host took away at least a tenth of the processor time that the machines wanted
     speed     the reference computation beside the run was also slower: the machine is slow
     machine   without communication, a step of one machine is longer than on equal machines
     link      at least half of the excess is excess communication

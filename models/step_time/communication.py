@@ -28,7 +28,8 @@ and its weights |W| = K N. In a step, each of P ranks sends these numbers of ele
 Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
 network. Biases, LayerNorms and the ends of a sequence are neglected [D].
 
-All these numbers are priors; measured runs of a strategy correct them.
+All these numbers are priors; measured runs of a strategy correct them. [D] marks numbers that were
+derived for Srift and are in no paper.
 """
 
 from typing import NamedTuple

@@ -14,7 +14,8 @@
 
 b0 is the workload's middle batch. The maximum is smooth. A profile of bucket times shifts f and the
 size of the last bucket. On hosts without accelerators, alpha is divided by the number of cores. All
-values are arrays with an entry per setup.
+values are arrays with an entry per setup. [D] marks relations that were derived for Srift and are
+in no paper.
 """
 
 from dataclasses import dataclass, replace

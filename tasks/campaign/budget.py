@@ -110,9 +110,9 @@ def patience_s(
 def caps_of(
     workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]
 ) -> tuple[list[Cap], str]:
-    """Return the dollar caps of the campaign and of the month (UTC), with the amounts that count.
+    """Return the dollar caps of the campaign and of the month (UTC), with the amounts used so far.
 
-    The second item is the reason if a spent amount is unknown, else "". Leases are read before the
+    The second item is "", or the reason why an amount is unknown. Leases are read before the
     spent dollars. A lease that ends between the two reads then counts twice instead of not at all.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
@@ -278,7 +278,7 @@ class Tally:
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time, on the clock `time.monotonic`, at which `launch` must end.
 
-        This is the end of the campaign, or the time at which its dollars are spent if that is
+        This is the end of the campaign or the time at which its dollars are spent, whichever is
         earlier.
         """
         price = launch.cluster.total_usd_per_hour

@@ -225,7 +225,7 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return what a campaign needs of the model in use to value runs: step times and candidates.
+    """Return predictions and setups of the model in use, with which a campaign values runs.
 
     Workloads and instance types are left out if their definition has changed since the model was
     trained.
@@ -276,7 +276,7 @@ def outdating(workspace: Workspace) -> str:
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
     """Return the launches that a refresh would make now.
 
-    Before the first refresh, when there is no warehouse, this works too.
+    This also works before the first refresh, when there is no warehouse.
     """
     provider = workspace.provider.name
     try:
@@ -410,7 +410,7 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return how an attempt ended that was stopped by an error in this process."""
+    """Return the end of an attempt that `error`, raised in this process, stopped."""
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")
     if isinstance(error, Exception):

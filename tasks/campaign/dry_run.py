@@ -47,7 +47,9 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
     if workspace.spends_money:
         if max_usd is None:
             assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
-            reporter().say(f"no --max-usd: this dry run assumes {assumed}; {provider} requires it")
+            reporter().say(
+                f"no --max-usd: this dry run assumes {assumed}; {provider} requires --max-usd"
+            )
         offers = with_spot(offers, workspace.settings.campaign.market)
     tally = Tally.of(workspace, max_usd, "dry-run")
     if workspace.spends_money:

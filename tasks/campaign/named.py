@@ -229,7 +229,7 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
-    """Return launches with the at most `count` runs that would improve a recommendation most.
+    """Return launches of up to `count` runs that would improve a recommendation most.
 
     There is one launch for each cluster. Runs for goals with a deadline or budget come first. If no
     run would help a goal, the reason is printed.

@@ -243,8 +243,8 @@ def load_public(workspace: Workspace, now: datetime) -> int:
         note_instance_types(connection, public_machines(), noted_at=now)
     loaded = import_measurements(warehouse, files, now, force=True)
     reporter().say(
-        f"loaded {loaded.rows} rows, {ORIGIN}; they count for a workload until you have measured it"
-        f" or type `srift forget {PUBLIC_IMPORT}`"
+        f"loaded {loaded.rows} rows, {ORIGIN}. They count for a workload until you measure it."
+        f" To remove them all, type `srift forget {PUBLIC_IMPORT}`"
     )
     return loaded.rows
 
@@ -252,11 +252,11 @@ def load_public(workspace: Workspace, now: datetime) -> int:
 def asked_of_public(
     workspace: Workspace, workload: str, now: datetime, *, shape: bool = False
 ) -> Workspace:
-    """Return the workspace after adding the workloads whose packaged step times count.
+    """Return the workspace with the added workloads whose packaged step times are in use.
 
-    If `workload` is one of the packaged workloads and has no measurements, or is known by its
-    `shape`, the packaged step times are imported first. Raises WarehouseError if the warehouse
-    cannot be written.
+    The packaged step times are imported first if `workload` has no measurements, and is a packaged
+    workload or a transformer. `shape` is True if the question has a transformer's shape. Raises
+    WarehouseError if the warehouse cannot be written.
     """
     spec = workspace.settings.workloads.get(workload)
     public = workload in packaged_names() and (spec is None or spec.entrypoint is None)

@@ -121,7 +121,7 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
     granted = any(str(one["Grantee"].get("URI", "")).endswith(_EVERYBODY) for one in grants)
     by_policy = status.get("IsPublic") and not blocked.get("RestrictPublicBuckets")
     if by_policy or (granted and not blocked.get("IgnorePublicAcls")):
-        raise Wrong(f"{ec2.bucket} is public: block that by `aws s3api put-public-access-block`")
+        raise Wrong(f"{ec2.bucket} is public: run `aws s3api put-public-access-block` on it")
     return "the bucket is not public"
 
 

@@ -85,5 +85,5 @@ def _check_room(ec2: Ec2, size: int) -> None:
     if needed_gib > ec2.volume_gib:
         raise Wrong(
             f"the data take {said_bytes(size)}: set [ec2] volume_gib to {needed_gib} plus the"
-            f" image's size; it is {ec2.volume_gib}"
+            f" image's size, instead of {ec2.volume_gib}"
         )

@@ -118,9 +118,9 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
-    """Raise ProviderError if overdue machines were not searched for within SWEPT_WITHIN.
+    """Raise ProviderError unless every region was searched for overdue machines recently.
 
-    Each region must have been searched. The caller calls this before it buys machines.
+    The last search must be at most SWEPT_WITHIN old. Call this function before buying machines.
     """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:

@@ -166,7 +166,7 @@ class DataCarrier:
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"the data have {said_bytes(size)}, and {home} has no room for them:"
+                f"the data take {said_bytes(size)}, and the disk of {home} has too little room:"
                 f" run `aws s3 sync {address} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
 

@@ -200,7 +200,8 @@ def job_of(
         # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "nothing was launched: an elastic run needs local hosts, the first one on-demand"
+                "nothing was launched: an elastic run needs local hosts, and the first must be"
+                " on-demand"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)
@@ -246,8 +247,8 @@ def _emulated(settings: Settings) -> bool:
     host = f".{urlsplit(endpoint).hostname}"
     if settings.ec2.emulated and not host.endswith((".localhost", ".127.0.0.1")):
         raise SettingsError(
-            "nothing was launched: [ec2] emulated needs AWS_ENDPOINT_URL to name an AWS on this"
-            " computer. Set that variable, or remove emulated from srift.toml"
+            "nothing was launched: [ec2] emulated needs AWS_ENDPOINT_URL to name emulated AWS on"
+            " this computer. Set that variable, or remove emulated from srift.toml"
         )
     return settings.ec2.emulated
 

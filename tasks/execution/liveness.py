@@ -35,7 +35,7 @@ class RemainingWork:
     host: the node with the rendezvous store of the current torchrun; None if none runs.
     seconds: seconds until the time or money of the refresh is spent.
     start_up_s: seconds from the request for a new machine until it can measure.
-    no_replacement: why no new machine may be requested; empty if it may.
+    no_replacement: why no new machine may be requested; empty if a request is allowed.
     """
 
     items: Sequence[Item]
@@ -82,8 +82,8 @@ def decide(
 class Machines:
     """The state of a launch's machines, according to the provider and their reports.
 
-    `awaited` has the machines for which the launch waits. A machine leaves it after it has reported
-    itself and has downloaded `data` or failed to do so.
+    `awaited` has the machines for which the launch waits. A machine is removed from `awaited` after
+    it has reported itself, and its downloads of `data` have succeeded or failed.
     data: S3 addresses by digest of the data.
     stop_at: the time on `clock` at which the time or money of the refresh is spent.
     """

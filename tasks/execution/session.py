@@ -226,7 +226,7 @@ class Session:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
     def _forget(self, lost: frozenset[int]) -> None:
-        """Mark the nodes `lost` as gone. Log those whose machines ended or are interrupted."""
+        """Mark the nodes `lost` as gone. Log each node whose machine ended or is interrupted."""
         self.machines.drop(lost)
         self.joining -= lost
         for node in lost:

@@ -102,8 +102,8 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     ]
     if idle:
         raise WorkloadError(
-            f"{', '.join(idle[:_NAMED])} had no part in the loss, so machines would wait for them:"
-            " use these parameters, or set their requires_grad to False"
+            f"{', '.join(idle[:_NAMED])} had no part in the loss, so ranks would wait for"
+            " gradients: use these parameters, or set their requires_grad to False"
         )
     return figures | {"losses": [figures["first_loss"], figures["last_loss"]]}
 

@@ -61,8 +61,8 @@ class Checkpoints:
         """Write `state` and return its manifest, a dictionary.
 
         The manifest also has the values `more`, and `seconds`, the time to serialise the state and
-        write it to disk. Only the last _KEPT states are kept, but all manifests. Raises OSError if
-        a file cannot be written.
+        write it to disk. The last _KEPT states and all manifests are kept. Raises OSError if a file
+        cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
         path = self.folder / f"step-{step:09d}.pt"

@@ -60,8 +60,8 @@ class Cached(Dataset[Any]):
         memory_gib: GiB of memory for samples, if there is no `folder`. The workers of a loader
             share the memory. Each rank of a machine has separate memory.
         folder: a folder on a local disk that keeps all samples, for all processes of this user and
-            for later runs, while at least 5 GiB are free. The operating system keeps them in memory
-            until other programs need it.
+            for later runs, while at least 5 GiB are free. The operating system keeps the samples in
+            memory until other programs need the memory.
         key: a text that identifies the samples in `folder`, together with the dataset's type and
             length. Change it whenever the samples change, also if only the code or the arguments
             of the dataset change.

@@ -57,7 +57,7 @@ def probe(
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
     """Run `repeats` all-reduces, and return the seconds of each on its slowest rank.
 
-    The all-reduces follow each other without a pause after a barrier.
+    All ranks first wait at a barrier. The all-reduces then follow each other without a pause.
     """
     mine = []
     meet(group)

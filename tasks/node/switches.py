@@ -67,7 +67,7 @@ def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_nothing(switches: str) -> bool:
-    """Return True if `compile` is on but torch has compiled no graph. Call it after a few steps."""
+    """Return True if `compile` is on, but torch has compiled no graph in the first steps."""
     return COMPILE in on(switches) and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 

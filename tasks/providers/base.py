@@ -224,7 +224,7 @@ class Provider(Protocol):
         """
 
     def closed(self) -> list[EndedLease]:
-        """Return the leases that have ended, also if their uploads are not downloaded yet.
+        """Return all ended leases, including leases whose uploads are not downloaded yet.
 
         Raises LeaseUnreadable if a lease file cannot be read.
         """

@@ -76,7 +76,7 @@ class HeldLease:
         return self.ended_at is None
 
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
-        """Return why the reaper must end this launch at `now`; "" if it must not."""
+        """Return why the reaper must end this launch at `now`; "" if there is no reason."""
         if not self.controller_alive:
             return f"its controller (process {self.controller.pid}) is gone"
         if now >= self.deadline_at:

@@ -108,7 +108,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 
 def _by_gpu(case: Case) -> list[dict[str, Any]]:
-    """Return the first choice on each kind of device: the cheapest, or the fastest, first.
+    """Return the first choice on each kind of device, sorted by the goal's objective.
 
     Kinds on which nothing may be chosen come last, with the reason.
     """
@@ -173,7 +173,7 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
 
 
 def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
-    """Return a transformer with unknown samples, in bf16 with the usual strategies."""
+    """Return a workload for the transformer: bf16, the usual strategies, unknown samples."""
     batch = math.ceil(USUAL_TOKENS / facts["sequence"])
     modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
     return Workload(

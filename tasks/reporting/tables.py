@@ -98,7 +98,7 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
 
 
 def _print(shown: Any, style: str = "") -> None:
-    """Print a text or a rich table: folded to the width of a terminal, without style elsewhere."""
+    """Print a text or a rich table. On a terminal, fold lines; elsewhere, leave out styles."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDE
@@ -249,7 +249,7 @@ def _print_pilots(pilots: Row) -> None:
 
 
 def _share(regret: float) -> str:
-    """Return the loss of a `regret` in logs, such as `3.2%`."""
+    """Format a regret, which is a difference of logs, as a percentage such as `3.2%`."""
     return _Cell().vformat("{share:.1%!}", (), {"share": math.expm1(regret)})
 
 

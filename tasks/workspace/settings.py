@@ -191,12 +191,12 @@ class WorkloadSettings(_Section):
     def _consistent(self) -> WorkloadSettings:
         least, largest = self.batches
         if not 1 <= least <= largest:
-            raise ValueError("global_batch is a whole number of at least 1, or [least, largest]")
+            raise ValueError("global_batch must be a whole number above 0, or [least, largest]")
         for key in ("path", "requirements", "env", "data"):
             if self.entrypoint is None and getattr(self, key):
                 raise ValueError(f"{key} needs an entrypoint")
         if self.sequence and self.transformer is None:
-            raise ValueError("sequence needs transformer")
+            raise ValueError("sequence is allowed only together with transformer")
         if self.data is not None and "data" in self.arguments:
             raise ValueError("rename arguments.data: the entrypoint already gets `data`")
         scaled = {STRATEGIES[0], *SERVED}  # other strategies would combine fp16's scaled gradients
@@ -407,7 +407,7 @@ def read_transformer(
 ) -> dict[str, float]:
     """Return the facts of `shape`, a table or the name of a JSON file in `root`.
 
-    Raises as `transformer_facts`, and OSError if the file cannot be read.
+    Raises the errors of `transformer_facts`, and OSError if the file cannot be read.
     """
     config = json.loads((root / shape).read_text()) if isinstance(shape, str) else shape
     if not isinstance(config, dict):
@@ -426,7 +426,9 @@ def load_settings(file: Path | None = None) -> Settings:
     found = (folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file())
     path = file or next(found, None)
     if path is None:
-        raise SettingsError(f"no {FILE} in {here} or above it: change to a project, or create it")
+        raise SettingsError(
+            f"no {FILE} in {here} or above it: change to a project's folder, or create {FILE}"
+        )
     try:
         body = tomllib.loads(path.read_text())
     except ValueError as error:

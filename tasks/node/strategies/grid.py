@@ -135,7 +135,7 @@ def _exchanged(x: Tensor, *exchange: Any) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """A differentiable exchange. The backward pass exchanges gradients in the opposite way."""
+    """A differentiable exchange. The backward pass makes the inverse exchange of gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Any, transposed: Any, *where: Any) -> Any:

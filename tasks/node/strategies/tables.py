@@ -71,7 +71,7 @@ def _choose_owners(
     _: nn.Module,
     *inputs: Any,
 ) -> None:
-    """Choose the rank of each table at the first forward pass, and free all other tables.
+    """Choose the rank of each table at the first forward pass. Free the tables of other ranks.
 
     This is a forward pre-hook.
     """

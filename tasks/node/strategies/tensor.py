@@ -1,9 +1,9 @@
 """Divide linear and transformer layers of an unmodified model among ranks (tensor parallelism).
 
-The ranks form a grid (grid.py). The ranks of a row compute with each other's samples; each has a
-part of the features. Before divided layers, a rank exchanges all features of its samples for its
-part of the features of the row's samples. After the layers, it exchanges them back. The rest of the
-model is data parallel, so a step equals that of ddp up to rounding.
+The ranks form a grid (grid.py). Before divided layers, the ranks of a row exchange activations. A
+rank then has the samples of all ranks in its row, but only a part of the features. After the
+layers, the inverse exchange returns all features of the rank's own samples. The rest of the model
+is data parallel, so a step equals that of ddp up to rounding.
 
 tensor-1d    [1, P, 1]  pairs of layers as torch's ColwiseParallel and RowwiseParallel
                         [Shoeybi et al. 2019]: samples are gathered before the first layer; sums are

@@ -115,7 +115,7 @@ class Ec2Cluster(RunningCluster):
             return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return S3's Unix time when files were last exchanged completely with S3."""
+        """Return the Unix time, on S3's clock, of the last complete exchange of files."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
@@ -284,8 +284,9 @@ class Ec2Cluster(RunningCluster):
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
         """Wait until all machines run. Return them with their zones, addresses and launch times.
 
-        Raises AwsRefused if a machine does not run within RUNNING_WITHIN_S seconds. Its kind is
-        "capacity", unless the request was at fault (a code that begins with "Client.").
+        Raises AwsRefused if a machine does not run within RUNNING_WITHIN_S seconds. The
+        error's kind is "capacity", unless the request was at fault (a code that begins with
+        "Client.").
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
