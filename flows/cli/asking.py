@@ -66,7 +66,7 @@ def _shape(path: Path, sequence: int | None) -> dict[str, float]:
 
 
 def _filters(**texts: str | None) -> list[tuple[str, str]]:
-    """Return (column, text) pairs. Only rows whose column contains the text are shown."""
+    """Return the given filters as (column, text) pairs: the column must contain the text."""
     return [(column, text) for column, text in texts.items() if text]
 
 

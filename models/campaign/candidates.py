@@ -367,7 +367,7 @@ class Schedule:
     """The start and end of each run of one launch.
 
     Runs on one machine take place at the same time on different machines. A run on several machines
-    takes place while no other run does.
+    takes place alone.
     """
 
     def __init__(self, cluster: Cluster) -> None:

@@ -145,7 +145,7 @@ class Knowledge:
         return known
 
     def learn(self, model: Model, runs: Iterable[PlannedRun]) -> None:
-        """Use `model` to compute the values of those of `runs` that it can predict."""
+        """Compute the values of the runs that `model` can predict."""
         self.model = model = replace(model, types=model.types - self.doubted)
         fresh = [
             row

@@ -28,8 +28,8 @@ class LogSeconds:
 
     `groups` and `members` have the mean and standard deviation of the log median at x = `centre`,
     by group and by (group, member). `slope` is the effect of x. `member_sd` is the standard
-    deviation of the members of a group, `noise_sd` that of repeated durations. A prior has no
-    members.
+    deviation of the members of a group. `noise_sd` is the standard deviation of repeated durations.
+    A prior has no members.
     """
 
     groups: Mapping[str, Normal]

@@ -51,7 +51,7 @@ def runs_on(layout: Sequence[int], mode: Mode) -> bool:
 
 
 def compared(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
-    """Return a text that compares DDP's step time with that of strategies that must be faster.
+    """Return a text that compares step times of DDP and of strategies that must be faster.
 
     The text is empty if the workload allows no such strategy on this cluster.
     """

@@ -2,12 +2,12 @@
 
     allowed = dense + max(0.1 (first - dense), apart)       passes if loss <= allowed
 
-Runs record the mean loss of each group of consecutive steps, called a window. `first` and `dense`
-are DDP's mean losses in the first and in the last AVERAGED windows that all runs have, averaged
-over seeds. `loss` is the mean loss of the strategy in the same last windows. `apart` is the
-difference between the highest and the lowest last loss among DDP's seeds. If DDP's loss fell by no
-more than `apart`, there is no verdict. All compared runs use the same cluster, batch, precision and
-seeds.
+Runs record the mean loss of each group of consecutive steps, called a window. The first and the
+last AVERAGED windows that all runs have are compared. `first` and `dense` are DDP's mean losses in
+these first and last windows, averaged over seeds. `loss` is the mean loss of the strategy in the
+last windows. `apart` is the difference between the highest and the lowest loss of DDP's seeds in
+the last windows. If DDP's loss fell by no more than `apart`, there is no verdict. All compared runs
+use the same cluster, batch, precision and seeds.
 """
 
 from collections.abc import Sequence

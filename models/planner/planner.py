@@ -215,8 +215,8 @@ def shortlist(
 
     The result has the candidates closest to the Pareto frontier of `hours` and `usd`. For each goal
     it also has the candidates with the least loss, under each assumed uncertainty in _SPREADS. It
-    also has near misses, because explanations mention them: their objective is better than that of
-    the best candidate, but they exceed the limit. Each criterion takes at most _OF_A_GROUP
+    also has near misses, because explanations mention them. A near miss has a better objective than
+    the best candidate, but exceeds the limit. Each criterion takes at most _OF_A_GROUP
     candidates with the same number in `group`. If at most `count` candidates have finite hours, all
     of them are returned.
     """

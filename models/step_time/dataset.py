@@ -7,8 +7,8 @@ median of these seconds for the instance type in the warehouse:
     nominal seconds = seconds / slowness^beta,    slowness = geometric mean of reference / usual
     beta ~ N(reliability, 0.5^2) and repeats,     reliability = 1 - noise^2 / variance
 
-`variance` is that of log slowness. `noise` is the standard deviation of one run's reference, from
-its spread over blocks.
+`variance` is the variance of log slowness. `noise` is the standard deviation of the reference
+seconds of one run, estimated from their spread over the run's blocks.
 """
 
 from collections.abc import Mapping

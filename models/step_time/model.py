@@ -239,8 +239,8 @@ class StepTimeModel:
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
         if len(arrays.workloads) > MOST_JOINT:
             raise ValueError(
-                f"{len(arrays.workloads)} setups are too many: at most {MOST_JOINT} have a "
-                "joint distribution"
+                f"{len(arrays.workloads)} setups are too many: a joint distribution has at most"
+                f" {MOST_JOINT}"
             )
         beliefs = self._beliefs(arrays, covariance=True)
         found = beliefs.mean, beliefs.variance, beliefs.noise
@@ -489,7 +489,7 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 
 
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
-    """Return a model that also predicts those unmeasured workloads whose FLOPs are known.
+    """Return a model that also predicts the unmeasured workloads with known FLOPs.
 
     `facts` has the facts of each workload. The added workloads are predicted in every mode.
     """

@@ -16,7 +16,8 @@ class Beliefs(NamedTuple):
     """The distribution of log step seconds, and the formula's times.
 
     `mean` is (rows,). `variance` is (rows,), or a covariance (rows, rows). The variance does not
-    include `noise` (rows,), the variance between runs of a setup. `times` are those of formula.py.
+    include `noise` (rows,), the variance between runs of a setup. `times` is the result of
+    `step_times`.
     """
 
     mean: FloatArray

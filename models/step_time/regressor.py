@@ -116,8 +116,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
         """Return the positions of the rows to learn from.
 
-        They are all rows of one device, and up to `most_rows` rows of several devices. The latter
-        are taken from each cell in turn, and within a cell from each kind of cluster in turn.
+        They are all rows of one device, and up to `most_rows` rows of several devices. Rows of
+        several devices are taken from each cell in turn, and within a cell from each kind of
+        cluster in turn.
         """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]

@@ -109,7 +109,7 @@ def within(
 
     Without a model in use, all launches of a plan are made before the next plan. With a model, a
     new plan is made after each launch. Each plan uses all measurements so far. Clusters that the
-    provider refused are left out until there is nothing else to buy.
+    provider refused are tried again only when no other launch is left to buy.
     """
     lists = 0
     while lists < MOST_LISTS:

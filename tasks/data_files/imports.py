@@ -106,7 +106,7 @@ class ImportFiles:
     def import_id(self, providers: Iterable[str]) -> str:
         """Return a digest of the files and providers.
 
-        If the measurements are those that ship with Srift, returns PUBLIC_IMPORT.
+        For the measurements that ship with Srift, returns PUBLIC_IMPORT.
         """
         rows, facts = (
             digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)

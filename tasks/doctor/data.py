@@ -20,7 +20,7 @@ _GIB = 2**30
 def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Finding]:
     """Yield a finding for the data of each workload.
 
-    api: if given, the checks are those for EC2 machines, which also include data in S3.
+    api: if given, the data are checked for EC2 machines, including data in S3.
     """
     for name in settings.workloads:
         check = f"data of {name}"

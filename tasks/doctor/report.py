@@ -61,7 +61,7 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
     """Raise ProviderError if a refresh would spend money and a check fails.
 
     The message names all problems. A refresh that spends no money needs only a writable home and
-    the data of its workloads. Raises Wrong or SettingsError if these cannot be used.
+    the data of its workloads. Raises Wrong or SettingsError if home or data cannot be used.
     """
     check_home(settings.home)
     for name in settings.workloads:

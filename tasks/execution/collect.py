@@ -25,7 +25,7 @@ SWEPT_WITHIN = timedelta(hours=1)
 def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
     """Load the records of every ended lease, then delete the lease. A second call adds nothing.
 
-    If another process runs a refresh, the leases of that refresh are left to it.
+    If another process runs a refresh, that process loads the leases of its refresh.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -125,6 +125,7 @@ def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:
         raise ProviderError(
-            f"nothing was bought: {', '.join(regions)} had no search for old machines in the last"
-            f" hour. Run `srift reap --provider {workspace.provider.name}`, then try again"
+            "nothing was bought: these regions had no search for old machines in the last hour:"
+            f" {', '.join(regions)}. Run `srift reap --provider {workspace.provider.name}`, then"
+            " try again"
         )

@@ -207,11 +207,11 @@ def load_lease(
 ) -> Collected:
     """Load the files of one ended launch in one transaction.
 
-    lease: the file that records the launch. refresh_id: the refresh of the rows if the lease's id
-    does not name a refresh. The `notes` of the result have a message for each rejected record and
-    for each machine that did not upload all files. Raises WarehouseBusy if another process writes;
-    nothing is loaded or moved then. Raises OSError if a rejected record cannot be moved; the next
-    load tries again.
+    lease: the file that records the launch.
+    refresh_id: stored with the rows if the lease's id does not contain a refresh id.
+    The `notes` of the result have a message for each rejected record and for each machine that did
+    not upload all files. Raises WarehouseBusy if another process writes; nothing is loaded or moved
+    then. Raises OSError if a rejected record cannot be moved; the next load tries again.
     """
     mailbox, provider = lease.mailbox, workspace.provider.name
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}

@@ -146,7 +146,7 @@ class Session:
     def remaining_work(
         self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
     ) -> RemainingWork:
-        """Return the runs that remain: `items` of this attempt, then those of later attempts.
+        """Return the remaining runs: `items` of this attempt, then the runs of later attempts.
 
         under_way_s: seconds that the first run still needs.
         host: the node with the rendezvous store of torchrun; None between attempts.

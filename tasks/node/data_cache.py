@@ -63,8 +63,8 @@ class Cached(Dataset[Any]):
             for later runs, while at least 5 GiB are free. The operating system keeps the samples in
             memory until other programs need the memory.
         key: a text that identifies the samples in `folder`, together with the dataset's type and
-            length. Change it whenever the samples change, also if only the code or the arguments
-            of the dataset change.
+            length. Change the key whenever the samples change, even if only the code or the
+            arguments of the dataset have changed.
 
     Samples that do not fit are read in every epoch. A warning is logged once.
 

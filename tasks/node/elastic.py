@@ -48,11 +48,11 @@ _LATE_S = 5.0  # minimum delay of other workers to allow for when workers join
 def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """Divide `global_batch` samples among ranks, and return the micro-batch sizes of each rank.
 
-    `batches` has, for each rank, the most samples of a micro-batch. The number of samples of a rank
-    is proportional to it. All ranks have the same number of micro-batches, and some sizes may be 0.
-    A rank's largest micro-batch comes last, because only the last micro-step communicates. Ranks
-    with equal `batches` differ by at most one sample. Raises ValueError if there are fewer samples
-    than ranks.
+    `batches` has, for each rank, the most samples of a micro-batch. A rank's number of samples is
+    proportional to its entry in `batches`. All ranks have the same number of micro-batches, and
+    some sizes may be 0. A rank's largest micro-batch comes last, because only the last micro-step
+    communicates. Ranks with equal `batches` differ by at most one sample. Raises ValueError if
+    there are fewer samples than ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(

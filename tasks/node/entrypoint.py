@@ -31,7 +31,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as 
 
 
 class WorkloadError(Exception):
-    """The workload's entrypoint does not return what it must return."""
+    """The workload's entrypoint returns wrong objects."""
 
 
 @dataclass(kw_only=True)

@@ -2,9 +2,9 @@
 
 An item is one run of the plan. Items on one node run at the same time on different nodes, because
 they use no network. While an item on several nodes runs, no other item runs: every rank waits for
-all earlier items, and then for the end of this item. A node runs its items one after another, also
-if they use different devices. To wait, a rank blocks on a key of the shared store, which needs no
-CPU time. The first rank of an item sets the key when the item ends.
+all earlier items, and then for the end of this item. A node runs its items one after another, even
+if they use different devices. To wait, a rank blocks on a key of the shared store. A blocked rank
+needs no CPU time. The first rank of an item sets the key when the item ends.
 """
 
 import os

@@ -41,12 +41,12 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     Regret is the expected loss of the choice compared with the best setup. Keys of the result:
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. None if a
-            few runs would not settle the choice, or if no run can be named. Otherwise False.
+            few runs would not settle the choice, or if no run can be suggested. Otherwise False.
         regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
             `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
             regret after the run.
-        reason: why no run can be named, or "".
+        reason: why no run can be suggested, or "".
 
     Runs use the offers in `buyable` of the campaign's market. If none of them has a price, offers
     of any market are used. If the workload cannot be predicted, profiles come first.
@@ -149,7 +149,7 @@ def _candidates(
 
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
-    """Yield those setups of the choice set whose machines the supply sells.
+    """Yield the setups of the choice set whose machines the supply sells.
 
     The offers of each setup are replaced by the supply's offers of the same instance types.
     """

@@ -89,7 +89,7 @@ class ServerEnded(Exception):
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
     """Wait until `server` listens on the loopback port.
 
-    The function checks that no other process listens there, because it would receive the password.
+    Also checks that no other process listens there, because that process would get the password.
     Raises ServerEnded if `server` ends or does not listen in time.
     """
     end = time.monotonic() + _START_S

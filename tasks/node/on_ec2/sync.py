@@ -32,8 +32,8 @@ _PLACED = ("workloads", "node", "data", "plan", "go", "done")
 class Inbox:
     """Downloads the controller's files into `directory`.
 
-    `get(name)` returns the content of an S3 object. It raises FAULTS, also if the object does not
-    exist yet.
+    `get(name)` returns the content of an S3 object. It raises FAULTS if the request fails or the
+    object does not exist yet.
     """
 
     def __init__(self, directory: Path, get: Callable[[str], bytes]) -> None:
@@ -151,7 +151,7 @@ class Outbox:
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
-        """Take one upload from the budget. Return False if none is left. Heartbeats are free."""
+        """Take one upload from the budget, except for heartbeats. Return False if none is left."""
         if name == _HEARTBEAT:
             return True
         now = time.monotonic()

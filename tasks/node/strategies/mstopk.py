@@ -50,7 +50,7 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
-    """Return the sorted positions of `count` True entries: those of `first`, then those of `then`.
+    """Return the sorted positions of `count` True entries, taken from `first` before `then`.
 
     `first` and `then` are boolean masks of the same length.
     """

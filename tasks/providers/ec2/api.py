@@ -339,7 +339,7 @@ class Store:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """Return the objects below `prefix`, and S3's Unix time when the listing began.
+        """Return the objects below `prefix`, and the start of the listing (Unix time of S3).
 
         The listing stops after the page on which the number of objects exceeds `most`.
         """
@@ -354,7 +354,7 @@ class Store:
         return found, answered_at(first)
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
-        """Return an object's content, and S3's Unix time when the object was written.
+        """Return an object's content, and the time at which it was written (Unix time of S3).
 
         The content is empty if the object is larger than `most_bytes`.
         """

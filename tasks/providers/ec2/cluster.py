@@ -335,7 +335,7 @@ class Ec2Cluster(RunningCluster):
     def _another(self, rank: int) -> bool:
         """Replace the machine of `rank`. Return False if EC2 refuses or the old machine still runs.
 
-        The old machine is ended first, so that the cost never exceeds that of the whole cluster.
+        The old machine is ended first, so that the cost never exceeds the cost of the cluster.
         Raises AwsRefused if AWS refuses to end it, and NoCapacity if the deadline has passed.
         """
         region, lost, attempt = self.lease.region, self.lease.current[rank], self._attempt

@@ -137,9 +137,9 @@ def tidy(
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
     """Return the machines that AWS may have launched for requests without a response.
 
-    EC2 finds them by tag (`shown`). If EC2 finds none until FORGOTTEN has passed, every requested
-    machine is assumed to have run until its timer ended it. The cost may then be too high but never
-    too low, because the spending caps must hold.
+    EC2 finds them by tag (`shown`). If EC2 finds none within FORGOTTEN, every requested machine is
+    assumed to have run until its timer ended it. The cost may then be too high but never too low,
+    because the spending caps must hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
