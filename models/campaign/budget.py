@@ -5,8 +5,8 @@
     allowed <=> spent + committed + claimed + worst <= cap
 
 `committed` is the worst-case cost of running machines. `claimed` are the dollars that other
-refreshes reserved. A deadline that exceeds a cap is shortened, but not below the shortest useful
-deadline.
+refreshes reserved. If the caps cannot pay for a deadline, the deadline is shortened, but not below
+the shortest useful deadline.
 """
 
 import math

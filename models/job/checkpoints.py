@@ -2,7 +2,8 @@
 
     seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise)
 
-The factor in parentheses is a line that CM-DARE [Li et al. 2020] measured on another cloud.
+The factor in parentheses is a line that CM-DARE [Li et al. 2020] measured on the storage of another
+cloud.
 x is the log of the line's seconds. mu, u and b have normal priors around 0. The two numbers of the
 line are not fitted, because measurements of a few workloads do not determine both. The measurements
 do show the distance from the line (mu), and whether it grows with the size of the checkpoint (b).

@@ -2,15 +2,15 @@
 
     checkpoint    c, from checkpoints.py
     interval      I = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c,  M where c >= 2M
-                  M = 1 / h is the mean time between interruptions [Daly 2006]
+                  M = 1 / h is the mean time between interruptions; I is from [Daly 2006]
     running       r = work + (n - 1) c    n equal pieces of at most I, with a checkpoint between two
     interruptions N = n (exp(h s) - 1), s = r / n, each taking 1/h - s / (exp(h s) - 1) of its piece
     hours           = start-up + r + N (lost + replacement)
 
 h is the hazard: the expected number of interruptions per hour. The formulas are exact for
-memoryless interruptions. A cluster needs all its machines, so its hazard is the sum of the
-machines' hazards. An interruption during a replacement restarts the replacement. Real interruptions
-come in bunches. Therefore the hazard of each draw is multiplied by Gamma variables.
+memoryless interruptions (derived for Srift). A cluster needs all its machines, so its hazard is the
+sum of the machines' hazards. An interruption during a replacement restarts the replacement. Real
+interruptions come in bunches. Therefore the hazard of each draw is multiplied by Gamma variables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decide if a new model (challenger) replaces the model in use (champion).
 
-The challenger has learned from the newest measurements. It is promoted unless its errors exceed the
-champion's errors on the same runs by more than noise.
+New measurements should count in the next answer. Therefore the challenger is promoted, unless its
+errors exceed the champion's errors on the same runs by more than noise.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the Meeting of exactly known hours or dollars, `used`, with `limit`.
+    """Return the Meeting for hours or dollars `used` that are known exactly.
 
     The chance is 0 or 1. The overshoot is max(0, log(used / limit)). Both have the shape of `used`.
     """

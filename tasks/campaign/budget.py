@@ -110,7 +110,7 @@ def patience_s(
 def caps_of(
     workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]
 ) -> tuple[list[Cap], str]:
-    """Return the dollar caps of the campaign and of the month (UTC), with the amounts used so far.
+    """Return the dollar caps of campaign and month (UTC), with the amounts that count against each.
 
     The second item is "", or the reason why an amount is unknown. Leases are read before the
     spent dollars. A lease that ends between the two reads then counts twice instead of not at all.

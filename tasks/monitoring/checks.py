@@ -66,7 +66,7 @@ def _store(
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     """Return the drifting instance types, each with the time of its newest measurement.
 
-    Runs of the type until that time must be repeated.
+    Runs of the type up to that time must be repeated.
     """
     drifting = reads.drifting(workspace.warehouse, workspace.provider.name)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
