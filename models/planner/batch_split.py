@@ -103,10 +103,10 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({*doublings, most}))
 
 
-# Why a cluster has no batch split, the nearest to a split last.
+# Reasons why a cluster has no batch split.
 OBSTACLES = (
     "that run no tolerated mode",
-    "with too many devices for the batch",
+    "whose devices cannot share the batch",
     "with too little memory",
 )
 
@@ -222,7 +222,7 @@ def splits_of(
     largest = present.max(axis=1)
     shards = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
     splits: list[tuple[IntArray, ...]] = []
-    reached = np.zeros(len(counts), dtype=np.intp)
+    obstacle = np.zeros(len(counts), dtype=np.intp)
     lines = {
         alone: [model.compute_line(workload.name, one.name, mode) for one in types]
         for alone, mode in {mode.alone: mode for mode in workload.modes}.items()
@@ -266,11 +266,11 @@ def splits_of(
                     kept &= ((each == 0) | (samples == each * most[:, :1])).all(axis=1)
                 constant = (np.full(kept.sum(), value) for value in (number, total, steps))
                 splits.append((rows[at][kept], samples[kept], *constant))
-            now = np.where(fitted, len(OBSTACLES), np.where(lacking, 2, 1))
-            reached[rows] = np.maximum(reached[rows], now)
+            obstacle[rows] = np.maximum(obstacle[rows], 1 + lacking)
     cluster, samples, numbers, total_of, steps_of = (
         np.concatenate(column) for column in zip(*splits, strict=True)
     )
+    obstacle[cluster] = -1
     order = np.lexsort((steps_of, total_of, numbers, cluster))
     return BatchSplits(
         workload=workload.name,
@@ -283,7 +283,7 @@ def splits_of(
         samples=samples[order],
         total=total_of[order],
         steps=steps_of[order],
-        obstacle=np.where(reached < len(OBSTACLES), reached, -1),
+        obstacle=obstacle,
     )
 
 

@@ -70,6 +70,14 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.frame)
 
+    def compared(self) -> str:
+        """Return a phrase with the numbers of clusters compared and left out, by reason."""
+        unpriced = self.frame.loc[self.frame["usd_per_hour"].isna(), "cluster"].nunique()
+        left_out = {**self.left_out, "without a price": unpriced}
+        left = ", ".join(f"{count:,} {why}" for why, count in left_out.items() if count)
+        clusters = f"{self.frame['cluster'].nunique() - unpriced:,} clusters"
+        return f"{clusters} (left out: {left})" if left else clusters
+
     def column(self, name: str, rows: IntArray | slice = slice(None)) -> IntArray:
         return self.frame[name].to_numpy()[rows]
 

@@ -107,10 +107,6 @@ def plan(
         job_conditions=supply.job_conditions,
         seed=seed,
     )
-    unpriced = found.frame.loc[found.frame["usd_per_hour"].isna(), "cluster"].nunique()
-    left_out = {**found.left_out, "without a price": unpriced}
-    left = ", ".join(f"{count:,} {why}" for why, count in left_out.items() if count)
-    compared_with = f"{found.frame['cluster'].nunique() - unpriced:,} clusters"
 
     def notes(setup: Setup) -> str:
         others = able_modes(setup, list(supply.vetoes))
@@ -122,7 +118,7 @@ def plan(
         costs,
         runs=runs,
         top=top,
-        clusters=compared_with + (f" (left out: {left})" if left else ""),
+        clusters=found.compared(),
         notes=notes,
         terms=partial(field_terms, workload, model),
     )

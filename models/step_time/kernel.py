@@ -154,13 +154,17 @@ class StepCovariance:
     log_spreads: FloatArray
 
     def __call__(self, X: FloatArray, Y: FloatArray | None = None) -> FloatArray:
-        variance: dict[str | None, float] = dict(
-            zip(SPREADS, np.exp(2 * self.log_spreads).tolist(), strict=True)
-        )
+        variances = self.variances
         found = np.zeros((len(X), len(X if Y is None else Y)))
         for name, values in terms(X, Y):
-            found += variance.get(name, 1.0) * values
+            found += variances[name] * values
         return found
+
+    @property
+    def variances(self) -> dict[str | None, float]:
+        """Return the square of each spread; 1 for None, the name of terms without a spread."""
+        squares = np.exp(2 * self.log_spreads).tolist()
+        return {None: 1.0, **dict(zip(SPREADS, squares, strict=True))}
 
 
 @dataclass(frozen=True)
@@ -242,10 +246,9 @@ class StepProcess(GaussianProcess):
 
         `means` (codes, linear terms) are the posterior means of the group's deviations.
         """
-        variance = dict(zip(SPREADS, np.exp(2 * self.covariance.log_spreads).tolist(), strict=True))
         prior = dict.fromkeys(("all", *CODES), np.zeros(_LINEAR))
         for group, spread, name in _TERMS:
-            prior[group] = prior[group] + spread**2 * variance.get(name or "", 1.0)
+            prior[group] = prior[group] + spread**2 * self.covariance.variances[name]
         found = []
         for group, each in prior.items():
             codes, which = np.unique(_codes(self.inputs, group), return_inverse=True)

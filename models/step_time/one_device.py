@@ -10,9 +10,9 @@ of s tokens; k = 4/3 if activations are recomputed in the backward pass, else 1:
     seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 L h bytes / bandwidth]
               + 48 tokens x vocabulary bytes / bandwidth
 
-The last term reads and writes the logits of the vocabulary. The constants are from published rows
-of MPT transformers on A100 and H100 (mosaicml/llm-foundry). GPUs with more TFLOP/s than an A100
-reach a smaller part of them in attention.
+The last term reads and writes the logits of the vocabulary. GPUs with more TFLOP/s than an A100
+reach a smaller fraction of them in attention. The constants were chosen on held-out groups of
+published rows of MPT transformers on A100 and H100 (mosaicml/llm-foundry).
 """
 
 from dataclasses import dataclass
@@ -64,8 +64,9 @@ _USUAL_WORK = float(np.log(1e12 / (_EFFICIENCY * USUAL[1] * 1e12)))
 _LINEAR, _ATTENTION, _ACTIVATIONS, _LOGITS = 1.05 * 6, 1.8 * 12, 450.0, 48.0
 _RECOMPUTED = 4 / 3
 _WORDS = 30_000.0, 250_000.0  # of a vocabulary
-# Attention kernels were written for Ampere: they reach 50 to 73 % of the peak of an A100 and 35 %
-# of that of an H100 [Dao 2023; Shah et al. 2024]. The exponent, and the TFLOP/s of an A100.
+# FlashAttention-2 reaches 50 to 73 % of the peak of an A100 and 35 % of the peak of an H100 [Dao
+# 2023; Shah et al. 2024]. The exponent is smaller than this suggests: it was chosen on held-out
+# GPU generations. The second number is the TFLOP/s of an A100.
 _KERNELS, _AMPERE = 0.35, 312.0
 # Large products reach a smaller share of the peak on a device with more operations per byte:
 # exponent, and operations per byte of an A100 80 GB in bf16.
@@ -117,7 +118,7 @@ def prior(
         tokens = batch * sequence * (_RECOMPUTED if recomputed else 1.0)
         arithmetic = tokens / (sheet.rate * 1e12)
         faster = max(sheet.rate / _AMPERE, 1.0)
-        # what the blocks do not hold is the embedding and the output layer
+        # the parameters outside the blocks are the embedding and the output layer
         words = min(max(size / hidden - 12 * layers * hidden, _WORDS[0]), _WORDS[1])
         logits = _LOGITS * words * batch * sequence
         seconds = np.array(

@@ -211,5 +211,5 @@ def test_clusters_that_are_left_out_are_counted_by_reason():
     sold = [offer("small", instance_type=each) for each in (replace(wide, devices=128), tiny)]
     sold += [offer("small"), offer("small", "spot", usd_per_hour=None)]
     reason = of(model, workload("mlp", 96, None, CHEAPEST), sold).rows[0]["reason"]
-    assert "of 1 clusters" in reason and "1 with too many devices" in reason
+    assert "of 1 clusters" in reason and "1 whose devices cannot share" in reason
     assert "1 with too little memory" in reason and "1 without a price" in reason
