@@ -115,7 +115,7 @@ class Rows(Line):
         return Rows(points=self.points, **picked)
 
     def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
-        """Return the rows, with those at `probes` as all-reduces of `size` (probes,) bytes alone."""
+        """Return the rows; those at `probes` are all-reduces of `size` (probes,) bytes alone."""
         found = self.take(np.arange(len(self)))
         found.point[probes] = found.middle[probes] = -1
         found.gradient_bytes[probes] = size
