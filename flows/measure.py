@@ -10,7 +10,7 @@ from prefect import flow, task
 from flows.market import market
 from flows.reap import reap
 from models.campaign.campaign import PlannedLaunch
-from tasks.campaign.budget import Tally, money_short
+from tasks.campaign.budget import Tally, keep_spending, money_short
 from tasks.campaign.campaign import (
     affordable,
     outdating,
@@ -105,6 +105,8 @@ def _serve(
     made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
     if tally.cap_usd and (warning := outdating(workspace)):
         reporter().say(warning)
+    if tally.cap_usd and workspace.spends_money:
+        keep_spending(workspace, datetime.now(UTC))
     # Claim before reading what is left of the month: two homes must not spend the same dollars.
     claim(workspace, refresh_id, tally.cap_usd, datetime.now(UTC))
     try:

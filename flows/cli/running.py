@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import typer
@@ -15,6 +16,9 @@ app = typer.Typer()
 def refresh(
     provider: Provider = "local",
     max_usd: MaxUsd = None,
+    month_spent: Annotated[
+        float | None, typer.Option(min=0.0, help="This month's dollars, if their record is lost.")
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -24,7 +28,11 @@ def refresh(
         return
     with _server(provider, max_usd):
         from flows.refresh import refresh as flow
+        from tasks.campaign.budget import keep_spending
+        from tasks.workspace.workspace import open_workspace
 
+        if month_spent is not None:
+            keep_spending(open_workspace(provider), datetime.now(UTC), month_spent)
         outcome = flow(provider, max_usd)
     show(as_json, outcome, lambda _: _print_published(provider))
 

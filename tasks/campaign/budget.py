@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pandas as pd
@@ -26,8 +26,10 @@ from ..execution.job import START_UP_S, Served, workload_names
 from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
-from ..providers.base import Lease, LeaseUnreadable
+from ..providers.base import Lease, LeaseUnreadable, ProviderError
+from ..providers.ec2.api import Clients, Store, connect
 from ..providers.ec2.attempts import SPOT_MARGIN
+from ..providers.ec2.leases import Ec2Leases
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
@@ -171,7 +173,8 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     """Return the dollars of refreshes that ended in the month of `now`, and a reason.
 
     If the cost of a refresh is unknown, the dollars are infinite and the reason says so. Otherwise
-    the reason is empty. A refresh that began in the previous month counts in full.
+    the reason is empty. A refresh that began in the previous month counts in full. Leases of the
+    home's record (`Ec2Leases.spent`) count too if the warehouse lacks them.
     """
     spend = mart_of(workspace, "spend")
     start = pd.Timestamp(pure.month_start(now)).tz_localize(None)
@@ -181,7 +184,44 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
             f"the cost of refresh {refresh_id} this month is unknown, so nothing is launched"
             " until next month; AWS's bill shows it"
         )
-    return float(recent["usd"].sum()), ""
+    stored = {*mart_of(workspace, "lease_spend")["lease_id"]}
+    lost = [
+        usd
+        for lease_id, (ended_at, usd) in (Ec2Leases(workspace.home).spent() or {}).items()
+        if lease_id not in stored and ended_at >= pure.month_start(now)
+    ]
+    return float(recent["usd"].sum()) + sum(lost), ""
+
+
+def keep_spending(
+    workspace: Workspace, now: datetime, stated: float | None = None, clients: Clients | None = None
+) -> None:
+    """Keep this month's dollars in the home too. Call this before buying machines.
+
+    Then a warehouse that is lost or replaced hides no dollars.
+    stated: this month's dollars according to the user. They count if less is known.
+    clients: the AWS clients that look for launches of this month.
+
+    Raises:
+        ProviderError: if neither the warehouse nor the home has dollars of this month although
+            machines reported to the bucket, or if the bucket cannot be read.
+    """
+    ec2, leases, start = workspace.settings.ec2, Ec2Leases(workspace.home), pure.month_start(now)
+    spent, _ = spent_this_month(workspace, now)
+    if stated is not None:
+        leases.note_spent({f"stated-{now.isoformat()}": (now, max(0.0, stated - spent))})
+    elif ec2.bucket and not spent and leases.spent() is None:
+        store = Store(connect(clients), ec2.regions[0], ec2.bucket)
+        # A launch's name begins with its time. It may begin on the last day of the month before.
+        for moment in (f"{start:%Y%m}", f"{start - timedelta(days=1):%Y%m%d}"):
+            if store.listed(f"{ec2.prefix}/leases/{moment}", 0)[0]:
+                raise ProviderError(
+                    f"nothing was bought: machines of this month reported to {ec2.bucket}, but"
+                    f" neither the warehouse nor {leases.spent_file} has their dollars. Look at"
+                    " AWS's bill, and run `srift refresh --provider ec2"
+                    " --max-usd 0 --month-spent DOLLARS`"
+                )
+        leases.note_spent({})
 
 
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from .attempts import LEAST_BILLED_S
 from .settings import Region
 
 _REMEMBERED = timedelta(days=30)
+_SPENT = TypeAdapter(dict[str, tuple[AwareDatetime, float]], config=ConfigDict(strict=True))
 _SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
 
 
@@ -164,6 +165,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases-ec2")
         self.swept_file = self.root / ".swept.json"
+        self.spent_file = self.root / ".spent.json"
 
     @property
     def token(self) -> str:
@@ -213,6 +215,30 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
+
+    def spent(self) -> dict[str, tuple[datetime, float]] | None:
+        """Return the end and the dollars of each deleted lease, by id.
+
+        Returns None if the file is missing or cannot be read.
+        """
+        with suppress(OSError, ValueError):
+            return _SPENT.validate_json(self.spent_file.read_bytes())
+        return None
+
+    def note_spent(self, spent: dict[str, tuple[datetime, float]]) -> None:
+        """Add the end and the dollars of leases, by id. Raises OSError if the disk is full."""
+        with self.locked():
+            replace_durably(self.spent_file, (self.spent() or {}) | spent)
+
+    def forget_ended(self, lease_id: str) -> None:
+        """Delete an ended lease, after its dollars are on disk. Raises as the base class does.
+
+        If the file of the dollars is lost, it stays lost: it would lack earlier leases.
+        """
+        lease = self.read(lease_id)
+        if lease is not None and lease.ended_at and self.spent() is not None:
+            self.note_spent({lease_id: (lease.ended_at, lease.usd or 0.0)})
+        super().forget_ended(lease_id)
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.

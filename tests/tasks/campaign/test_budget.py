@@ -1,6 +1,8 @@
 """The caps of a campaign and of the month, and when a campaign must end."""
 
 import math
+import os
+import shutil
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,12 +16,15 @@ from models.domain.cluster import Cluster
 from tasks.campaign import budget as caps
 from tasks.campaign import campaign
 from tasks.campaign.budget import RELEASE_S, Tally
+from tasks.execution.record_loader import load_lease
 from tasks.market.offers import note_definitions, snapshot_offers
-from tasks.providers.base import EndedLease, Lease, LeaseUnreadable
+from tasks.providers.base import EndedLease, Lease, LeaseUnreadable, ProviderError
 from tasks.providers.ec2.attempts import SPOT_MARGIN
+from tests.ec2_home import Home
+from tests.fake_ec2 import FakeAws, Killed
 from tests.fakes import offer
 from tests.installed import NOON, DescribedMachines, changed, install
-from tests.warehouse.builders import ROWS, load, write
+from tests.warehouse.builders import ROWS, fresh, load, write
 from warehouse.append import append
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
@@ -143,6 +148,61 @@ def test_the_months_cap_counts_this_month_and_provider(here):
     spent(here, 9.95, datetime(2026, 11, 1, tzinfo=UTC), "c-00")  # it began last month
     assert refusal(here)
     assert refusal(here, now=datetime(2026, 12, 1, tzinfo=UTC)) == ""
+
+
+@pytest.fixture
+def bought(here):
+    """A home that bought once, is paid for and forgotten; its AWS, and the dollars."""
+    here, aws = changed(here, "ec2", bucket="mailbox"), FakeAws()
+    caps.keep_spending(here, NOON, clients=aws.clients)
+    home, lease_id = Home(here.home, aws), f"{NOON:%Y%m%dT%H%M%S}-ab-00"
+    with home.acquire(home.two(), lease_id):
+        aws.pass_s(600.0)
+    (lease,) = home.provider.ended()
+    load_lease(here, lease, "r", NOON)
+    home.provider.forget(lease_id)
+    return here, aws, lease.usd
+
+
+@pytest.mark.parametrize("loss", ["nothing", "file", "shared", "restore cut short", "record"])
+def test_what_the_month_cost_is_known_without_the_warehouse(bought, monkeypatch, tmp_path, loss):
+    here, aws, usd = bought
+    if loss == "file":
+        here.warehouse.path.unlink()
+    elif loss == "shared":
+        here = replace(here, warehouse=fresh(tmp_path))
+    elif loss == "record":
+        (here.home / "leases-ec2" / ".spent.json").unlink()
+    elif loss == "restore cut short":
+        here.warehouse.back_up()
+        path, move = here.warehouse.path, os.replace
+
+        def killed(source, target):
+            if target == path:
+                raise Killed("between the two moves")
+            move(source, target)
+
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(os, "replace", killed)
+            here.warehouse.restore()
+        assert not path.exists()
+    caps.keep_spending(here, NOON, clients=aws.clients)
+    assert caps.spent_this_month(here, NOON) == (pytest.approx(usd), "")
+    assert caps.spent_this_month(here, datetime(2026, 12, 1, tzinfo=UTC)) == (0.0, "")
+
+
+def test_a_month_that_nobody_remembers_buys_nothing_until_its_dollars_are_stated(bought):
+    here, aws, _ = bought
+    shutil.rmtree(here.home)
+    with pytest.raises(ProviderError, match="--month-spent"):
+        caps.keep_spending(here, NOON, clients=aws.clients)
+    aws.fails("s3:ListBucket", "AccessDenied")
+    with pytest.raises(ProviderError):  # nor where the bucket cannot be looked into
+        caps.keep_spending(here, NOON, clients=aws.clients)
+    for minute, (stated, known) in enumerate(((95.0, 95.0), (0.0, 95.0), (97.0, 97.0))):
+        caps.keep_spending(here, NOON + timedelta(minutes=minute), stated)
+        assert caps.spent_this_month(here, NOON) == (known, "")
+    assert refusal(monthly(here, 97.0))
 
 
 def test_machines_of_other_controllers_count_to_their_deadline(here):
