@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
@@ -22,7 +22,9 @@ from models.domain.cluster import Cluster, Offer, parse_cluster
 from warehouse import reads
 
 from ..execution.claims import of_others
+from ..execution.data import DataPlan, fetch_s
 from ..execution.job import START_UP_S, Served, workload_names
+from ..execution.liveness import MOST_REPLACEMENTS
 from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
@@ -73,8 +75,11 @@ def allowance(
     price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
     if price is not None:
         price += len(launch.cluster.members) * _beside(workspace)
+    machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each downloads the data
+    plans = _plans(tally, launch)
     return pure.allow(
         price,
+        once_usd=sum(plan.upload_usd + machines * plan.download_usd for plan in plans),
         wished_s=2 * launch.est_s + start_up_s,
         least_s=launch.est_s + least_s,
         caps=caps,
@@ -89,9 +94,13 @@ def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tu
     """
     known, names = workspace.settings.workloads, workload_names(launch)
     installs = sum(bool(known[name].requirements) for name in names if name in known)
-    fetch_s = sum(tally.fetch_s.get(name, 0.0) for name in names)
-    usual_s = EC2_START_UP_S + installs * INSTALL_S + fetch_s
-    return usual_s, EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + fetch_s
+    download_s = sum(map(fetch_s, _plans(tally, launch)))
+    usual_s = EC2_START_UP_S + installs * INSTALL_S + download_s
+    return usual_s, EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + download_s
+
+
+def _plans(tally: Tally, launch: PlannedLaunch) -> list[DataPlan]:
+    return [tally.data[name] for name in workload_names(launch) if name in tally.data]
 
 
 def patience_s(
@@ -184,12 +193,9 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
             f"the cost of refresh {refresh_id} this month is unknown, so nothing is launched"
             " until next month; AWS's bill shows it"
         )
-    stored = {*mart_of(workspace, "lease_spend")["lease_id"]}
-    lost = [
-        usd
-        for lease_id, (ended_at, usd) in (Ec2Leases(workspace.home).spent() or {}).items()
-        if lease_id not in stored and ended_at >= pure.month_start(now)
-    ]
+    stored, month = {*mart_of(workspace, "lease_spend")["lease_id"]}, f"{now:%Y-%m}"
+    kept = Ec2Leases(workspace.home).spent() or {}
+    lost = [usd for name, (ended, usd) in kept.items() if name not in stored and ended == month]
     return float(recent["usd"].sum()) + sum(lost), ""
 
 
@@ -206,22 +212,22 @@ def keep_spending(
         ProviderError: if neither the warehouse nor the home has dollars of this month although
             machines reported to the bucket, or if the bucket cannot be read.
     """
-    ec2, leases, start = workspace.settings.ec2, Ec2Leases(workspace.home), pure.month_start(now)
+    ec2, leases, more = workspace.settings.ec2, Ec2Leases(workspace.home), 0.0
     spent, _ = spent_this_month(workspace, now)
     if stated is not None:
-        leases.note_spent({f"stated-{now.isoformat()}": (now, max(0.0, stated - spent))})
-    elif ec2.bucket and not spent and leases.spent() is None:
+        more = max(0.0, stated - spent)
+    elif not ec2.bucket or spent or leases.spent() is not None:
+        return
+    else:
         store = Store(connect(clients), ec2.regions[0], ec2.bucket)
-        # A launch's name begins with its time. It may begin on the last day of the month before.
-        for moment in (f"{start:%Y%m}", f"{start - timedelta(days=1):%Y%m%d}"):
-            if store.listed(f"{ec2.prefix}/leases/{moment}", 0)[0]:
-                raise ProviderError(
-                    f"nothing was bought: machines of this month reported to {ec2.bucket}, but"
-                    f" neither the warehouse nor {leases.spent_file} has their dollars. Look at"
-                    " AWS's bill, and run `srift refresh --provider ec2"
-                    " --max-usd 0 --month-spent DOLLARS`"
-                )
-        leases.note_spent({})
+        reported, _ = store.listed(f"{ec2.prefix}/leases/")
+        if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
+            raise ProviderError(
+                f"nothing was bought: machines of this month reported to {ec2.bucket}, but neither"
+                f" the warehouse nor {leases.spent_file} has their dollars. Look at AWS's bill, and"
+                " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+            )
+    leases.note_spent(f"stated-{now.isoformat()}", now, more, begin=True)
 
 
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
@@ -254,7 +260,8 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     if rate <= 0:
         return None
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
-    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s)
+    download_usd = (len(names) + MOST_REPLACEMENTS) * lease.download_usd
+    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s) + download_usd
 
 
 @dataclass(slots=True, kw_only=True)
@@ -271,7 +278,7 @@ class Tally:
         seconds: duration of each phase.
         notes: messages for the user.
         refused: clusters that the provider could not supply, or whose machines lacked devices.
-        fetch_s: by workload, the seconds that a machine needs to download its data.
+        data: by workload, the plan of the transfer of its data.
         lacking: by workload, the reason why it cannot be measured.
     """
 
@@ -285,7 +292,7 @@ class Tally:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     refused: list[Cluster] = field(default_factory=list)
-    fetch_s: dict[str, float] = field(default_factory=dict)
+    data: dict[str, DataPlan] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)
 
     @classmethod

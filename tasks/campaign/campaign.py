@@ -32,7 +32,7 @@ from warehouse import reads
 from warehouse.database import WarehouseMissing
 
 from ..execution.collect import collect
-from ..execution.data import DataCarrier, fetch_s
+from ..execution.data import DataCarrier
 from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
 from ..execution.mailbox import WorkloadChanged
 from ..execution.outcomes import AttemptEnd, launch_row, planned_id
@@ -318,7 +318,7 @@ def serve_launch(
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
-    tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
+    tally.data |= {plan.name: plan for plan in plans}
     job = job_of(
         launch,
         workspace.settings,
@@ -332,12 +332,18 @@ def serve_launch(
         # no outcome: a refusal by a cap does not mean that the cluster is unavailable
         served = Served(lease_id=lease_id, outcome="", over_cap=True)
         return _not_served(served, job, "refused", allowed.refusal)
-    lacking = {plan.name: plan.problem for plan in map(carrier.carry, plans) if plan.problem}
+    tally.usd += sum(plan.upload_usd for plan in plans)
+    plans = [carrier.carry(plan, tally.refresh_id) for plan in plans]
+    tally.data |= {plan.name: plan for plan in plans}
+    lacking = {plan.name: plan.problem for plan in plans if plan.problem}
     job = without_data(job, lacking)
     if lacking and not job.items:
         return Served(lease_id=lease_id, outcome="failed: no data", lacked_data=lacking)
     patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
-    job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
+    download_usd = sum(plan.download_usd for plan in plans)
+    job = replace(
+        job, deadline_s=allowed.deadline_s, patience_s=patient_s, download_usd=download_usd
+    )
     runs = dict(zip(job.run_setups, launch.items, strict=True))
 
     def watch(run_id: str, done: int, usd: float | None) -> None:

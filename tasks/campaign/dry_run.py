@@ -13,7 +13,7 @@ from typing import Any
 from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster, Offer
 
-from ..execution.data import DataCarrier, fetch_s
+from ..execution.data import DataCarrier
 from ..execution.job import workload_names
 from ..market.offers import offers_now
 from ..providers.ec2.api import Clients
@@ -82,7 +82,7 @@ def planned(
     rows = launches_as_rows(launches)
     for number, (launch, row) in enumerate(zip(launches, rows, strict=True)):
         plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
-        tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
+        tally.data |= {plan.name: plan for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
         row |= {"deadline_s": allowed.deadline_s, "worst_usd": None, "requests": []}
         row["said"] = [str(plan) for plan in plans]

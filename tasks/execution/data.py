@@ -10,13 +10,19 @@ If a workload's data cannot be copied, only the runs of this workload are left o
 import hashlib
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+
+from warehouse.append import append
 
 from ..node.data import KEPT_FREE_BYTES, S3, files_of
 from ..providers.base import ProviderError
 from ..providers.ec2.api import Clients, Ec2Api, Store, asking, connect
+from ..providers.ec2.leases import Ec2Leases
+from ..providers.ec2.prices import download_usd, upload_usd
 from ..providers.ec2.survey import least_gib
 from ..reporting.progress import reporter
 from ..workspace.workload_data import (
@@ -43,14 +49,20 @@ class DataPlan:
 
     place: the folder on this machine, or the S3 address, from which machines read.
     files: size in bytes by file name; None if unknown.
+    region: the region of the S3 bucket; empty if unknown.
     move: "fetch", "upload", or empty if no transfer is needed.
+    download_usd: the most dollars for the download of one machine.
+    upload_usd: the most dollars to upload a folder and to store it for a month.
     problem: why the data cannot be used; empty if they can.
     """
 
     name: str
     place: str = ""
     files: Mapping[str, int] | None = None
+    region: str = ""
     move: str = ""
+    download_usd: float = 0.0
+    upload_usd: float = 0.0
     problem: str = ""
 
     @property
@@ -61,6 +73,8 @@ class DataPlan:
     def __str__(self) -> str:
         size = "unknown size" if self.size is None else said_bytes(self.size)
         what = f"{self.move or 'read'} {self.place} ({size})"
+        if self.download_usd or self.upload_usd:
+            what += f", at most ${self.upload_usd:.2f} once and ${self.download_usd:.2f} a machine"
         return f"data of {self.name}: {self.problem or what}"
 
 
@@ -87,6 +101,13 @@ class DataCarrier:
                 if name not in self._planned:
                     self._planned[name] = self._plan(name, data)
                 plan = self._planned[name]
+                if plan.place.startswith(S3):
+                    # A machine downloads no more than its volume holds.
+                    size = self._settings.ec2.volume_gib * GIB if plan.size is None else plan.size
+                    files = MOST_FILES if plan.files is None else len(plan.files)
+                    route = {"source": plan.region, "region": region}
+                    usd = download_usd(size, files, public=self._settings.ec2.public, **route)
+                    plan = replace(plan, download_usd=usd)
                 taken += plan.size or 0
                 if plan.size and self._workspace.spends_money:
                     self._refuse_too_much(taken, region)
@@ -95,14 +116,23 @@ class DataCarrier:
             found.append(plan)
         return found
 
-    def carry(self, plan: DataPlan) -> DataPlan:
-        """Transfer the files of `plan`.
+    def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
+        """Transfer the files of `plan`, and store the dollars of an upload before it begins.
 
-        Returns the plan with an empty `move`, or with a `problem` if the transfer failed.
+        Returns the plan with an empty `move` and nothing left to pay once, or with a `problem` if
+        the transfer failed.
         """
-        data = self._settings.data(plan.name)
+        data, now = self._settings.data(plan.name), datetime.now(UTC)
         if not plan.move or data is None:
             return plan
+        if plan.upload_usd:
+            charge = f"{plan.place}{now:%Y-%m}"
+            row = {"lease_id": charge, "cluster": "data", "market": "", "usd": plan.upload_usd}
+            row |= {"started_at": now, "ended_at": now, "outcome": "uploaded"}
+            stamp = {"provider": self._workspace.provider.name, "refresh_id": refresh_id}
+            with self._workspace.warehouse.transact() as connection:
+                append(connection, "raw_leases", [row], **stamp)
+            Ec2Leases(self._settings.home).note_spent(charge, now, plan.upload_usd)
         try:
             if isinstance(data.source, Path):
                 self._move(plan, data.source, self._uploaded(data))
@@ -114,7 +144,7 @@ class DataCarrier:
         except (BadData, ProviderError, OSError) as error:
             problem = f"its data could not be {plan.move}ed: {error}; refresh again"
             return DataPlan(name=plan.name, problem=problem)
-        return replace(plan, move="")
+        return replace(plan, move="", upload_usd=0.0)
 
     def _plan(self, name: str, data: WorkloadData) -> DataPlan:
         """Return the transfer plan of one workload.
@@ -128,37 +158,52 @@ class DataCarrier:
                 raise BadData("the data files changed after the refresh began: refresh again")
             if local:
                 return DataPlan(name=name, place=str(data.source), files=files)
-            return DataPlan(name=name, place=str(self._uploaded(data)), files=files, move="upload")
+            region, address = "", self._uploaded(data)
+            with suppress(ProviderError):  # without credentials, the region stays unknown
+                _, region = self._stored(address)
+            plan = DataPlan(
+                name=name, place=str(address), files=files, region=region, move="upload"
+            )
+            paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
+            if not len(self._workspace.warehouse.select("raw_leases", paid)):
+                plan = replace(plan, upload_usd=upload_usd(plan.size or 0, len(files)))
+            return plan
         if not local:
+            region = ""
             try:
-                files = self._listed(data.source)
+                files, region = self._listed(data.source)
             except ProviderError as error:  # the machines' role may have the right to list them
                 if getattr(error, "code", "") == "NoSuchBucket":
                     raise
-            return DataPlan(name=name, place=str(data.source), files=files)
+            return DataPlan(name=name, place=str(data.source), files=files, region=region)
         folder = data.fetched_below(self._settings.home)
         if folder.is_dir():
             return DataPlan(name=name, place=str(folder), files=files_below(folder))
-        files = self._listed(data.source)
+        files, _ = self._listed(data.source)
         self._refuse_no_room(data.source, sum(files.values()))
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")
 
-    def _listed(self, address: Address) -> dict[str, int]:
-        """Return the size in bytes of each file below `address`, by file name.
+    def _stored(self, address: Address) -> tuple[dict[str, int], str]:
+        """Return the size in bytes of each object below `address` by key, and its region."""
+        store = Store(self._api, self._settings.ec2.regions[0], address.bucket)
+        listed, _ = store.listed(address.prefix, MOST_FILES)
+        return {one["Key"]: one["Size"] for one in listed}, store.region
+
+    def _listed(self, address: Address) -> tuple[dict[str, int], str]:
+        """Return the size in bytes of each file below `address` by name, and the bucket's region.
 
         Raises ValueError if there are no files, too many files or unsafe names, and ProviderError
         if AWS refuses the request.
         """
-        listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
-        if len(listed) > MOST_FILES:
+        sizes, region = self._stored(address)
+        if len(sizes) > MOST_FILES:
             raise BadData(
                 f"{address} holds more than {MOST_FILES} objects: pack them into archives"
             )
-        sizes = {stored["Key"]: stored["Size"] for stored in listed}
         keys = files_of(sizes, address.prefix)
         if not keys:
             raise BadData(f"{address} holds no object: `aws s3 ls {address}` shows what is there")
-        return {name: sizes[key] for name, key in keys.items()}
+        return {name: sizes[key] for name, key in keys.items()}, region
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
         """Raise BadData if `size` bytes exceed the free disk space."""
@@ -203,11 +248,11 @@ class DataCarrier:
         """
         from s3transfer.manager import TransferManager
 
-        store, files, transfers = self._store(address.bucket), plan.files or {}, []
-        stored = {one["Key"]: one["Size"] for one in store.listed(address.prefix, MOST_FILES)[0]}
+        files, transfers = plan.files or {}, []
+        stored, region = self._stored(address)
         reporter().say(str(plan))
-        client = self._api.clients("s3", store.region)
-        with asking(f"to {plan.move} data", store.region), TransferManager(client) as s3:
+        client = self._api.clients("s3", region)
+        with asking(f"to {plan.move} data", region), TransferManager(client) as s3:
             for name, size in files.items():
                 file, key = folder / name, f"{address.prefix}{name}"
                 if plan.move == "upload" and stored.get(key) != size:
@@ -220,9 +265,6 @@ class DataCarrier:
         for name, size in files.items():
             if not _has(folder / name, size):
                 raise BadData(f"{name} changed during the transfer")
-
-    def _store(self, bucket: str) -> Store:
-        return Store(self._api, self._settings.ec2.regions[0], bucket)
 
     @cached_property
     def _api(self) -> Ec2Api:

@@ -56,6 +56,7 @@ class Job:
     files: Sequence[tuple[WorkloadFile, Source]]
     seed: int
     deadline_s: float  # seconds after acquisition at which the machines end themselves
+    download_usd: float = 0.0  # dollars for the data that one machine downloads, at most
     patience_s: float = 0.0  # seconds available for repeating disturbed measurements
     lacking: Mapping[str, str] = field(default_factory=dict)
     lose_after_s: Mapping[str, float] = field(default_factory=dict)

@@ -71,6 +71,7 @@ class Session:
         With these files, `collect` can load the launch even if this process dies.
         """
         self.mailbox.put_setups(self.run_setups)
+        self.running.note_download(self.job.download_usd)  # before machines read what to download
         self.mailbox.put_data(self.job.fetched)
         self.log.write()
         self.mailbox.put_workloads(self.job.files)

@@ -65,7 +65,8 @@ class NotSwept(ProviderError):
 class Lease:
     """The machines of one launch that still run, and the process that launched them.
 
-    `problem` says why the lease file is unreadable; it is empty for a readable file.
+    `problem` says why the lease file is unreadable; it is empty for a readable file. `download_usd`
+    are the most dollars for the data that one machine downloads.
     """
 
     lease_id: str
@@ -75,6 +76,7 @@ class Lease:
     deadline_at: datetime
     controller_alive: bool
     problem: str = ""
+    download_usd: float = 0.0
 
     def usd_until(self, now: datetime) -> float | None:
         """Return the dollars from the start of the lease until `now`; None if the price is unknown.
@@ -162,6 +164,10 @@ class RunningCluster(Protocol):
 
     def usd_so_far(self) -> float | None:
         """Return the dollars since the machines were acquired; None if a price is unknown."""
+
+    def note_download(self, usd: float) -> None:
+        """Count `usd` dollars for the data that each machine downloads, also each replacement."""
+        return
 
     def replace(self, node: int) -> bool:
         """Replace a lost or leaving machine. Return False if no machine can replace it.

@@ -123,6 +123,11 @@ class Ec2Cluster(RunningCluster):
         with self._lock:
             return self.lease.usd_until(self._api.now())
 
+    def note_download(self, usd: float) -> None:
+        with self._lock:
+            paying = [replace(machine, download_usd=usd) for machine in self.lease.current]
+            self.keep(self.lease.with_machines(*paying))
+
     def replace(self, node: int) -> bool:
         """Replace the machine of rank `node`. Return False if AWS cannot do that.
 
@@ -355,6 +360,7 @@ class Ec2Cluster(RunningCluster):
             return False
         gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.now())
         new = replace(machine, current=True, usd_per_hour=lost.usd_per_hour)
+        new = replace(new, download_usd=lost.download_usd)
         self.keep(self.lease.with_machines(gone, new))
         return True
 

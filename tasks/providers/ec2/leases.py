@@ -15,13 +15,12 @@ from typing import Self
 
 from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 
-from ..base import Lease, ProviderError
+from ..base import Lease, ProviderError, read_object
 from ..leases import HeldLease, LeaseFolder, replace_durably
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
 _REMEMBERED = timedelta(days=30)
-_SPENT = TypeAdapter(dict[str, tuple[AwareDatetime, float]], config=ConfigDict(strict=True))
 _SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
 
 
@@ -31,6 +30,7 @@ class Ec2Machine:
 
     `current` is True while the machine belongs to the cluster. `rank` is -1 if the machine never
     belonged to it. `group` is the tag of the fleet request that launched the machine.
+    `download_usd` are the most dollars for the data that it downloads.
     """
 
     instance_id: str
@@ -44,6 +44,7 @@ class Ec2Machine:
     zone: str = ""
     address: str = ""
     current: bool = False
+    download_usd: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,10 @@ class Ec2Lease(HeldLease):
         found = [machine for machine in self.machines if machine.current]
         return sorted(found, key=lambda machine: machine.rank)
 
+    @property
+    def download_usd(self) -> float:
+        return max((machine.download_usd for machine in self.machines), default=0.0)
+
     def with_request(self, request: FleetRequest) -> Self:
         """Add `request` to the lease. It replaces an earlier request of the same group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
@@ -153,7 +158,7 @@ def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
     usd = 0.0
     for machine in machines:
         seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
-        usd += machine.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600
+        usd += machine.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600 + machine.download_usd
     return usd
 
 
@@ -216,28 +221,31 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             self.root.mkdir(parents=True, exist_ok=True)
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
-    def spent(self) -> dict[str, tuple[datetime, float]] | None:
-        """Return the end and the dollars of each deleted lease, by id.
+    def spent(self) -> dict[str, tuple[str, float]] | None:
+        """Return the month of the end and the dollars of each deleted lease, by id.
 
         Returns None if the file is missing or cannot be read.
         """
-        with suppress(OSError, ValueError):
-            return _SPENT.validate_json(self.spent_file.read_bytes())
-        return None
+        return read_object(self.spent_file)
 
-    def note_spent(self, spent: dict[str, tuple[datetime, float]]) -> None:
-        """Add the end and the dollars of leases, by id. Raises OSError if the disk is full."""
+    def note_spent(
+        self, lease_id: str, ended_at: datetime, usd: float, *, begin: bool = False
+    ) -> None:
+        """Add the dollars of a lease to the file. Raises OSError if they cannot be written.
+
+        A lost file stays lost unless `begin` is True, because it would lack earlier leases.
+        """
         with self.locked():
-            replace_durably(self.spent_file, (self.spent() or {}) | spent)
+            spent = self.spent()
+            if begin or spent is not None:
+                noted = {lease_id: (f"{ended_at:%Y-%m}", usd)}
+                replace_durably(self.spent_file, (spent or {}) | noted)
 
     def forget_ended(self, lease_id: str) -> None:
-        """Delete an ended lease, after its dollars are on disk. Raises as the base class does.
-
-        If the file of the dollars is lost, it stays lost: it would lack earlier leases.
-        """
+        """Delete an ended lease, after its dollars are on disk. Raises as the base class does."""
         lease = self.read(lease_id)
-        if lease is not None and lease.ended_at and self.spent() is not None:
-            self.note_spent({lease_id: (lease.ended_at, lease.usd or 0.0)})
+        if lease is not None and lease.ended_at:
+            self.note_spent(lease_id, lease.ended_at, lease.usd or 0.0)
         super().forget_ended(lease_id)
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
