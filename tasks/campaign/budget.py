@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pandas as pd
@@ -45,6 +45,7 @@ LEAST_INSTALL_S = INSTALL_S / 5
 # local
 # hosts but not on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
+PRICES_LAST = timedelta(days=180)  # caps do not trust older prices
 _WARNED = 0.8  # share of the month's dollars above which the user is warned
 REFUSED = "refused"  # prefix of the outcome of a launch that got no machines
 RELEASE_S = 2.0  # machines cost money until shortly after the request to stop
@@ -67,6 +68,12 @@ def allowance(
     if not workspace.spends_money:
         wished_s = (2 + _LOCAL_PATIENCE) * launch.est_s + START_UP_S
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
+    priced_at = min(offer.price_as_of for offer in launch.cluster.members)
+    if now - priced_at > PRICES_LAST:
+        why = (
+            f"its prices are of {priced_at:%Y-%m-%d}, too old for a cap: allow pricing:GetProducts"
+        )
+        return Allowance(refusal=why)
     known = current_offers(workspace) if offers is None else offers
     caps, unknown = caps_of(workspace, tally, now, known)
     if unknown:

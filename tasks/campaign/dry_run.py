@@ -93,7 +93,9 @@ def planned(
             name = f"dry-run-{number:02d}"
             row["worst_usd"] = allowed.worst_usd
             row["requests"] = _requests(workspace, launch.cluster, offers, name, allowed.deadline_s)
-            row["said"].append(_UNCHECKED)
+            priced_at = min(offer.price_as_of for offer in launch.cluster.members)
+            age = f"prices as of {priced_at:%Y-%m-%d}, {(now - priced_at).days} days old"
+            row["said"] += [age, _UNCHECKED]
     return rows
 
 

@@ -10,8 +10,9 @@ from uuid import uuid4
 
 from models.domain.cluster import Cluster, Offer
 
+from ..execution.data import DataCarrier
 from ..providers.base import ProviderError
-from ..providers.ec2.api import Clients, Ec2Api, answered_at, connect
+from ..providers.ec2.api import PRICE_LIST_REGION, Clients, Ec2Api, answered_at, connect
 from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import quota_of
 from ..providers.ec2.errors import DENIED, AwsRefused
@@ -22,8 +23,10 @@ from ..providers.ec2.snapshot import packaged
 from ..providers.ec2.survey import launch_spec, not_launched
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings
+from ..workspace.shared import open_warehouse
+from ..workspace.workspace import Workspace, provider_of
 from .data import examine_data
-from .findings import Finding, judged
+from .findings import Finding, NotChecked, judged
 
 MAX_CLOCK_S = 240.0  # AWS refuses requests signed more than 300 s before or after its time
 # EC2's service roles. An account has them after its first spot machine and its first fleet.
@@ -52,6 +55,7 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     found.append(judged("regions", _regions, api, ec2))
     if found[-1].status == "wrong":
         return found
+    found.append(judged("live prices", _prices, api, ec2))
     if ec2.bucket:
         found.append(judged("bucket", _bucket, api, ec2))
         if found[-1].status == "ok":
@@ -60,7 +64,9 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     if "spot" in (*ec2.markets, settings.campaign.market):
         for role in SERVICE_ROLES:
             found.append(judged(f"role {role}", _service_role, api, ec2, role))
-    found += examine_data(settings, api)
+    machines, warehouse = provider_of(settings, "ec2"), open_warehouse(settings)
+    workspace = Workspace(settings=settings, warehouse=warehouse, provider=machines)
+    found += examine_data(settings, DataCarrier(workspace, clients))
     for region in ec2.regions:
         found += _launch(api, ec2, region)
         found += _quotas(api, settings, region)
@@ -95,6 +101,17 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
     if abs(ahead_s) > MAX_CLOCK_S:
         raise Wrong(f"this clock differs from AWS's by {ahead_s:+.0f} s: synchronize it with NTP")
     return f"{ahead_s:+.0f} s from AWS's clock"
+
+
+def _prices(api: Ec2Api, ec2: Ec2) -> str:
+    """Check the permission to read prices. Without it, the packaged prices are used."""
+    try:
+        api.ask("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2", MaxResults=1)
+        api.ask("ec2:DescribeSpotPriceHistory", ec2.regions[0], MaxResults=1)
+    except AwsRefused as error:
+        used = f"{packaged().prices_as_of:%Y-%m-%d}, without spot"
+        raise NotChecked(f"the packaged prices of {used}, are used: {error}") from None
+    return "list prices and spot prices can be read"
 
 
 def _bucket(api: Ec2Api, ec2: Ec2) -> str:
