@@ -29,7 +29,7 @@ from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
 from ..providers.base import Lease, LeaseUnreadable, ProviderError
-from ..providers.ec2.api import Clients, Store, connect
+from ..providers.ec2.api import Store, connect
 from ..providers.ec2.attempts import SPOT_MARGIN
 from ..providers.ec2.leases import Ec2Leases
 from ..providers.ec2.prices import most_usd_per_hour_beside
@@ -192,28 +192,24 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     the reason is empty. A refresh that began in the previous month counts in full. Leases of the
     home's record (`Ec2Leases.spent`) count too if the warehouse lacks them.
     """
-    spend = mart_of(workspace, "spend")
-    start = pd.Timestamp(pure.month_start(now)).tz_localize(None)
-    recent = spend[pd.to_datetime(spend["ended_at"]) >= start]
+    month = f"{now:%Y-%m}"
+    recent = mart_of(workspace, "spend", month=month)
     for refresh_id in recent[recent["usd"].isna()]["refresh_id"]:
         return float("inf"), (
             f"the cost of refresh {refresh_id} this month is unknown, so nothing is launched"
             " until next month; AWS's bill shows it"
         )
-    stored, month = {*mart_of(workspace, "lease_spend")["lease_id"]}, f"{now:%Y-%m}"
+    stored = {*mart_of(workspace, "lease_spend")["lease_id"]}
     kept = Ec2Leases(workspace.home).spent() or {}
     lost = [usd for name, (ended, usd) in kept.items() if name not in stored and ended == month]
     return float(recent["usd"].sum()) + sum(lost), ""
 
 
-def keep_spending(
-    workspace: Workspace, now: datetime, stated: float | None = None, clients: Clients | None = None
-) -> None:
+def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
     """Keep this month's dollars in the home too. Call this before buying machines.
 
     Then a warehouse that is lost or replaced hides no dollars.
     stated: this month's dollars according to the user. They count if less is known.
-    clients: the AWS clients that look for launches of this month.
 
     Raises:
         ProviderError: if neither the warehouse nor the home has dollars of this month although
@@ -226,7 +222,7 @@ def keep_spending(
     elif not ec2.bucket or spent or leases.spent() is not None:
         return
     else:
-        store = Store(connect(clients), ec2.regions[0], ec2.bucket)
+        store = Store(connect(), ec2.regions[0], ec2.bucket)
         reported, _ = store.listed(f"{ec2.prefix}/leases/")
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
             raise ProviderError(

@@ -29,7 +29,6 @@ from models.planner.learning import MOST_TRIES, unknown_learning
 from models.step_time.dataset import valid_runs
 from models.step_time.model import StepTimeModel, with_compressed
 from warehouse import reads
-from warehouse.database import WarehouseMissing
 
 from ..execution.collect import collect
 from ..execution.data import DataCarrier
@@ -279,10 +278,7 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
     This also works before the first refresh, when there is no warehouse.
     """
     provider = workspace.provider.name
-    try:
-        frames = reads.training_frames(workspace.warehouse, provider)
-    except WarehouseMissing:
-        frames = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+    frames = reads.training_frames(workspace.warehouse, provider)
     champion = load_champion(workspace.home, provider)
     if nothing := nothing_to_buy(offers, workspace.settings.campaign.market):
         reporter().say(nothing)

@@ -7,7 +7,6 @@ only AWS knows are shown as text in brackets. `srift doctor` checks image, netwo
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from models.campaign.campaign import PlannedLaunch
@@ -20,8 +19,6 @@ from ..providers.ec2.api import Clients
 from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import TypeFacts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
-from ..providers.ec2.survey import archive
-from ..providers.ec2.userdata import user_data
 from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
 from ..training.registry import load_champion
@@ -132,25 +129,15 @@ def _requests(
         subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in sorted(zones)},
         types={kind: TypeFacts(grouped=False, efa_cards=()) for kind in kinds},
         image={"ImageId": f"(the image of {ec2.ami_parameter})"},
-        role_id="AROAEXAMPLE",  # user-data rejects values in brackets
+        role_id="(the role of [ec2] instance_profile)",
         controller="(this home)",
         lease_id=name,
         deadline_unix=int(datetime.now(UTC).timestamp() + deadline_s),
-    )
-    script = user_data(
-        deadline_s,
-        bucket=ec2.bucket or "no-bucket-is-set",
-        prefix=ec2.prefix,
-        region=region,
-        code_sha256=archive(Path(__file__).parents[1] / "node")[1],
-        lease=name,
-        role_id=spec.role_id,
-        python=ec2.python,
     )
     group = "(the security group's id)"
     made: list[tuple[str, Row]] = [("ec2:CreateSecurityGroup", security_group(spec))]
     for action, ruled in rules(group):
         made.append((action, {"GroupId": group, "IpPermissions": ruled}))
     for attempt in attempts(cluster, here, spec.subnets, ec2.markets):
-        made += requests_of(spec, attempt, security=group, user_data=script)
+        made += requests_of(spec, attempt, security=group, user_data="")
     return [{"action": action, "request": shortened(body)} for action, body in made]

@@ -14,7 +14,6 @@ import pandas as pd
 
 from models.domain.setup_table import rows_of
 from warehouse import append
-from warehouse.database import WarehouseMissing
 from warehouse.reads import mart
 
 from ..reporting.progress import reporter
@@ -101,10 +100,7 @@ def _folder(workspace: Workspace) -> Path:
 
 def _unsettled(workspace: Workspace) -> list[Row]:
     """Return the reservations of dollars by all homes that are still valid, oldest first."""
-    try:
-        found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
-    except WarehouseMissing:
-        return []
+    found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     return rows_of(found.sort_values("noted_order")) if len(found) else []
 
 

@@ -180,7 +180,13 @@ class DataCarrier:
         if folder.is_dir():
             return DataPlan(name=name, place=str(folder), files=files_below(folder))
         files, _ = self._listed(data.source)
-        self._refuse_no_room(data.source, sum(files.values()))
+        home, size = self._settings.home, sum(files.values())
+        free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
+        if size > free - _LEFT_FREE_BYTES:
+            raise BadData(
+                f"the data take {said_bytes(size)}, and the disk of {home} has too little room: run"
+                f" `aws s3 sync {data.source} FOLDER` on a larger disk, and set `data` to FOLDER"
+            )
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")
 
     def _stored(self, address: Address) -> tuple[dict[str, int], str]:
@@ -204,16 +210,6 @@ class DataCarrier:
         if not keys:
             raise BadData(f"{address} holds no object: `aws s3 ls {address}` shows what is there")
         return {name: sizes[key] for name, key in keys.items()}, region
-
-    def _refuse_no_room(self, address: Address, size: int) -> None:
-        """Raise BadData if `size` bytes exceed the free disk space."""
-        home = self._settings.home
-        free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
-        if size > free - _LEFT_FREE_BYTES:
-            raise BadData(
-                f"the data take {said_bytes(size)}, and the disk of {home} has too little room:"
-                f" run `aws s3 sync {address} FOLDER` on a larger disk, and set `data` to FOLDER"
-            )
 
     def _refuse_too_much(self, size: int, region: str) -> None:
         """Raise BadData if a machine's volume cannot hold the image and `size` bytes of data."""

@@ -301,7 +301,8 @@ class Ec2Cluster(RunningCluster):
             if ended:
                 problem = str(ended[0]["StateReason"]["Code"])
                 break
-            if len(found) == len(by_id) and all(map(_is_up, found.values())):
+            states = [one["State"]["Name"] for one in found.values() if one.get("PrivateIpAddress")]
+            if states == ["running"] * len(by_id):
                 running = [
                     replace(
                         machine,
@@ -424,8 +425,3 @@ class Ec2Cluster(RunningCluster):
             moment = datetime.fromisoformat(str(body.get("at")))
             ends = min(ends, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
         return kind, max(0.0, ends - self.now_unix())
-
-
-def _is_up(described: Answer) -> bool:
-    """Return True if the machine runs and has a private IP address."""
-    return described["State"]["Name"] == "running" and bool(described.get("PrivateIpAddress"))

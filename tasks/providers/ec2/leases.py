@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +20,6 @@ from ..leases import HeldLease, LeaseFolder, replace_durably
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
-_REMEMBERED = timedelta(days=30)
 _SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
 
 
@@ -203,14 +202,6 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
                 f"{self.swept_file} cannot be read ({error}). Machines may run in "
                 "regions that srift.toml no longer names: check these regions, then delete the file"
             ) from error
-
-    def used_regions(self, now: datetime) -> list[str]:
-        """Return the regions that were searched for machines in the 30 days before `now`.
-
-        They are searched again even if srift.toml no longer names them. Raises ProviderError if the
-        file of the times cannot be read.
-        """
-        return [region for region, moment in self.swept().items() if now - moment < _REMEMBERED]
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.

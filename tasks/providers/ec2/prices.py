@@ -213,22 +213,19 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     for offer in offers:
         public = offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour
         usd, why = _own_price(offer, public, terms)
+        is_packaged = offer.price_as_of == packaged().prices_as_of
+        estimated = is_packaged and offer.region != LISTED_REGION
         billed_offer = replace(
             offer,
             usd_per_hour=usd,
             public_usd_per_hour=public if why else None,
             own_price=why,
-            price_source=ESTIMATED if _is_estimated(offer) else "",
+            price_source=ESTIMATED if estimated else "",
             storage_usd_per_hour=storage_usd_per_hour(offer.region, terms.volume_gib),
             other_usd_per_hour=other_usd_per_hour(public=terms.public),
         )
         found.append(billed_offer)
     return found
-
-
-def _is_estimated(offer: Offer) -> bool:
-    packaged_price = offer.price_as_of == packaged().prices_as_of
-    return packaged_price and offer.region != LISTED_REGION
 
 
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:

@@ -7,7 +7,7 @@ raises NotSwept if it could not check a region or lease, or could not end a mach
 
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from ..base import LeaseUnreadable, NotSwept, ProviderError
 from .api import ALIVE
@@ -23,6 +23,8 @@ from .termination import (
     tidy,
     until,
 )
+
+_REMEMBERED = timedelta(days=30)
 
 
 class Reaper:
@@ -51,7 +53,8 @@ class Reaper:
                 self._lease(lease_id)
         to_note = {*self.regions}  # regions from earlier sweeps are forgotten after 30 days
         try:
-            self.regions |= {*self.leases.used_regions(self.now)}
+            swept = self.leases.swept().items()
+            self.regions |= {region for region, at in swept if self.now - at < _REMEMBERED}
         except ProviderError as error:
             self.unswept["other regions"] = str(error)
         for region in sorted(self.regions):

@@ -19,6 +19,7 @@ from tasks.campaign.budget import RELEASE_S, Tally
 from tasks.execution.record_loader import load_lease
 from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.providers.base import EndedLease, Lease, LeaseUnreadable, ProviderError
+from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.ec2_home import Home
 from tests.fake_ec2 import FakeAws, Killed
@@ -151,10 +152,11 @@ def test_the_months_cap_counts_this_month_and_provider(here):
 
 
 @pytest.fixture
-def bought(here):
+def bought(here, monkeypatch):
     """A home that bought once, is paid for and forgotten; its AWS, and the dollars."""
     here, aws = changed(here, "ec2", bucket="mailbox"), FakeAws()
-    caps.keep_spending(here, NOON, clients=aws.clients)
+    monkeypatch.setattr(caps, "connect", lambda: Ec2Api(aws.clients, aws.clock))
+    caps.keep_spending(here, NOON)
     home, lease_id = Home(here.home, aws), f"{NOON:%Y%m%dT%H%M%S}-ab-00"
     with home.acquire(home.two(), lease_id):
         aws.pass_s(600.0)
@@ -166,7 +168,7 @@ def bought(here):
 
 @pytest.mark.parametrize("loss", ["nothing", "file", "shared", "restore cut short", "record"])
 def test_what_the_month_cost_is_known_without_the_warehouse(bought, monkeypatch, tmp_path, loss):
-    here, aws, usd = bought
+    here, _, usd = bought
     if loss == "file":
         here.warehouse.path.unlink()
     elif loss == "shared":
@@ -186,7 +188,7 @@ def test_what_the_month_cost_is_known_without_the_warehouse(bought, monkeypatch,
             patched.setattr(os, "replace", killed)
             here.warehouse.restore()
         assert not path.exists()
-    caps.keep_spending(here, NOON, clients=aws.clients)
+    caps.keep_spending(here, NOON)
     assert caps.spent_this_month(here, NOON) == (pytest.approx(usd), "")
     assert caps.spent_this_month(here, datetime(2026, 12, 1, tzinfo=UTC)) == (0.0, "")
 
@@ -195,10 +197,10 @@ def test_a_month_that_nobody_remembers_buys_nothing_until_its_dollars_are_stated
     here, aws, _ = bought
     shutil.rmtree(here.home)
     with pytest.raises(ProviderError, match="--month-spent"):
-        caps.keep_spending(here, NOON, clients=aws.clients)
+        caps.keep_spending(here, NOON)
     aws.fails("s3:ListBucket", "AccessDenied")
     with pytest.raises(ProviderError):  # nor where the bucket cannot be looked into
-        caps.keep_spending(here, NOON, clients=aws.clients)
+        caps.keep_spending(here, NOON)
     for minute, (stated, known) in enumerate(((95.0, 95.0), (0.0, 95.0), (97.0, 97.0))):
         caps.keep_spending(here, NOON + timedelta(minutes=minute), stated)
         assert caps.spent_this_month(here, NOON) == (known, "")
