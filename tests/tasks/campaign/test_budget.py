@@ -16,6 +16,7 @@ from models.domain.cluster import Cluster
 from tasks.campaign import budget as caps
 from tasks.campaign import campaign
 from tasks.campaign.budget import RELEASE_S, Tally
+from tasks.execution.data import DataCarrier, DataPlan
 from tasks.execution.record_loader import load_lease
 from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.providers.base import EndedLease, Lease, LeaseUnreadable, ProviderError
@@ -261,6 +262,43 @@ def test_before_the_first_refresh_nothing_is_spent_and_no_month_caps_local_hosts
     made = monthly(install(tmp_path / "local"), 0.0)
     assert refusal(made, tally(0.01)) == "" and refusal(made, tally(0.0))
     assert caps.money_short(made, tally(), NOON) == ""
+
+
+def of_data(download_usd=8.0, upload_usd=3.0):
+    plan = DataPlan(name="conv", place="s3://mine/", download_usd=download_usd)
+    return {"conv": replace(plan, upload_usd=upload_usd)}
+
+
+def test_data_count_for_each_machine_and_its_replacements_and_an_upload_once(here):
+    plain = caps.allowance(here, launch(here), tally(100.0), NOON)
+    with_data = caps.allowance(here, launch(here), replace(tally(100.0), data=of_data()), NOON)
+    assert with_data.worst_usd - plain.worst_usd == pytest.approx((2 + 3) * 8.0 + 3.0)
+    assert refusal(here, replace(tally(43.0), data=of_data()))
+    assert not refusal(here, replace(tally(43.0), data=of_data(upload_usd=0.0)))
+    here = monthly(here, 100.0)
+    here.provider.held = [held(download_usd=8.0, usd_per_hour=1.0)]
+    (_, month), _ = caps.caps_of(here, tally(), NOON, [])
+    assert month.committed_usd == pytest.approx(at_worst(1.0, 7200.0) + (1 + 3) * 8.0)
+
+
+def test_a_launch_notes_what_its_data_cost(here, monkeypatch):
+    class Carrier(DataCarrier):
+        def plans(self, names, region):
+            return [*of_data().values()]
+
+        def carry(self, plan, refresh_id=""):
+            return replace(plan, upload_usd=0.0)
+
+    monkeypatch.setattr(campaign, "DataCarrier", Carrier)
+    monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: job)
+    mine = tally(100.0)
+    assert campaign.serve_launch(here, launch(here), LAUNCHED, mine).download_usd == 8.0
+    assert mine.usd == 3.0 and mine.data == of_data(upload_usd=0.0)
+
+
+def test_prices_of_half_a_year_ago_bound_nothing(here):
+    assert not refusal(here, now=NOON + caps.PRICES_LAST)
+    assert "2026-11-20" in refusal(here, now=NOON + caps.PRICES_LAST + timedelta(seconds=1))
 
 
 def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here):

@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from typer.testing import CliRunner
@@ -30,9 +30,10 @@ MAKES = {"ec2:CreateSecurityGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet
 
 
 @pytest.fixture
-def here(ec2_project):
+def here(ec2_project, monkeypatch):
     file = ec2_project / "srift.toml"
     file.write_text(file.read_text().replace('["g4dn.*"]', '["g4dn.xlarge", "p4d.24xlarge"]'))
+    monkeypatch.setattr(caps, "PRICES_LAST", timedelta.max)
     return open_workspace("ec2")
 
 
@@ -127,5 +128,6 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     workspace = open_workspace("ec2")
     (row,) = dry_run.planned(workspace, [one], offers(), tally(50.0), NOW, aws.clients)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
-    assert any("s3://photos/cats" in sentence for sentence in row["said"])
+    assert any("s3://photos/cats" in each and "$" in each for each in row["said"])
+    assert any("123 days old" in each for each in row["said"])
     assert row["deadline_s"] - before_s == pytest.approx(1000.0, abs=60.0)

@@ -27,7 +27,7 @@ from warehouse.reads import reported
 
 DAY = timedelta(days=1)
 HOSTILE = "<script>document.title='taken'</script><b>net</b> & {{ 7 * 7 }} $x$"
-SOURCES = {"local": {"illustrative": True, "refresh": "srift refresh"}}
+SOURCES = {"local": {"illustrative": False, "refresh": "srift refresh"}}
 NOTHING = INFEASIBLE | {"reason": "nothing is that cheap", "price_as_of": None}
 
 
@@ -84,7 +84,14 @@ def test_every_section_has_its_figures(used):
     page = used.read_text()
     assert page.count("<section") == 7
     assert page.count("<svg") == 3  # two workloads and the model
-    for word in ("nothing is that cheap", "worker died", "most uncertain", "20.0%", "0.04"):
+    for word in (
+        "nothing is that cheap",
+        "worker died",
+        "most uncertain",
+        "20.0%",
+        "0.04",
+        "days old",
+    ):
         assert word in page, word
     assert len(page) < 1_000_000
 
