@@ -102,7 +102,7 @@ def _serve(
     `launches` is lazy: its next launch depends on the measurements of earlier launches. The
     measurements of each launch are therefore loaded before the next launch is requested.
     """
-    made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
+    made, refresh_id = [], tally.refresh_id
     if tally.cap_usd and (warning := outdating(workspace)):
         reporter().say(warning)
     if tally.cap_usd and workspace.spends_money:
@@ -121,5 +121,5 @@ def _serve(
         settle(workspace, datetime.now(UTC), over=refresh_id)
     if tally.cap_usd and (short := money_short(workspace, tally, datetime.now(UTC))):
         reporter().say(short)
-        announce(MONEY_SHORT, f"provider.{name}", short)
+        announce(MONEY_SHORT, f"provider.{workspace.provider.name}", short)
     return made

@@ -215,13 +215,11 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         ProviderError: if neither the warehouse nor the home has dollars of this month although
             machines reported to the bucket, or if the bucket cannot be read.
     """
-    ec2, leases, more = workspace.settings.ec2, Ec2Leases(workspace.home), 0.0
+    ec2, leases = workspace.settings.ec2, Ec2Leases(workspace.home)
     spent, _ = spent_this_month(workspace, now)
-    if stated is not None:
-        more = max(0.0, stated - spent)
-    elif not ec2.bucket or spent or leases.spent() is not None:
-        return
-    else:
+    if stated is None:
+        if spent or not ec2.bucket or leases.spent() is not None:
+            return
         store = Store(connect(), ec2.regions[0], ec2.bucket)
         reported, _ = store.listed(f"{ec2.prefix}/leases/")
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
@@ -230,6 +228,7 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
                 f" the warehouse nor {leases.spent_file} has their dollars. Look at AWS's bill, and"
                 " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
+    more = max(0.0, (stated or 0.0) - spent)
     leases.note_spent(f"stated-{now.isoformat()}", now, more, begin=True)
 
 
@@ -263,8 +262,8 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     if rate <= 0:
         return None
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
-    download_usd = (len(names) + MOST_REPLACEMENTS) * lease.download_usd
-    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s) + download_usd
+    downloads_usd = lease.usd_until(lease.started_at) or 0.0  # with the least bill of each machine
+    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s) + downloads_usd
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,6 +4,7 @@ On EC2, the list also shows the worst-case cost and the AWS requests of each lau
 only AWS knows are shown as text in brackets. `srift doctor` checks image, network and quotas.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,9 +29,6 @@ from .campaign import list_of, outdating
 from .named import Wish, case_of, launches_for
 
 Row = dict[str, Any]
-_UNCHECKED = (
-    "not checked: image, network, zones, quotas, capacity; see `srift doctor --provider ec2`"
-)
 
 
 def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> list[Row]:
@@ -91,8 +89,11 @@ def planned(
             row["worst_usd"] = allowed.worst_usd
             row["requests"] = _requests(workspace, launch.cluster, offers, name, allowed.deadline_s)
             priced_at = min(offer.price_as_of for offer in launch.cluster.members)
-            age = f"prices as of {priced_at:%Y-%m-%d}, {(now - priced_at).days} days old"
-            row["said"] += [age, _UNCHECKED]
+            row["said"] += [
+                f"prices as of {priced_at:%Y-%m-%d}, {(now - priced_at).days} days old",
+                "not checked: image, network, zones, quotas, capacity; see `srift doctor --provider"
+                " ec2`",
+            ]
     return rows
 
 
@@ -121,13 +122,12 @@ def _requests(
     ec2, region = workspace.settings.ec2, cluster.members[0].region
     here = [offer for offer in offers if offer.region == region]
     zones = {offer.zone for offer in here if offer.zone.startswith(region)} or {f"{region}a"}
-    kinds = {offer.instance_type.name for offer in cluster.members}
     spec = LaunchSpec(
         choices=ec2,
         region=region,
         vpc="(the subnets' VPC)",
         subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in sorted(zones)},
-        types={kind: TypeFacts(grouped=False, efa_cards=()) for kind in kinds},
+        types=defaultdict(lambda: TypeFacts(grouped=False, efa_cards=())),
         image={"ImageId": f"(the image of {ec2.ami_parameter})"},
         role_id="(the role of [ec2] instance_profile)",
         controller="(this home)",

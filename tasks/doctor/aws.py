@@ -23,8 +23,7 @@ from ..providers.ec2.snapshot import packaged
 from ..providers.ec2.survey import launch_spec, not_launched
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings
-from ..workspace.shared import open_warehouse
-from ..workspace.workspace import Workspace, provider_of
+from ..workspace.workspace import open_workspace
 from .data import examine_data
 from .findings import Finding, NotChecked, judged
 
@@ -43,7 +42,10 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     If an early check fails, the checks that depend on it are skipped.
     """
     ec2 = settings.ec2
-    found = [judged("settings", _settings, ec2)]
+    found = [Finding("settings", "ok", f"machines report to s3://{ec2.bucket}/{ec2.prefix}")]
+    if ec2.bucket is None:
+        says = "set bucket under [ec2]: machines report through an S3 bucket"
+        found = [Finding("settings", "wrong", says)]
     found += [Finding("instance types", "note", note) for note in notes_on_types(ec2)]
     try:  # needs no permission: a refusal means wrong credentials
         api = connect(clients)
@@ -64,9 +66,7 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     if "spot" in (*ec2.markets, settings.campaign.market):
         for role in SERVICE_ROLES:
             found.append(judged(f"role {role}", _service_role, api, ec2, role))
-    machines, warehouse = provider_of(settings, "ec2"), open_warehouse(settings)
-    workspace = Workspace(settings=settings, warehouse=warehouse, provider=machines)
-    found += examine_data(settings, DataCarrier(workspace, clients))
+    found += examine_data(settings, DataCarrier(open_workspace("ec2", settings), clients))
     for region in ec2.regions:
         found += _launch(api, ec2, region)
         found += _quotas(api, settings, region)
@@ -79,12 +79,6 @@ def account_number(ec2: Ec2) -> str | None:
         return str(connect().ask("sts:GetCallerIdentity", ec2.regions[0])["Account"])
     except ProviderError:
         return None
-
-
-def _settings(ec2: Ec2) -> str:
-    if ec2.bucket is None:
-        raise Wrong("set bucket under [ec2]: machines report through an S3 bucket")
-    return f"machines report to s3://{ec2.bucket}/{ec2.prefix}"
 
 
 def _regions(api: Ec2Api, ec2: Ec2) -> str:
@@ -109,8 +103,7 @@ def _prices(api: Ec2Api, ec2: Ec2) -> str:
         api.ask("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2", MaxResults=1)
         api.ask("ec2:DescribeSpotPriceHistory", ec2.regions[0], MaxResults=1)
     except AwsRefused as error:
-        used = f"{packaged().prices_as_of:%Y-%m-%d}, without spot"
-        raise NotChecked(f"the packaged prices of {used}, are used: {error}") from None
+        raise NotChecked(f"packaged prices are used until they are too old: {error}") from None
     return "list prices and spot prices can be read"
 
 

@@ -101,7 +101,7 @@ def _folder(workspace: Workspace) -> Path:
 def _unsettled(workspace: Workspace) -> list[Row]:
     """Return the reservations of dollars by all homes that are still valid, oldest first."""
     found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
-    return rows_of(found.sort_values("noted_order")) if len(found) else []
+    return rows_of(found.sort_values("noted_order"))
 
 
 def _note(

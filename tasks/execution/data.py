@@ -102,11 +102,11 @@ class DataCarrier:
                     self._planned[name] = self._plan(name, data)
                 plan = self._planned[name]
                 if plan.place.startswith(S3):
-                    # A machine downloads no more than its volume holds.
-                    size = self._settings.ec2.volume_gib * GIB if plan.size is None else plan.size
-                    files = MOST_FILES if plan.files is None else len(plan.files)
+                    ec2, size, count = self._settings.ec2, plan.size, len(plan.files or ())
+                    if size is None:  # a machine downloads no more than its volume holds
+                        size, count = ec2.volume_gib * GIB, MOST_FILES
                     route = {"source": plan.region, "region": region}
-                    usd = download_usd(size, files, public=self._settings.ec2.public, **route)
+                    usd = download_usd(size, count, public=ec2.public, **route)
                     plan = replace(plan, download_usd=usd)
                 taken += plan.size or 0
                 if plan.size and self._workspace.spends_money:
@@ -129,9 +129,9 @@ class DataCarrier:
             charge = f"{plan.place}{now:%Y-%m}"
             row = {"lease_id": charge, "cluster": "data", "market": "", "usd": plan.upload_usd}
             row |= {"started_at": now, "ended_at": now, "outcome": "uploaded"}
-            stamp = {"provider": self._workspace.provider.name, "refresh_id": refresh_id}
+            row |= {"provider": self._workspace.provider.name, "refresh_id": refresh_id}
             with self._workspace.warehouse.transact() as connection:
-                append(connection, "raw_leases", [row], **stamp)
+                append(connection, "raw_leases", [row])
             Ec2Leases(self._settings.home).note_spent(charge, now, plan.upload_usd)
         try:
             if isinstance(data.source, Path):
@@ -161,13 +161,16 @@ class DataCarrier:
             region, address = "", self._uploaded(data)
             with suppress(ProviderError):  # without credentials, the region stays unknown
                 _, region = self._stored(address)
-            plan = DataPlan(
-                name=name, place=str(address), files=files, region=region, move="upload"
-            )
             paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
-            if not len(self._workspace.warehouse.select("raw_leases", paid)):
-                plan = replace(plan, upload_usd=upload_usd(plan.size or 0, len(files)))
-            return plan
+            is_paid = len(self._workspace.warehouse.select("raw_leases", paid))
+            return DataPlan(
+                name=name,
+                place=str(address),
+                files=files,
+                region=region,
+                move="upload",
+                upload_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
+            )
         if not local:
             region = ""
             try:

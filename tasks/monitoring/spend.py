@@ -3,17 +3,15 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from warehouse.reads import SPEND_BY, lease_spend
+from warehouse.reads import lease_spend
 
 from ..workspace.workspace import open_workspace
-
-BY = tuple(SPEND_BY)
 
 
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
     """Return the dollars of leases that ended within the last `days` days, grouped by `by`.
 
-    by: one of BY, such as "workload". days: days in UTC; None means all leases. The runs of a lease
+    by: a key of `warehouse.reads.SPEND_BY`, such as "workload". days: days in UTC; None means all leases. The runs of a lease
     share its dollars equally. `usd` is None if a price is unknown. `held` has the leases that have
     not ended. `unreadable` has a sentence for each lease that cannot be read.
     Raises WarehouseMissing if nothing was ever measured.

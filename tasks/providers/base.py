@@ -65,8 +65,7 @@ class NotSwept(ProviderError):
 class Lease:
     """The machines of one launch that still run, and the process that launched them.
 
-    `problem` says why the lease file is unreadable; it is empty for a readable file. `download_usd`
-    are the most dollars for the data that one machine downloads.
+    `problem` says why the lease file is unreadable; it is empty for a readable file.
     """
 
     lease_id: str
@@ -76,7 +75,6 @@ class Lease:
     deadline_at: datetime
     controller_alive: bool
     problem: str = ""
-    download_usd: float = 0.0
 
     def usd_until(self, now: datetime) -> float | None:
         """Return the dollars from the start of the lease until `now`; None if the price is unknown.

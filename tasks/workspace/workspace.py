@@ -85,12 +85,14 @@ class Workspace:
         return replace(self, settings=self.settings.model_copy(update={"workloads": kept}))
 
 
-def open_workspace(provider: str = "local") -> Workspace:
+def open_workspace(provider: str = "local", settings: Settings | None = None) -> Workspace:
     """Open the workspace of `provider`. Starts no process.
+
+    settings: the default are the settings of srift.toml.
 
     Raises SettingsError if the settings are wrong or the provider is unknown.
     """
-    settings = load_settings()
+    settings = settings or load_settings()
     return Workspace(
         settings=settings,
         warehouse=open_warehouse(settings),

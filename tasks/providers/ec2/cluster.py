@@ -125,8 +125,8 @@ class Ec2Cluster(RunningCluster):
 
     def note_download(self, usd: float) -> None:
         with self._lock:
-            paying = [replace(machine, download_usd=usd) for machine in self.lease.current]
-            self.keep(self.lease.with_machines(*paying))
+            machines = (replace(machine, download_usd=usd) for machine in self.lease.current)
+            self.keep(self.lease.with_machines(*machines))
 
     def replace(self, node: int) -> bool:
         """Replace the machine of rank `node`. Return False if AWS cannot do that.

@@ -117,10 +117,6 @@ class Ec2Lease(HeldLease):
         found = [machine for machine in self.machines if machine.current]
         return sorted(found, key=lambda machine: machine.rank)
 
-    @property
-    def download_usd(self) -> float:
-        return max((machine.download_usd for machine in self.machines), default=0.0)
-
     def with_request(self, request: FleetRequest) -> Self:
         """Add `request` to the lease. It replaces an earlier request of the same group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
@@ -235,7 +231,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def forget_ended(self, lease_id: str) -> None:
         """Delete an ended lease, after its dollars are on disk. Raises as the base class does."""
         lease = self.read(lease_id)
-        if lease is not None and lease.ended_at:
+        if lease and lease.ended_at:
             self.note_spent(lease_id, lease.ended_at, lease.usd or 0.0)
         super().forget_ended(lease_id)
 

@@ -136,17 +136,16 @@ WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
 # Requests an hour of one machine and its controller while nothing changes (mailbox_s3.py,
 # node/on_ec2/sync.py). PUTs: heartbeats, log, records, and the controller's LISTs. GETs: the
 # controller fetches each upload, and the machine fetches the manifest every 2 s.
-PUTS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
-GETS_PER_HOUR = 720.0 + 360.0 + 60.0 + 1800.0
+PUTS_PER_HOUR = 1860.0  # 720 + 360 + 60 + 720
+GETS_PER_HOUR = 2940.0  # 720 + 360 + 60 + 1800
 # Upper bounds: a LIST may have several pages, the machine polls every second, and it uploads as
 # much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three
 # times an hour, because the caps count at least twenty minutes of a machine.
-MOST_UPLOADS_PER_HOUR = 720.0 + 1800.0 + 3 * 150.0
-MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
-MOST_GETS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
+# That are as many PUTs as GETs: 720 + 1800 + 3 x 150 uploads, and 3600.
+MOST_EACH_PER_HOUR = 6570.0
 
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD
-MOST_REQUESTS_USD_PER_HOUR = MOST_PUTS_PER_HOUR * WORST_PUT_USD + MOST_GETS_PER_HOUR * WORST_GET_USD
+MOST_REQUESTS_USD_PER_HOUR = MOST_EACH_PER_HOUR * (WORST_PUT_USD + WORST_GET_USD)
 
 # Dollars per GB of a download from S3, which is free inside a region. Between regions, the bucket's
 # region sets the price (https://aws.amazon.com/s3/pricing/); the price of Cape Town, the dearest,
