@@ -1,7 +1,6 @@
 """The caps of a campaign and of the month, and when a campaign must end."""
 
 import math
-import os
 import shutil
 import time
 from dataclasses import asdict, replace
@@ -23,7 +22,7 @@ from tasks.providers.base import EndedLease, Lease, LeaseUnreadable, ProviderErr
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.ec2_home import Home
-from tests.fake_ec2 import FakeAws, Killed
+from tests.fake_ec2 import FakeAws
 from tests.fakes import offer
 from tests.installed import NOON, DescribedMachines, changed, install
 from tests.warehouse.builders import ROWS, fresh, load, write
@@ -167,28 +166,15 @@ def bought(here, monkeypatch):
     return here, aws, lease.usd
 
 
-@pytest.mark.parametrize("loss", ["nothing", "file", "shared", "restore cut short", "record"])
-def test_what_the_month_cost_is_known_without_the_warehouse(bought, monkeypatch, tmp_path, loss):
+@pytest.mark.parametrize("loss", ["nothing", "file", "shared", "record"])
+def test_what_the_month_cost_is_known_without_the_warehouse(bought, tmp_path, loss):
     here, _, usd = bought
-    if loss == "file":
+    if loss == "file":  # also if a restoration was killed between its two moves
         here.warehouse.path.unlink()
     elif loss == "shared":
         here = replace(here, warehouse=fresh(tmp_path))
     elif loss == "record":
         (here.home / "leases-ec2" / ".spent.json").unlink()
-    elif loss == "restore cut short":
-        here.warehouse.back_up()
-        path, move = here.warehouse.path, os.replace
-
-        def killed(source, target):
-            if target == path:
-                raise Killed("between the two moves")
-            move(source, target)
-
-        with monkeypatch.context() as patched, pytest.raises(Killed):
-            patched.setattr(os, "replace", killed)
-            here.warehouse.restore()
-        assert not path.exists()
     caps.keep_spending(here, NOON)
     assert caps.spent_this_month(here, NOON) == (pytest.approx(usd), "")
     assert caps.spent_this_month(here, datetime(2026, 12, 1, tzinfo=UTC)) == (0.0, "")
@@ -255,9 +241,7 @@ def test_without_on_demand_the_bid_bounds_spot(here):
     assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
 
 
-def test_before_the_first_refresh_nothing_is_spent_and_no_month_caps_local_hosts(here, tmp_path):
-    (here.home / "warehouse.duckdb").unlink()
-    assert caps.spent_this_month(here, NOON) == (0.0, "")
+def test_no_month_caps_local_hosts(tmp_path):
     (tmp_path / "local").mkdir()
     made = monthly(install(tmp_path / "local"), 0.0)
     assert refusal(made, tally(0.01)) == "" and refusal(made, tally(0.0))
@@ -288,21 +272,6 @@ def test_data_count_for_each_machine_and_its_replacements_and_an_upload_once(her
     assert month.committed_usd == pytest.approx(at_worst(1.0, 7200.0) + 8.0)
 
 
-def test_a_launch_notes_what_its_data_cost(here, monkeypatch):
-    class Carrier(DataCarrier):
-        def plans(self, names, region):
-            return [*of_data().values()]
-
-        def carry(self, plan, refresh_id=""):
-            return replace(plan, upload_usd=0.0)
-
-    monkeypatch.setattr(campaign, "DataCarrier", Carrier)
-    monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: job)
-    mine = tally(100.0)
-    assert campaign.serve_launch(here, launch(here), LAUNCHED, mine).download_usd == 8.0
-    assert mine.usd == 3.0 and mine.data == of_data(upload_usd=0.0)
-
-
 def test_prices_of_half_a_year_ago_bound_nothing(here):
     assert not refusal(here, now=NOON + caps.PRICES_LAST)
     assert "2026-11-20" in refusal(here, now=NOON + caps.PRICES_LAST + timedelta(seconds=1))
@@ -318,12 +287,22 @@ def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here):
     assert load(here.warehouse, row | {"ended_unix": NOON.timestamp()}) == 1
 
 
-def test_machines_get_the_allowed_deadline(here, monkeypatch):
-    seen = []
-    monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: seen.append(job.deadline_s))
-    for cap_usd, used in ((1.0, 0.0), (0.31, 0.10)):  # what it has spent counts
-        campaign.serve_launch(here, launch(here), LAUNCHED, tally(cap_usd, used))
-    longest_s, deadline_s = seen
+def test_machines_get_the_allowed_deadline_and_the_dollars_of_their_data(here, monkeypatch):
+    class Carrier(DataCarrier):
+        def plans(self, names, region):
+            return [*of_data(0.002, 0.003).values()]
+
+        def carry(self, plan, refresh_id=""):
+            return replace(plan, upload_usd=0.0)
+
+    monkeypatch.setattr(campaign, "DataCarrier", Carrier)
+    seen, mine = [], tally(0.323, 0.10)  # what it has spent counts
+    monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: seen.append(job))
+    for each in (tally(1.0), mine):
+        campaign.serve_launch(here, launch(here), LAUNCHED, each)
+    assert mine.usd == pytest.approx(0.103) and mine.data == of_data(0.002, 0.0)
+    assert {job.download_usd for job in seen} == {0.002}
+    longest_s, deadline_s = (job.deadline_s for job in seen)
     assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
     assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < longest_s
     assert at_worst(PRICE, deadline_s, machines=2) <= 0.21

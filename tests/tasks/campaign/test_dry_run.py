@@ -77,15 +77,6 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
     assert "CreateFleet" not in plain.stdout and plain.stdout.count("not checked") == 1
 
 
-def test_machines_reach_https_outside_their_cluster_and_nothing_else(here):
-    (row,) = dry_run.planned(here, [launch("g4dn.xlarge", 2)], offers(), tally(5.0), NOW)
-    found = {one["action"]: one["request"] for one in row["requests"]}
-    permissions = found["ec2:AuthorizeSecurityGroupEgress"]["IpPermissions"]
-    (out,) = [one for one in permissions if "IpRanges" in one]
-    assert (out["FromPort"], out["ToPort"]) == (443, 443)
-    assert found["ec2:RevokeSecurityGroupEgress"]["IpPermissions"][0]["IpProtocol"] == "-1"
-
-
 def test_a_launch_beyond_the_cap_has_no_requests(here):
     launches = [launch("p4d.24xlarge", 2), launch("g4dn.xlarge", 1)]
     dear, cheap = dry_run.planned(here, launches, offers(), tally(1.0), NOW)

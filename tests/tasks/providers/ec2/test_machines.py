@@ -63,7 +63,7 @@ def test_what_is_launched_is_closed_encrypted_tagged_and_ends_itself(home):
     ends = machine.ends_itself_at()
     assert ends <= machine.launched_at + timedelta(seconds=1800 + 65)
     assert [set(rule) for rule in group["in"]] == [{"IpProtocol", "UserIdGroupPairs"}]
-    assert "everything" not in group["out"]
+    assert [rule.get("FromPort") for rule in group["out"]] == [None, 443]
 
 
 def test_one_fleet_a_market_and_a_refusal_for_each(home, aws):
