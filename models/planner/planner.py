@@ -9,9 +9,9 @@ Planning has three stages, each with fewer candidates:
 If there are at most DRAWN candidates, every candidate reaches the last stage.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,6 @@ from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import losses, meeting_of, normal_meeting
 from .compression import able_modes, compared, unproven
 from .explanations import obstacle
-from .field_terms import field_terms
 from .ranking import Row, infeasible_row, recommend, summary
 
 DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
@@ -120,8 +119,13 @@ def plan(
         top=top,
         clusters=found.compared(),
         notes=notes,
-        terms=partial(field_terms, workload, model),
     )
+    shown = [row for row in published if row["cluster"]]
+    if shown:
+        frame = pd.DataFrame(shown)
+        terms = model.field_terms(frame, frame["step_s"].to_numpy(float))
+        for row, known in zip(shown, terms.to_dict("records"), strict=True):
+            row |= {str(name): value for name, value in known.items() if not math.isnan(value)}
     return Recommendation(
         rows=published,
         frontier=_frontier(costs, np.searchsorted(rows, front), goals),

@@ -14,8 +14,8 @@ from ..domain.numeric import BoolArray, IntArray, to_rounding
 from ..domain.setup_table import runs_of
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts
+from ..step_time import field_terms
 from . import explanations as explain
-from . import field_terms
 from .choice_rule import known_meeting, losses, meeting_of, misses
 
 Row = dict[str, Any]
@@ -42,7 +42,6 @@ def recommend(
     top: int = 5,
     clusters: str = "",
     notes: Callable[[Setup], str] = lambda _: "",
-    terms: Callable[[Setup, float], Row] = lambda *_: {},
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
@@ -62,7 +61,6 @@ def recommend(
         clusters: the clusters compared, as the explanation mentions them. Default: the number of
             clusters in `costs`.
         notes: a function that returns further text for the reason of a setup.
-        terms: a function that returns further columns of a setup and its step seconds.
     """
     clusters = clusters or f"{len(np.unique(costs.cluster))} clusters"
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
@@ -72,7 +70,6 @@ def recommend(
     for row, setup, number in zip(shown, setups, measured, strict=True):
         row["measured_runs"] = number
         row["reason"] = "; ".join(filter(None, [row["reason"], notes(setup)]))
-        row |= terms(setup, row["step_s"])
     return rows
 
 

@@ -227,7 +227,7 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
     return UNKNOWN
 
 
-def peak_tflops(device: str, memory_gib: float, precision: str) -> float:
-    """Return the peak rate on a device's data sheet; NaN without one."""
-    sheet = sheet_of(_sheet(device.lower(), memory_gib)[0], precision, {})
+def peak_tflops(machine: Machine, precision: str) -> float:
+    """Return the peak rate on the data sheet of the machine's device; NaN without one."""
+    sheet = sheet_of(_sheet(machine.device, machine.device_memory_gib)[0], precision, {})
     return sheet.rate if sheet.confidence == 1 else math.nan

@@ -27,6 +27,7 @@ from .dataset import (
     valid_runs,
     workload_facts,
 )
+from .field_terms import field_terms
 from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
@@ -168,7 +169,7 @@ class StepTimeModel:
             ValueError: if a workload, instance type or mode is unknown, if a setup belongs to
                 another provider, or if a text cannot be parsed.
         """
-        return self.predict_arrays(self._read(setups)).set_index(setups.index)
+        return self.predict_arrays(self.read(setups)).set_index(setups.index)
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
         """Return the frame of `predict` for setups given as arrays. Its index starts at 0."""
@@ -212,6 +213,14 @@ class StepTimeModel:
             }
         )
 
+    def field_terms(self, setups: pd.DataFrame, step_s: FloatArray) -> pd.DataFrame:
+        """Return throughput, FLOPs utilisation and memory of setups (see field_terms.py).
+
+        `step_s` (rows,) are the seconds of a step. Raises the errors of `predict`.
+        """
+        found = field_terms(self.read(setups), step_s, self.facts, self.peak_bytes)
+        return found.set_index(setups.index)
+
     def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
         """Return a (rows,) array: step seconds from the learned formula alone.
 
@@ -234,7 +243,7 @@ class StepTimeModel:
         Raises:
             ValueError: if there are more than 4,000 setups, or as in `predict`.
         """
-        return self._joint(self._read(setups))
+        return self._joint(self.read(setups))
 
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
         if len(arrays.workloads) > MOST_JOINT:
@@ -264,7 +273,7 @@ class StepTimeModel:
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
         """Return the result of `draw_arrays` for a frame. Raises the errors of `predict`."""
-        return self.draw_arrays(self._read(setups), count=count, seed=seed)
+        return self.draw_arrays(self.read(setups), count=count, seed=seed)
 
     def compute_line(
         self, workload: str, instance_type: str, mode: Mode = MODES[0]
@@ -338,7 +347,7 @@ class StepTimeModel:
                     f"workload {workload!r} was never measured: profile it or run it on one machine"
                 )
 
-    def _read(self, setups: pd.DataFrame) -> SetupArrays:
+    def read(self, setups: pd.DataFrame) -> SetupArrays:
         """Parse setups that the model can predict. Raises the errors of `predict`."""
         known = {"provider": (self.provider,), **MODE_COLUMNS}
         for name, legal in known.items():

@@ -12,7 +12,7 @@ from mlflow.pyfunc.model import PythonModel
 
 
 class StepTime(PythonModel):
-    """The registered model. It predicts step seconds, their 90 % interval and the bottleneck."""
+    """The registered model. It predicts step seconds, throughput, bottleneck and memory."""
 
     def load_context(self, context: Any) -> None:
         from srift_models.step_time.serialization import load
@@ -27,7 +27,8 @@ class StepTime(PythonModel):
         Raises ValueError if a workload or an instance type is unknown.
         """
         predicted: pd.DataFrame = self.model.predict(model_input)
-        return predicted
+        terms = self.model.field_terms(model_input, predicted["step_s"].to_numpy())
+        return predicted.join(terms)
 
 
 mlflow.models.set_model(StepTime())

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 import models
+from models.step_time import field_terms
 from models.step_time.model import StepTimeModel
 from models.step_time.serialization import dump, load
 
@@ -52,7 +53,7 @@ _TEXT_OUTPUTS = ("bottleneck", "input_by")
 _OUTPUTS = (
     *("step_s", "step_low_s", "step_high_s", "samples_per_s"),
     *("compute_s", "communication_s", "exposed_communication_s", "bottleneck"),
-    *("input_s", "input_by", "nearest_doublings"),
+    *("input_s", "input_by", "nearest_doublings", *field_terms.COLUMNS),
 )
 
 
