@@ -32,7 +32,7 @@ from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
 from .known_workloads import unknown
-from .pilots import pilots_for
+from .pilots import measure_first, pilots_for
 from .recommend import Case
 
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")  # of transformers that are known by shape alone
@@ -104,6 +104,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
             for run in named["runs"]:
                 del run["planned"]
     first, *others = found.rows
+    first = measure_first(first, named) if named else first
     more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
     return [first | more, *others[: top - 1]]
 
