@@ -4,7 +4,7 @@ p_meets = share of joint draws (of step times, start-up and interruptions) that 
 p_best  = share of draws of step times in which the setup would be chosen if the draw were true
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ def recommend(
     runs: pd.DataFrame | None = None,
     top: int = 5,
     clusters: str = "",
-    notes: Callable[[Setup], str] = lambda _: "",
+    notes: Callable[[Sequence[Setup]], Sequence[str]] = lambda shown: [""] * len(shown),
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
@@ -62,16 +62,16 @@ def recommend(
         top: the most rows per goal.
         clusters: the clusters compared, as the explanation mentions them. Default: the number of
             clusters in `costs`.
-        notes: a function that returns further text for the reason of a setup.
+        notes: a function that returns further text for the reason of each setup.
     """
     clusters = clusters or f"{len(np.unique(costs.cluster))} clusters"
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
     shown = [row for row in rows if row["cluster"] is not None]
     setups = [costs.setups[row.pop("at")] for row in shown]
     measured = runs_of(setups, pd.DataFrame() if runs is None else runs)
-    for row, setup, number in zip(shown, setups, measured, strict=True):
+    for row, note, number in zip(shown, notes(setups), measured, strict=True):
         row["measured_runs"] = number
-        row["reason"] = "; ".join(filter(None, [row["reason"], notes(setup)]))
+        row["reason"] = "; ".join(filter(None, [row["reason"], note]))
     return rows
 
 
