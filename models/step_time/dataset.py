@@ -22,7 +22,7 @@ import scipy
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import column, in_one_order, modes_of, types_of
 from ..domain.workload import MODE_COLUMNS, MODES
-from .communication import Volumes
+from .bytes_sent import Volumes
 from .machine_specs import Machine, device_kind
 from .one_device import Transformer
 from .rows import WorkloadFacts

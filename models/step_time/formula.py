@@ -52,7 +52,7 @@ PARAMETERS: dict[str, Parameter] = {
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
     # log of (H on a machine of four devices / T1(b0))
     "log_host": Parameter(-2.3, 0.8, 0.5, 0.6),
-    # log of (seconds of selection / seconds from communication.py)
+    # log of (seconds of selection / seconds from bytes_sent.py)
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
 NAMES = tuple(PARAMETERS)

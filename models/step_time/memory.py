@@ -42,7 +42,7 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
-from .communication import communication
+from .bytes_sent import communication
 from .machine_specs import Machine
 from .one_device import Transformer
 from .rows import WorkloadFacts

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import UPDATES_SHARED, Mode
-from .communication import (
+from .bytes_sent import (
     Volumes,
     communication,
     seconds_per_value,

@@ -10,7 +10,7 @@ from models.domain.workload import Mode
 from models.step_time.model import fit
 from tasks.providers.base import ProviderError
 from tasks.recommendation import table
-from tasks.recommendation.recommend import Case, supply_of, with_usual_goals
+from tasks.recommendation.case import Case, supply_of, with_usual_goals
 from tasks.recommendation.table import recommend_all
 from tasks.training.registry import Champion
 from tests.installed import NOON, DescribedMachines, champion, changed, install, measured
