@@ -29,9 +29,9 @@ TypeInMarket = tuple[str, str]  # instance type, market
 # Median seconds from request to running of GCP's virtual machines with one GPU. The published data
 # of CM-DARE have 55 on-demand launches and 45 preemptible launches.
 PRIOR_S: Mapping[str, float] = {"on-demand": 69.0, "spot": 87.0}
-# Standard deviations of log seconds. Market: a provider's market around the prior. Type: an instance
-# type around its market (GCP's GPUs: up to 0.1). Launch: a launch around its instance type (GCP:
-# 0.04 to 0.12, more with a few stragglers).
+# Standard deviations of log seconds. Market: a provider's market around the prior. Type: an
+# instance type around its market (GCP's GPUs: up to 0.1). Launch: a launch around its instance type
+# (GCP: 0.04 to 0.12, more with a few stragglers).
 _MARKET_SD, _TYPE_SD, _LAUNCH_SD = 0.5, 0.15, 0.1
 # Mean and standard deviation of b. If n machines start independently with spread _LAUNCH_SD, the
 # last takes about exp(0.07 log n) times the seconds of one machine, for n up to 16.

@@ -87,8 +87,8 @@ def cost_at(
 ) -> tuple[float, float]:
     """Return the expected hours and dollars of a job with `steps` steps of `step_s` seconds.
 
-    `conditions` has the start-up, checkpoint and interruption parameters of one cluster. If `step_s`
-    is NaN, both results are NaN. If `usd_per_hour` is NaN, the dollars are NaN.
+    `conditions` has the start-up, checkpoint and interruption parameters of one cluster. Both
+    results are NaN if `step_s` is NaN. The dollars are NaN if `usd_per_hour` is NaN.
     """
     hours = float(expected_hours([steps * step_s / 3600.0], conditions)[0])
     return hours, hours * usd_per_hour

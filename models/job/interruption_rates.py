@@ -7,8 +7,8 @@
 
 Rates are interruptions per machine-hour: m_type of an instance type, lambda_zone of the type in a
 zone. EC2's Spot Advisor publishes the advised rate. `offset` is a factor for all types. N_window is
-the number of interruptions in an observed period, and `hours` are its machine-hours. With shape 1, a
-zone's rate may lie anywhere between 0 and a few times the mean; the few zones of a type are too
+the number of interruptions in an observed period, and `hours` are its machine-hours. With shape 1,
+a zone's rate may lie anywhere between 0 and a few times the mean; the few zones of a type are too
 little data to learn another shape. Gamma and Poisson are conjugate: observations move a zone's rate
 from the mean of its type towards the observed rate.
 

@@ -41,9 +41,9 @@ class LogSeconds:
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return a (keys, 2) array: mean and standard deviation of each (group, member)'s log median.
+        """Return a (keys, 2) array: for each (group, member), the log median and its uncertainty.
 
-        An unknown member has the median of its group.
+        The uncertainty is a standard deviation. An unknown member has the median of its group.
         """
         found = []
         for key in keys:
