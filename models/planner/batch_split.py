@@ -146,6 +146,14 @@ class BatchSplits:
     def __len__(self) -> int:
         return len(self.cluster)
 
+    @property
+    def device(self) -> IntArray:
+        """Return a (splits,) array: a number for each kind of device; -1 for several kinds."""
+        names = sorted({one.device for one in self.types})
+        code = np.array([names.index(one.device) for one in self.types] + [-1])[self.kind]
+        first = code[:, :1]
+        return np.where(((code == first) | (code < 0)).all(axis=1), first[:, 0], -1)
+
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
         """Return the splits at positions `rows` as input of the step-time model.
 

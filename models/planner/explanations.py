@@ -63,7 +63,7 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
         but = ""
         if what is not None and rival[aim] < row[aim] * (1 - _SAME):
             but = f", but meets {limit} with {rival['p_meets_constraint']:.0%} probability"
-        said.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}{but}")
+        said.append(f"the next, {named(rival)}, has {_difference(rival, row, aim)}{but}")
     said.append(f"the best with {row['p_best']:.0%} probability")
     said.append(f"limited by {row['bottleneck']}")
     return "; ".join(said)
@@ -99,7 +99,7 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
     priced = row[other] is not None and first[other] is not None
     extra = _difference(row, first, other) if priced else "unknown price"
     best = f"the best with {row['p_best']:.0%} probability"
-    return f"{behind} and {extra} against {_named(first)}; {best}"
+    return f"{behind} and {extra} against {named(first)}; {best}"
 
 
 def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
@@ -129,7 +129,7 @@ def _cluster(cluster: Cluster) -> str:
     return f"{cluster.name} ({cluster.market})"
 
 
-def _named(row: Row) -> str:
+def named(row: Row) -> str:
     """Return the row's cluster and market as text, with the mode if it is not the default."""
     mode = Mode(row["precision"], row["strategy"], row["switches"])
     named = f"{row['cluster']} ({row['market']})"

@@ -92,7 +92,10 @@ def plan(
     step_s[splits] = predictions["step_s"].where(~barred)
     costed = replace(found, frame=found.frame.iloc[looked]).with_hours(step_s, workload.samples)
     hours, usd = (costed.column(name).astype(float) for name in ("hours", "usd"))
-    drawn = looked[shortlist(hours, usd, _groups(found, looked), goals, DRAWN)]
+    device = found.splits.device[found.column("split")]
+    drawn = looked[
+        shortlist(hours, usd, _groups(found, looked), goals, DRAWN, device=device[looked])
+    ]
     front = looked[undominated(to_rounding(hours), to_rounding(usd))]
     rows = np.union1d(drawn, front)
     setups = [found.setup(row) for row in rows.tolist()]
@@ -186,11 +189,11 @@ def _that_fit(
     cannot be launched, its candidates are dropped and the best are selected again.
     """
     cluster, able, refused = found.column("cluster"), set[int](), set[int]()
-    usd = found.column("usd").astype(float)
+    usd, device = found.column("usd").astype(float), found.splits.device[found.column("split")]
     while True:
         kept = ~np.isin(cluster, list(refused))
         hours = np.where(kept, found.column("hours"), np.inf)
-        rows = shortlist(hours, usd, _groups(found), goals, LOOKED)
+        rows = shortlist(hours, usd, _groups(found), goals, LOOKED, device=device)
         clusters, first = np.unique(cluster[rows], return_index=True)
         fresh = [at for at, code in enumerate(clusters.tolist()) if code not in able]
         before = len(refused)
@@ -209,7 +212,13 @@ def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray
 
 
 def shortlist(
-    hours: FloatArray, usd: FloatArray, group: IntArray, goals: Sequence[Goal], count: int
+    hours: FloatArray,
+    usd: FloatArray,
+    group: IntArray,
+    goals: Sequence[Goal],
+    count: int,
+    *,
+    device: IntArray,
 ) -> IntArray:
     """Return the positions of about `count` candidates that may be chosen or explain a choice.
 
@@ -217,8 +226,9 @@ def shortlist(
     it also has the candidates with the least loss, under each assumed uncertainty in _SPREADS. It
     also has near misses, because explanations mention them. A near miss has a better objective than
     the best candidate, but exceeds the limit. Each criterion takes at most _OF_A_GROUP
-    candidates with the same number in `group`. If at most `count` candidates have finite hours, all
-    of them are returned.
+    candidates with the same number in `group`. The best candidate of each kind of device is added;
+    `device` has the number of each candidate's kind, -1 for several kinds. If at most `count`
+    candidates have finite hours, all of them are returned.
     """
     usable = np.flatnonzero(np.isfinite(hours))
     if len(usable) <= count:
@@ -235,6 +245,8 @@ def shortlist(
             best = np.nanmin(np.where(np.isfinite(scores[0]), aim, np.inf))
             scores.append(np.where(aim < best, used, np.inf))
         picked += [_first(score, group, share // len(scores)) for score in scores]
+        criteria = by[what or goal.objective], scores[len(scores) // 2]
+        picked += [_first_of_each(score, device) for score in criteria]
     return np.unique(np.concatenate(picked))
 
 
@@ -249,6 +261,14 @@ def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
     order = left[np.argsort(score[left], kind="stable")]
     place = pd.Series(order).groupby(group[order]).cumcount().to_numpy()
     return order[place < _OF_A_GROUP][:count]
+
+
+def _first_of_each(score: FloatArray, device: IntArray) -> IntArray:
+    """Return the position of the least score of each kind of device, if it is finite."""
+    finite = np.where(np.isnan(score), np.inf, score)
+    kinds = (np.flatnonzero(device == kind) for kind in range(device.max(initial=-1) + 1))
+    least = [at[np.argmin(finite[at])] for at in kinds if len(at)]
+    return np.array([at for at in least if finite[at] < np.inf], dtype=np.intp)
 
 
 def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..domain.cluster import Cluster
 from ..domain.numeric import BoolArray, IntArray, to_rounding
 from ..domain.setup_table import runs_of
 from ..domain.workload import Goal, Setup, Workload
@@ -24,7 +25,8 @@ CLUSTERS_COMPARED = 50  # clusters among which p_best and near misses are comput
 _PARTS = ("compute_s", "communication_s", "exposed_communication_s", "input_s")
 COLUMNS = (
     *("workload", "samples", "global_batch", "goal", "constraint_hours", "constraint_usd"),
-    *("p_required", "rank", "status", "cluster", "cluster_offers", "layout", "batch_per_device"),
+    *("p_required", "rank", "status", "cluster", "cluster_offers", "device", "layout"),
+    "batch_per_device",
     *("accumulation_steps", "strategy", "precision", "switches", "region", "market"),
     *("step_s", "step_low_s", "step_high_s", "samples_per_s", *_PARTS, "bottleneck"),
     *("hours", "hours_p90", "usd", "usd_p90", "usd_machines", "usd_storage", "usd_other"),
@@ -47,8 +49,8 @@ def recommend(
 
     Each goal has up to `top` rows, ranked from 1 by loss. Each row is a cluster with its best batch
     split. The first row has the status "recommended". Every other row has the status "alternative"
-    or "misses_constraint". The last rows are near misses: clusters with a better objective that
-    miss the constraint. If no setup may be chosen for a goal, the goal has one row with the status
+    or "misses_constraint". The last of them are near misses: clusters with a better objective that
+    miss the constraint. Further rows have the best cluster of each other kind of device. If no setup may be chosen for a goal, the goal has one row with the status
     "infeasible" or "no_price", and its reason says what would be feasible.
 
     A price is None if it is unknown. `offers` holds the offers of the row's machines.
@@ -94,8 +96,15 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     near_misses = best_splits(closest[tempted[closest]], costs.cluster)
     tempting = near_misses[: max(1, top // 4)].tolist()
     shown = best[: max(1, top - len(tempting))].tolist()
+    ranked = [*shown, *tempting][:top]
+    devices = np.array([_device(setup.cluster) for setup in costs.setups])
+    by_preference = np.concatenate([order[np.isfinite(loss[order])], closest[usable[closest]]])
+    _, firsts = np.unique(devices[by_preference], return_index=True)
+    compared = {at: devices[at] for at in by_preference[np.sort(firsts)].tolist()}
+    seen = set(devices[ranked])
+    ranked += [at for at, name in compared.items() if name not in seen and "+" not in name]
     rows = []
-    for rank, at in enumerate([*shown, *tempting][:top], start=1):
+    for rank, at in enumerate(ranked, start=1):
         row = _row(workload, goal, costs, at) | {"at": at, "rank": rank}
         row["status"] = "misses_constraint" if missing[at] else "alternative"
         row["p_meets_constraint"] = float(meeting.chance[at]) if goal.constraint else None
@@ -109,6 +118,11 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     for row in rest:
         row["reason"] = explain.loser(row, first, goal)
     return rows
+
+
+def _device(cluster: Cluster) -> str:
+    """Return the names of the cluster's kinds of device, joined by `+`."""
+    return "+".join(sorted({offer.instance_type.device for offer in cluster.members}))
 
 
 def best_splits(order: IntArray, cluster: IntArray) -> IntArray:
@@ -188,6 +202,7 @@ def summary(costs: JobCosts, at: int) -> Row:
     return {
         **columns,
         "market": setup.cluster.market,
+        "device": _device(setup.cluster),
         "cluster_offers": offers,
         "global_batch": setup.global_batch,
         "hours": hours,

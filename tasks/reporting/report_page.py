@@ -128,16 +128,17 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 
 
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
-    """Plot the dollars of each setup against its hours.
+    """Plot the dollars of each setup against its hours, in a colour for each kind of device.
 
     Lines connect expected values with 90th percentiles. Steps show the Pareto frontier.
     """
     best = frame[frame["judged"] == "not beaten"]
     axes.plot(frame[["hours", "hours_p90"]].T, frame[["usd", "usd_p90"]].T, color=_GREY, lw=1)
-    axes.scatter(frame["hours"], frame["usd"], color=_GREY)
     axes.step(
         best["hours"], best["usd"], "o-", where="post", color=_ACCENT, label="not beaten in both"
     )
+    for device, rows in frame.groupby("device"):
+        axes.scatter(rows["hours"], rows["usd"], label=device, zorder=3)
     for row in rows_of(frame[frame["first_for"].notna()]):
         place = (row["hours"], row["usd"])
         axes.annotate(str(row["cluster"]), place, (4, 6), textcoords="offset points")
@@ -167,9 +168,12 @@ _SECTIONS = {
 _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
     "setups": (
         """
+        device: {device}
         cluster: {cluster}
         market: {market}
         batch: {batch_per_device}
+        tok/s/GPU: {tokens_per_s_per_gpu:?,.0f}
+        MFU: {mfu:?.0%}
         hours: {hours:.3g}
         hours p90: {hours_p90:.3g}
         usd: {usd:.4g}

@@ -17,9 +17,10 @@ comment on column recommendation_history.constraint_hours is 'Deadline. Unit: ho
 comment on column recommendation_history.constraint_usd is 'Budget. Unit: US dollars. NULL if the goal has none.';
 comment on column recommendation_history.p_required is 'Probability with which the constraint must be met. Unit: fraction, 0 to 1. NULL if none is stated, so that one half is required and exceeding the constraint is penalised (overshoot_price in srift.toml), or if the goal has no constraint.';
 comment on column recommendation_history.rank is 'Rank among the setups for this goal; 1 is the best. No unit.';
-comment on column recommendation_history.status is 'recommended (rank 1), alternative, misses_constraint (p_meets_constraint is below p_required, or below one half if p_required is NULL), infeasible (no setup meets the goal, and reason says what would), no_price (no price is known), or unknown (no step time can be predicted). No unit.';
+comment on column recommendation_history.status is 'recommended (rank 1), measure_first (rank 1, but the expected regret of choosing it is above 5 %; reason says which run to measure), alternative, misses_constraint (p_meets_constraint is below p_required, or below one half if p_required is NULL), infeasible (no setup meets the goal, and reason says what would), no_price (no price is known), or unknown (no step time can be predicted). No unit.';
 comment on column recommendation_history.cluster is 'Instances in rank order, as 2xNAME+1xOTHER. No unit.';
 comment on column recommendation_history.cluster_offers is 'Ordered list of (instance_type, count, market, zone, usd_per_hour). Unit of usd_per_hour: US dollars per hour of one instance; NULL is unknown.';
+comment on column recommendation_history.device is 'Kinds of device of the cluster, joined by +: H100, or A10G+T4. No unit.';
 comment on column recommendation_history.layout is 'Devices used on each instance: one number if equal, else one per instance joined by +. Unit: devices.';
 comment on column recommendation_history.batch_per_device is 'Samples per device in one micro-step: one number if equal, else one per instance joined by +. Unit: samples.';
 comment on column recommendation_history.accumulation_steps is 'Micro-steps of one optimizer step. Unit: micro-steps.';
