@@ -11,14 +11,14 @@ activations (a b for a batch of b samples) and of gradients (G).
                          (memory - 2 G) / batch              for every run that fitted
                          activation bytes per operation x operations per sample
 
-                     beside                                            working
+                     beside                what it holds               working
     ddp              G                     buckets, summed in place    max(a b, G)
-    ddp-powersgd     2 G                   residuals are kept          max(a b, G)
-    ddp-mstopk       2 G + 2 G'            and a bucket's magnitudes   max(a b, G)
-    adasum           1.5 G                 at most                     max(a b, G)
-    adasum-delta     3.5 G                 weights before, changes     max(a b, G)
+    ddp-powersgd     2 G                   buckets, residuals          max(a b, G)
+    ddp-mstopk       2 G + 2 G'            also bucket magnitudes      max(a b, G)
+    adasum           1.5 G                 (upper bound)               max(a b, G)
+    adasum-delta     3.5 G                 old weights, changes        max(a b, G)
     zero1            G - (1 - 1/n) (S - W)                             max(a b, G)
-    tensor-...       G                     states as in ddp, at most   max(a b (c + 1) / 2, G)
+    tensor-...       G                     as ddp (upper bound)        max(a b (c + 1) / 2, G)
     fsdp             3 W' + 2 G' - (1 - 1/n) S                         max(a b, G / n)
     zero2            W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S             max(a b, G / n)
     fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
