@@ -204,7 +204,8 @@ def _that_fit(
             (refused if why else able).add(int(clusters[at]))
         if len(refused) == before:
             place = np.cumsum(kept) - 1
-            return replace(found, frame=found.frame[kept]), place[rows]
+            left_out = {**found.left_out, "that cannot be launched": len(refused)}
+            return replace(found, frame=found.frame[kept], left_out=left_out), place[rows]
 
 
 def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:
