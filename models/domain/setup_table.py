@@ -20,7 +20,7 @@ Numbers = tuple[int, ...]
 
 @lru_cache(maxsize=65536)  # a million rows name only a few clusters
 def types_of(cluster: str) -> tuple[str, ...]:
-    """Return the instance type of each machine of `cluster`: `parse_cluster` with a cache."""
+    """Return the instance type of each machine of `cluster`, like `parse_cluster`, but cached."""
     return parse_cluster(cluster)
 
 

@@ -78,7 +78,7 @@ class JobCosts:
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
-        """Return `hours`, or their price in dollars if `what` is "usd"; NaN if it is unknown."""
+        """Return `hours`, or their price if `what` is "usd". An unknown price is NaN."""
         return hours if what == "hours" else (self.usd_per_hour * hours.T).T
 
 

@@ -101,8 +101,8 @@ class HazardModel:
     def _rate(self, instance_type: str, zone: str, advised: float) -> tuple[float, float]:
         """Return one machine's interruptions per hour, and the relative variance of the estimate.
 
-        `advised` is the rate that Spot Advisor publishes. Both results are 0 if it is 0 and the
-        type was never observed.
+        `advised` is the rate that Spot Advisor publishes. Both results are 0 if `advised` is 0 and
+        the type was never observed.
         """
         if instance_type not in self.types and advised <= 0:
             return 0.0, 0.0

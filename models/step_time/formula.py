@@ -215,8 +215,8 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return two (rows,) arrays: the seconds to exchange all gradients (C) and the last bucket (L).
 
-    Without selection, both are 0 on one device. If the backward pass waits for the exchange, the
-    last bucket has all gradients.
+    On one device, both are only the seconds of selection. If the backward pass waits for the
+    exchange, the last bucket has all gradients.
     """
     machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
     across = machines > 1

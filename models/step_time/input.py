@@ -184,7 +184,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the loading of `setups`; None if none of their workloads has a loader."""
+        """Return the data loading of `setups`; None if no workload of them has a data loader."""
         if self.workers.keys().isdisjoint(setups.workloads.names):
             return None
 

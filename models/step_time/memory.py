@@ -59,11 +59,11 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 
 
 class Run(NamedTuple):
-    """A run without an out-of-memory error.
+    """A batch that ran without an out-of-memory error.
 
-    `memory` are the bytes of its device. `batch` is the largest batch that ran with this memory,
-    and `ranks` the fewest ranks across which the training state was sharded. `accumulates` is True
-    if a step had several micro-steps.
+    `memory` are the bytes of the device. `batch` is the largest batch that ran with this memory.
+    `ranks` is the number of ranks across which the training state was sharded; 1 if it was not.
+    `accumulates` is True if a step had several micro-steps.
     """
 
     memory: float
@@ -181,7 +181,10 @@ class MemoryModel:
         return max(bases), max(samples)
 
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
-        """Return a memory line from facts and runs that fitted; its slope is NaN without both."""
+        """Return a memory line from facts and from runs that fitted in memory.
+
+        Its slope is NaN if there are neither facts nor runs.
+        """
         # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
         samples = [

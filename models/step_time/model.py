@@ -134,7 +134,7 @@ class StepTimeModel:
     def met_workload(self, workload: Workload) -> bool:
         """Return True if the model can predict the workload in at least one of its modes.
 
-        The workload's definition must also have the digest that it had when it was measured.
+        Returns False if the definition of the workload has changed since it was measured.
         """
         modes = self.as_measured(workload).modes
         return bool(modes) and self.workload_digests.get(workload.name) == workload.digest
@@ -282,7 +282,7 @@ class StepTimeModel:
     def compute_line(
         self, workload: str, instance_type: str, mode: Mode = MODES[0]
     ) -> tuple[float, float]:
-        """Return (a, k): a forward and a backward pass on one device take about a + k * batch s.
+        """Return (a, k): forward and backward on one device take about a + k * batch seconds.
 
         Raises:
             ValueError: if the workload, mode or instance type is unknown.

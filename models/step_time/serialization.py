@@ -24,7 +24,7 @@ class NotAModel(ValueError):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads only the classes of a model, from this package under its present name."""
+    """Loads only classes of this package, which may have had another name, and numpy's arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
         ours = module.startswith(_ROOT) and "." not in name

@@ -108,8 +108,7 @@ class SetupArrays:
     ) -> tuple[FloatArray, ...]:
         """Return `count` (rows, members) arrays of values that depend on workload and type.
 
-        `value(workload, type)` returns `count` numbers: the value in each array. Padding members
-        get 0.
+        `value(workload, type)` returns `count` numbers, one for each array. Padding members get 0.
         """
         width, last = len(self.names), len(self.workloads.names) * len(self.names)
         pair = np.where(self.kind >= 0, self.workloads.codes[:, None] * width + self.kind, last)
