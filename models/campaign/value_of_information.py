@@ -87,8 +87,8 @@ class OpenChoice:
         hours = fixed_hours + hours_per_step_s x step_s,    usd = usd_per_hour x hours
 
     Each array has an entry per setup. `places` are the positions of the setups in a `Belief`.
-    Start-up and interruptions make hours uncertain even for a known step time. Then,
-    log(hours / expected hours) has the mean `irreducible_mean` and the standard deviation
+    Start-up and interruptions make hours uncertain even if the step time is known. Given the step
+    time, log(hours / expected hours) has the mean `irreducible_mean` and the standard deviation
     `irreducible_sd`.
     """
 

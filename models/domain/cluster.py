@@ -38,7 +38,7 @@ def bucket_hazard(bucket: int | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
-    """A kind of machine, as its provider (EC2, or this machine's local hosts) describes it.
+    """A kind of machine, as its provider ("ec2" or "local") describes it.
 
     `devices` is the number of GPUs; a local host has one device, its CPU. `device` is the name of
     the device. `cores` is the number of vCPUs of an EC2 instance, or the CPU quota of a local host.

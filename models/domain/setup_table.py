@@ -140,7 +140,8 @@ def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Ke
     """Count the measurements of each setup. The keys of the result are those of `setup_key`.
 
     A row of the frame `runs` stands for as many measurements as its column `runs` says, or for one
-    measurement if there is no such column. Rows without a layout use all devices of their `types`.
+    measurement if there is no such column. Rows without a layout use all devices of the machines;
+    `types` provides their number.
     """
     devices = {kind.name: kind.devices for kind in types}
     counted: Counter[Key] = Counter()

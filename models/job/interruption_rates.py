@@ -145,7 +145,10 @@ def fit_hazard(
     prior = np.log(listed.where(listed > 0, bucket_hazard(None)).to_numpy())
 
     def minus_log_posterior(theta: FloatArray) -> float:
-        """Return the negative log posterior. `theta` is each type's deviation, then the offset."""
+        """Return the negative log posterior at `theta`.
+
+        `theta` has the deviation of each instance type, followed by the offset.
+        """
         logs = (prior + theta[-1] + theta[:-1])[at] + np.log(hours)
         likelihood = count * logs - (count + 1) * np.logaddexp(0.0, logs)
         deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD])

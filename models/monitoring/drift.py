@@ -117,7 +117,7 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the chance that a right model has at least this many runs outside their intervals.
+    """Return the chance of at least this many runs outside their intervals if nothing drifts.
 
     Returns 1 if the group has too few runs to test.
     """

@@ -136,7 +136,7 @@ def _mean_error(scoreboard: pd.DataFrame) -> float:
 
 
 def _coverage_short(scoreboard: pd.DataFrame) -> str:
-    """Return a warning for each split whose intervals cover too few rows, or "" for no split."""
+    """Return a warning about the splits whose intervals cover too few rows; "" if none does."""
     judged = scoreboard[(scoreboard["group"] == "all") & (scoreboard["rows"] >= _ENOUGH_ROWS)]
     return ", ".join(
         f"90 % intervals cover {row['coverage_90']:.1%} of {row['rows']} rows held out by"

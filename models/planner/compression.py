@@ -44,7 +44,7 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
 
 
 def runs_on(layout: Sequence[int], mode: Mode) -> bool:
-    """Return True if `mode` can train on a cluster. `layout` has each machine's used devices."""
+    """Return True if `mode` can train on a cluster that uses `layout` devices of its machines."""
     sizes = np.array([[len(layout)], [min(layout)], [max(layout)], [sum(layout)]])
     return bool(mode.runs_on(*sizes)[0])
 

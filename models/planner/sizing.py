@@ -138,7 +138,7 @@ class Scale:
         return sorted({size * micro * steps for size, micro, steps in shapes})
 
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
-        """Return the (global batch, micro batch) pair whose step time is known for most sizes.
+        """Return the (global batch, micro batch) whose step time is known for the most sizes.
 
         A size is a number of machines or devices. The global batch is between `least` and `most`.
         The micro batch is None if all step times are measured and none is composed. Such pairs are

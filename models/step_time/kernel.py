@@ -223,7 +223,7 @@ class GaussianProcess:
         return self.covariance(X, self.inputs) @ self.weights
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
-        """Return the posterior mean at `X`, and the variances, or the covariance if `joint`."""
+        """Return the posterior mean at `X` and the variances (a covariance matrix if `joint`)."""
         cross = self.covariance(X, self.inputs)
         white = scipy.linalg.solve_triangular(self.factor, cross.T, lower=True)
         if joint:

@@ -245,7 +245,7 @@ class StepTimeModel:
         run, and the variance of this noise (setups,).
 
         Raises:
-            ValueError: if there are more than 4,000 setups, or as in `predict`.
+            ValueError: if there are more than 4,000 setups, and in the cases of `predict`.
         """
         return self._joint(self.read(setups))
 
