@@ -7,6 +7,7 @@ compression [Shi et al. 2021].
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -49,22 +50,39 @@ def runs_on(layout: Sequence[int], mode: Mode) -> bool:
     return bool(mode.runs_on(*sizes)[0])
 
 
-def compared(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
-    """Return a text that compares DDP's step time with those of strategies that must be faster.
+def compared(setups: Sequence[Setup], workload: Workload, model: StepTimeModel) -> list[str]:
+    """Return, for each setup, a text that compares DDP with the strategies that must be faster.
 
-    The text is empty if the workload allows no such strategy, or no DDP, on this cluster.
+    The text is empty if the workload allows no such strategy, or no DDP, on the setup's cluster.
     """
-    dense = setup.mode.dense
-    able = able_modes(setup, workload.modes)
-    rivals = [mode for mode in able if mode.must_be_faster and mode.dense == dense]
-    if dense not in able or not rivals:
-        return ""
-    rows = [replace(setup, **mode._asdict()).row() for mode in (dense, *rivals)]
+    modes: list[list[Mode]] = []  # for each setup: DDP and its rivals; empty if it has none
+    for setup in setups:
+        dense, able = setup.mode.dense, able_modes(setup, workload.modes)
+        rivals = [mode for mode in able if mode.must_be_faster and mode.dense == dense]
+        modes.append([dense, *rivals] if dense in able and rivals else [])
+    rows = [
+        replace(setup, **mode._asdict()).row()
+        for setup, own in zip(setups, modes, strict=True)
+        for mode in own
+    ]
+    if not rows:
+        return [""] * len(setups)
     frame = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
-    dense_s, *steps = frame["step_s"].astype(float)
+    predicted = iter(frame[["step_s", "step_high_s"]].itertuples(index=False, name=None))
+    return [_compared(own, list(islice(predicted, len(own)))) for own in modes]
+
+
+def _compared(modes: Sequence[Mode], seconds: Sequence[tuple[float, float]]) -> str:
+    """Return the text of `compared` for a setup. `modes` are DDP and the strategies to compare.
+
+    `seconds` has, for each mode, the predicted step seconds and their upper bound.
+    """
+    if not modes:
+        return ""
+    dense_s = seconds[0][0]
     return "; ".join(
-        f"{mode.strategy}: {'no faster' if high_s >= dense_s else 'faster'} than {dense.strategy}"
-        f", given its uncertainty ({step_s:.3g} s per step, at most {high_s:.3g} s, against"
-        f" {dense_s:.3g} s)"
-        for mode, step_s, high_s in zip(rivals, steps, frame["step_high_s"][1:], strict=True)
+        f"{mode.strategy}: {'no faster' if high_s >= dense_s else 'faster'} than"
+        f" {modes[0].strategy}, given its uncertainty ({step_s:.3g} s per step, at most"
+        f" {high_s:.3g} s, against {dense_s:.3g} s)"
+        for mode, (step_s, high_s) in zip(modes[1:], seconds[1:], strict=True)
     )

@@ -110,10 +110,13 @@ def plan(
         seed=seed,
     )
 
-    def notes(setup: Setup) -> str:
-        others = able_modes(setup, list(supply.vetoes))
-        vetoed = [supply.vetoes[one] for one in others if one.dense == setup.mode.dense]
-        return "; ".join(filter(None, [compared(setup, asked, model), *vetoed]))
+    def notes(shown: Sequence[Setup]) -> list[str]:
+        found = []
+        for setup, text in zip(shown, compared(shown, asked, model), strict=True):
+            others = able_modes(setup, list(supply.vetoes))
+            vetoed = [supply.vetoes[one] for one in others if one.dense == setup.mode.dense]
+            found.append("; ".join(filter(None, [text, *vetoed])))
+        return found
 
     published = recommend(
         workload,
@@ -142,7 +145,7 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     """Return the workload with only the modes that may be chosen.
 
     `vetoes` are modes that may not be chosen. Adasum and UNPLANNED strategies remain only if the
-    workload allows no other mode.
+    workload allows no other mode. It is unknown how many steps Adasum needs to converge.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]
@@ -294,11 +297,13 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
 
     Rows with an infinite value are left out.
     """
-    order = np.lexsort((usd, hours))
-    order = order[np.isfinite(hours[order]) & np.isfinite(usd[order])]
-    least = np.minimum.accumulate(usd[order])
-    before = np.concatenate([[np.inf], least[:-1]])[: len(order)]
-    return order[usd[order] < before]
+    order = np.flatnonzero(np.isfinite(hours) & np.isfinite(usd))
+    order = order[np.argsort(hours[order])]
+    for _ in range(2):  # the first pass, sorted by hours alone, is fast and leaves few rows
+        before = np.minimum.accumulate(np.append(np.inf, usd[order]))[:-1]
+        order = order[usd[order] < before]
+        order = order[np.lexsort((usd[order], hours[order]))]
+    return order
 
 
 def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[Row]:

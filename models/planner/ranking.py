@@ -7,7 +7,7 @@ A joint draw has step times, start-up, checkpoints and interruptions. For p_best
 are drawn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def recommend(
     runs: pd.DataFrame | None = None,
     top: int = 5,
     clusters: str = "",
-    notes: Callable[[Setup], str] = lambda _: "",
+    notes: Callable[[Sequence[Setup]], Sequence[str]] = lambda shown: [""] * len(shown),
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
@@ -66,16 +66,16 @@ def recommend(
         top: the maximum number of rows per goal, not counting other kinds of device.
         clusters: a phrase about the clusters compared, for the explanation. The default is the
             number of clusters in `costs`.
-        notes: a function that returns further text for the reason of a setup.
+        notes: a function that returns further text for the reason of each setup.
     """
     clusters = clusters or f"{len(np.unique(costs.cluster))} clusters"
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
     shown = [row for row in rows if row["cluster"] is not None]
     setups = [costs.setups[row.pop("at")] for row in shown]
     measured = runs_of(setups, pd.DataFrame() if runs is None else runs)
-    for row, setup, number in zip(shown, setups, measured, strict=True):
+    for row, note, number in zip(shown, notes(setups), measured, strict=True):
         row["measured_runs"] = number
-        row["reason"] = "; ".join(filter(None, [row["reason"], notes(setup)]))
+        row["reason"] = "; ".join(filter(None, [row["reason"], note]))
     return rows
 
 
