@@ -156,13 +156,13 @@ class DataCarrier:
         """
         listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         if len(listed) > MOST_FILES:
-            raise BadData(
-                f"{address} holds more than {MOST_FILES} objects: pack them into archives"
-            )
+            raise BadData(f"{address} has more than {MOST_FILES} objects: pack them into archives")
         sizes = {stored["Key"]: stored["Size"] for stored in listed}
         keys = files_of(sizes, address.prefix)
         if not keys:
-            raise BadData(f"{address} holds no object: `aws s3 ls {address}` shows what is there")
+            raise BadData(
+                f"{address} contains no object: `aws s3 ls {address}` shows what is there"
+            )
         return {name: sizes[key] for name, key in keys.items()}
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
