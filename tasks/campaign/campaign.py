@@ -186,7 +186,8 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
 def with_requirements_installed(workspace: Workspace) -> Workspace:
     """Return the workspace without workloads whose requirements cannot be installed here.
 
-    Only local hosts use this computer's Python. EC2 machines install requirements themselves.
+    The reasons are printed. Only local hosts use this computer's Python. EC2 machines install
+    requirements themselves.
     """
     refused = {} if workspace.spends_money else not_installable(workspace.settings)
     for name, reason in refused.items():
@@ -419,7 +420,7 @@ def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
     if isinstance(error, Exception):
         return AttemptEnd(how="lost", reason=str(error) or type(error).__name__)
     why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-    reason = f"the controller was stopped ({why})"
+    reason = f"the launching process was stopped ({why})"
     return AttemptEnd(how="lost", reason=reason, interrupted=True)
 
 

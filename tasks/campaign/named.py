@@ -242,7 +242,11 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
         pilots = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
         if not pilots["runs"]:
-            why = "its choice is settled" if pilots["settled"] else pilots["reason"]
+            why = (
+                "the choice is settled, so that no run is needed"
+                if pilots["settled"]
+                else pilots["reason"]
+            )
             why = why or "a few runs would not settle the choice"
             reporter().say(f"{case.workload.name}, {goal.goal}: {why}")
         for row in pilots["runs"]:

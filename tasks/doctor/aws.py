@@ -163,7 +163,9 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
     pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]
     if not pairs:
         yield Finding(
-            check, "note", "not tried: no chosen instance type is known to be sold in this region"
+            check,
+            "note",
+            "not tried: no type of [ec2] instance_types is known to be sold in this region",
         )
         return
     cluster = min(pairs, key=lambda pair: pair.members[0].instance_type.cores)

@@ -1,4 +1,4 @@
-"""Check the conditions of a refresh, for `srift doctor`. The checks start no machine."""
+"""Check everything that a refresh needs, for `srift doctor`. The checks start no machine."""
 
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,8 @@
 
 A claim is a row that reserves dollars. A refresh claims its cap before it buys machines, and may
 not use dollars that earlier claims reserve. An installation (a SRIFT_HOME) settles its claim when
-the refresh has ended and no machine is left. A claim that is never settled counts in every month up
-to that of its column `may_cost_until`.
+the refresh has ended and no machine is left. A claim that is never settled counts until the end of
+the month in its column `may_cost_until`.
 """
 
 import socket
@@ -103,7 +103,7 @@ def _folder(workspace: Workspace) -> Path:
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Return the claims of all installations that are not settled yet, from the oldest."""
+    """Return the claims of all installations that are not settled yet, oldest first."""
     try:
         found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     except WarehouseMissing:

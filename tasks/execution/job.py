@@ -38,7 +38,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One launch in the form in which this process and the machines carry it out.
+    """One launch, as this process and the machines carry it out.
 
     expected: the devices that each machine must have.
     items: the runs, in the form that machines receive.

@@ -62,21 +62,21 @@ def decide(
     needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
     hosts = left.host in lost
     if not needing and not (hosts and left.items):
-        return "go on", "no remaining run needs it"
+        return "go on", "no remaining run needs the machine"
     if leaving_s is not None:
         if not hosts and lost.isdisjoint(left.items[0].needs):
-            return "go on", "the run under way does not need it"
+            return "go on", "the current run does not need the machine"
         if left.under_way_s + MARGIN_S <= leaving_s:
-            return "go on", "the run under way ends before the machine goes"
+            return "go on", "the current run ends before the machine goes"
     shortest_s = min(map(expected_s, needing), default=math.inf)
     if not left.no_replacement and left.start_up_s + shortest_s <= left.seconds:
-        return "replace", f"{len(needing)} remaining runs need it"
+        return "replace", f"{len(needing)} remaining runs need the machine"
     if len(needing) < len(left.items):
-        return "fewer", f"{len(needing)} runs are left out, the remaining runs go on"
+        return "fewer", f"{len(needing)} runs are left out, and the other runs go on"
     if leaving_s is not None:
-        return "go on", "its last seconds have no better use"
+        return "go on", "the last seconds of the machine have no better use"
     why = left.no_replacement or "too little time or money is left to start another machine"
-    return "give up", f"all remaining runs need it, and {why}"
+    return "give up", f"all remaining runs need the machine, and {why}"
 
 
 class Machines:

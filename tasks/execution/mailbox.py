@@ -105,7 +105,7 @@ class Mailbox:
             (self._node(node) / name).unlink(missing_ok=True)
 
     def armed(self, attempt: int) -> set[int]:
-        """Return the nodes whose workers have joined `attempt`'s process group and wait."""
+        """Return the nodes whose workers have joined the process group of `attempt`, and wait."""
         files = self.path.glob(f"node-*/armed-{attempt}.json")
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 

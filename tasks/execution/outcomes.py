@@ -62,7 +62,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
     witness = min(failed, key=lambda node: blame_rank(node.get("worker_exit_code")))
     run_id, code = str(witness.get("run_id")), witness.get("worker_exit_code")
     last = str(witness.get("log_tail", "")).strip().splitlines()[-1:]
-    ended = f"torchrun ended with {witness.get('exit_code')}: {' '.join(last)}"
+    ended = f"torchrun ended with exit code {witness.get('exit_code')}: {' '.join(last)}"
     why = _OUT_OF_MEMORY if code == -signal.SIGKILL else witness.get("reason") or ended
     without = [node["node"] for node in failed if node.get("worker_exit_code") == EXIT_NO_DEVICE]
     is_full = code == EXIT_MAILBOX

@@ -266,7 +266,7 @@ def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> lis
         for number, reason in enumerate(lease.refusals, 1)
     ]
     if lease.outcome == "reaped" and left:
-        reason = "its controller was killed or its deadline passed, and the machines were reaped"
+        reason = "the launching process died or the deadline passed, and the machines were ended"
         setup = run_setups[left[0]]
         rows.append(run_row(lease.lease_id, left[0], setup, "interrupted", reason))
     return rows
@@ -316,4 +316,4 @@ def _left_behind(file: Path) -> str:
     """
     reason = str((read_object(file) or {}).get("reason", "no reason given"))
     printable = "".join(letter for letter in reason[:_MOST_SAID] if letter.isprintable())
-    return f"{file.parent.name} left files behind: {printable}"
+    return f"{file.parent.name} did not upload all files: {printable}"

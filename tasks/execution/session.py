@@ -482,7 +482,7 @@ class _Attempt:
         left = session.remaining_work(missing, self._needs_s(missing[0]), self.host)
         if decide(going, left, leaving_s)[0] == "go on":
             return None
-        reason = f"node {min(going)}: it goes in {leaving_s:.0f} s by its interruption notice"
+        reason = f"node {min(going)}: by its interruption notice, it ends in {leaving_s:.0f} s"
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
 
     def _needs_s(self, item: Item) -> float:

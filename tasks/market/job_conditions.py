@@ -35,7 +35,7 @@ class Experience:
 
     conditions: the models of start-up, checkpoints and interruptions of a training job.
     costs: the seconds that launches and benchmark runs take.
-    interruptions: {instance type: phrase}, the interruptions that its spot machines had.
+    interruptions: {instance type: phrase about the interruptions of its spot machines}.
     """
 
     conditions: JobConditions
@@ -116,7 +116,7 @@ def _advised(workspace: Workspace) -> dict[str, float]:
 def _in_words(held: pd.DataFrame) -> str:
     """Return a phrase about the observed interruptions of one instance type.
 
-    `held` has a row per spot machine of the type (see `spot_held`).
+    held: a row of `launch_history.spot_held` for each spot machine of the type.
     """
     count, hours = int(held["interrupted"].sum()), held["hours"].sum()
     return f"interruptions in {hours:.3g} machine-hours of own launches: {count}"

@@ -46,6 +46,6 @@ def unknown(workspace: Workspace, workload: str) -> SettingsError:
     known = workload_providers(workspace.warehouse) | {(one, PUBLIC) for one in packaged_names()}
     elsewhere = [provider for name, provider in sorted(known) if name == workload]
     if elsewhere:
-        return SettingsError(f"{workload!r} has data for {elsewhere[0]} only: add --provider")
+        return SettingsError(f"{workload!r} has data for provider {elsewhere[0]}: add --provider")
     names = {*workspace.settings.workloads, *(name for name, _ in known)}
     return SettingsError(f"unknown workload {workload!r}; {nearest_names(workload, names)}")

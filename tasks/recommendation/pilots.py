@@ -64,7 +64,7 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers of the campaign's market that have a known price.
 
-    If there is none, return the offers of all markets that have a known price.
+    If no such offer exists, return the offers of all markets that have a known price.
     """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
@@ -91,7 +91,7 @@ def _pilots(
     first = plan.rows[0]
     infeasible, chance = first["cluster"] is None, first["p_meets_constraint"]
     if not candidates and not infeasible:
-        return _no_runs("no machine on sale would show anything new")
+        return _no_runs("a run on any machine on offer would show nothing new")
     frame = pd.DataFrame([setup.row() for setup in candidates])
     goal = case.workload.goals[0].goal
     found = choose_pilots(choice_set, frame, model.joint, goal=goal, count=count, seed=SEED)
@@ -213,5 +213,5 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
         for cluster, run in items[:count]
     ]
     if not runs:
-        return _no_runs("no machine on sale would show anything new")
+        return _no_runs("a run on any machine on offer would show nothing new")
     return {"settled": False, "regret": None, "runs": runs, "reason": ""}

@@ -49,7 +49,7 @@ class Case:
         runs: rows of the workload's measured setups.
         experience: interruptions, start-up times and costs of earlier launches.
         model: the model that predicts the workload; None if it cannot be predicted.
-        guessed: True if the workload was never measured and is predicted from its FLOPs.
+        guessed: True if the workload was never measured, so that its FLOPs or shape are used.
         known: the offers of machines on which step times can be predicted.
         by_data_sheet: devices without measurements, which are predicted from their data sheets.
         notes: sentences for the user about the data behind the answer.
@@ -150,10 +150,10 @@ class Case:
         )
 
     def stamped(self, found: Recommendation) -> Recommendation:
-        """Return the planner's answer `found` with the columns that the planner leaves empty.
+        """Fill in the columns that the planner leaves empty, and return its answer `found`.
 
-        These are the provider, the model version, times and sources. Notes and warnings are added
-        to the reasons.
+        These columns are the provider, the model version, times and sources. Notes and warnings are
+        added to the reasons.
         """
         measured = self.runs["measured_at"].max() if len(self.runs) else None
         newest = None  # the warehouse's times are UTC
@@ -310,9 +310,9 @@ def _unpredictable(case: Case) -> str:
     remedy = f"`srift import FILE`, then `{refresh_command(name, '0')}`"
     if case.workspace.can_launch:
         remedy = f"`{refresh_command(name, '25')}`"
-    what = "no machine on offer" if case.model else "this workload"
+    what = "no machine on offer was" if case.model else "this workload was not"
     return (
-        f"no step time can be predicted: {what} was measured on {name} with its present definition"
+        f"no step time can be predicted: {what} measured on {name} with its present definition"
         f" in an allowed mode; {remedy} would help"
     )
 

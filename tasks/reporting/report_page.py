@@ -163,10 +163,10 @@ def _errors(axes: Axes, frame: pd.DataFrame) -> None:
 
 _SECTIONS = {
     "Cost against time": ["setups"],
-    "What changed, and why": ["changes"],
+    "Changes and their causes": ["changes"],
     "Model error and interval coverage": ["versions", "scoreboard"],
-    "Regret ledger": ["ledger_summary", "ledger"],
-    "Measured last, and what it cost": ["refreshes", "spent", "measured", "failed"],
+    "Regret ledger: recommendations judged by later runs": ["ledger_summary", "ledger"],
+    "Latest measurements and their cost": ["refreshes", "spent", "measured", "failed"],
     "Ages of prices and measurements, drift, slow runs": ["ages", "drifting", "slow"],
 }
 _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {

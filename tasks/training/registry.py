@@ -244,7 +244,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
     except (OSError, ValueError, KeyError) as error:
         raise RegistryError(
             f"model {name} version {number} is unreadable: {error}. MLflow stores absolute paths:"
-            " if SRIFT_HOME was moved, move it back; else delete its mlflow.db and refresh"
+            " move SRIFT_HOME back, or delete its mlflow.db and run `srift refresh`"
         ) from error
     return Champion(version=number, model=model, scoreboard=scores)
 

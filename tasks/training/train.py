@@ -44,7 +44,7 @@ def challenge(
 
     frames: the result of `warehouse.reads.training_frames`.
     champion: the model in use, or None.
-    each: a function like `map` that calls the fits without the held-out groups, maybe in parallel.
+    each: a function like `map`. It fits a model without each held-out group, maybe in parallel.
     Returns None if there is no run to fit.
     """
     data = at_nominal_speed(TrainingData(**frames))
@@ -88,7 +88,7 @@ def register(
     """Register the new model, then promote or refuse it. Returns its version and the decision.
 
     If another machine of the team has promoted a model in the meantime, the new model is compared
-    again, to the promoted model.
+    again, this time to the promoted model.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(

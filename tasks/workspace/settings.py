@@ -301,7 +301,8 @@ class Settings(_Section):
     def workload(self, name: str) -> Workload:
         """Return the workload `name` with the digest of its current code.
 
-        Raises SettingsError if the name is unknown or the code cannot be read.
+        Raises SettingsError if the name is unknown, or if its code or data cannot be sent to
+        machines, and OSError if the code cannot be read.
         """
         stated = self.stated(name)
         least, largest = stated.batches

@@ -51,7 +51,7 @@ class Source:
 
     @property
     def packed(self) -> bool:
-        """True if the code is sent as an archive, False if it is sent as a single file."""
+        """Return True if the code is sent as an archive, False if it is sent as a single file."""
         return bool(self.module or self.requirements)
 
     def read(self) -> dict[str, bytes]:
@@ -208,8 +208,8 @@ def _sends_folder(path: Path, without: Collection[Path]) -> bool:
 def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     """Raise SourceRefused if the files cannot be sent to machines.
 
-    There may be too many files, or too many bytes in total. The requirements file may be missing. A
-    file may shadow Srift's package `node`.
+    The reason is one of these: too many files, too many bytes in total, a missing requirements
+    file, or a file that would shadow Srift's package `node`.
     """
     for name in _AGENT:
         if name in files:
