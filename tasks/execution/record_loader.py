@@ -266,7 +266,7 @@ def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> lis
         for number, reason in enumerate(lease.refusals, 1)
     ]
     if lease.outcome == "reaped" and left:
-        reason = "the launching process died or the deadline passed, and the machines were ended"
+        reason = "the launching process died or the deadline passed, and the machines were reaped"
         setup = run_setups[left[0]]
         rows.append(run_row(lease.lease_id, left[0], setup, "interrupted", reason))
     return rows
