@@ -103,7 +103,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     ]
     if idle:
         raise WorkloadError(
-            f"{', '.join(idle[:_NAMED])} did not contribute to the loss, so ranks would wait for"
+            f"{', '.join(idle[:_NAMED])} had no part in the loss, so ranks would wait for"
             " their gradients: use these parameters, or set their requires_grad to False"
         )
     return figures | {"losses": [figures["first_loss"], figures["last_loss"]]}

@@ -270,7 +270,7 @@ def train(
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
     if not all(map(math.isfinite, losses.values())):
         raise NotMeasured(
-            f"training diverged: the loss went from {losses['first_loss']} to {losses['last_loss']}"
+            f"training diverged: the loss goes from {losses['first_loss']} to {losses['last_loss']}"
         )
     workers = {} if loader is None else {"loader_workers": loader.workers}
     return {
