@@ -132,7 +132,7 @@ def _notes(
     try:
         try_once(built, 1)
     except Exception as error:
-        yield f"a batch of 1 fails, and a slow machine may get one: {explain(error, workload)}"
+        yield f"a batch of 1 fails, but a slow machine may get it: {explain(error, workload)}"
 
 
 if __name__ == "__main__":

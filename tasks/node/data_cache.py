@@ -107,15 +107,16 @@ class Cached(Dataset[Any]):
         return self._samples
 
     def __getitem__(self, place: int) -> Any:
-        """Return a copy of the sample at index `place`; negative indices count from the end.
+        """Return the sample at index `place` from the cache, or else from the dataset.
 
-        Raises IndexError if there is no such sample. Raises ValueError if the sample cannot be
-        pickled or changes when it is read again. Also raises the errors of the dataset.
+        Negative indices count from the end. Raises IndexError if there is no such sample, and
+        ValueError if the sample cannot be pickled or changes when it is read again. Also raises the
+        errors of the dataset.
         """
         at = operator.index(place)
         at += self._samples if at < 0 else 0
         if not 0 <= at < self._samples:
-            raise IndexError(f"there is no sample {place}: the dataset has {self._samples}")
+            raise IndexError(f"there is no sample {place}: the dataset has {self._samples} samples")
         content = self._store.get(at)
         if content is not None:
             with suppress(Exception):  # another version of the sample's modules may have written it

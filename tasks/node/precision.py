@@ -1,8 +1,8 @@
 """Set the numeric precision of a run.
 
 fp32   float32; TF32, which torch enables for convolutions by default, is off
-tf32   float32 with products in TF32 on tensor cores, which drop 13 bits of each factor (from Ampere
-       on)
+tf32   float32, but tensor cores compute products in TF32, which drops 13 bits of each factor; needs
+       a GPU of the Ampere generation or newer
 bf16   autocast to bfloat16; weights, sums and gradients stay in float32
 fp16   autocast to float16; the loss is scaled so that small gradients do not become 0
 """
@@ -74,7 +74,8 @@ def arithmetic(precision: str, device: torch.device) -> Arithmetic:
     if precision in ("tf32", "bf16") and (is_old or (precision == "tf32" and not is_gpu)):
         name = torch.cuda.get_device_name(device) if is_gpu else "a CPU"
         raise NoSuchPrecision(
-            f"{precision} needs an NVIDIA GPU from Ampere on; this is {name}. Train in fp32"
+            f"{precision} needs an NVIDIA GPU of the Ampere generation or newer; this is {name}."
+            " Train in fp32"
         )
     computing = Arithmetic(precision, device)
     computing.hold()

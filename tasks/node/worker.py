@@ -57,7 +57,7 @@ def main() -> None:
     try:
         launch.take_order(wait_for_go(mailbox, plan.attempt))
     except RuntimeError as error:
-        leave(EXIT_LOST_PEER, f"ranks could not be put in order: {explain(error)}")
+        leave(EXIT_LOST_PEER, f"the ranks could not be reordered: {explain(error)}")
     beside: list[int] = []  # indices of single-node items for which this rank has not waited
     for index, item in enumerate(plan.items):
         together = len(item.nodes) > 1

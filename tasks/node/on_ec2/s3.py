@@ -46,5 +46,5 @@ class MachineStore:
         return content
 
     def put(self, name: str, content: bytes) -> None:
-        """Write `out/<name>`."""
+        """Write `content` to `out/<name>`."""
         self.client.put_object(Bucket=self.bucket, Key=f"{self.root}/out/{name}", Body=content)

@@ -34,7 +34,7 @@ def swap(
     group: dist.ProcessGroup,
     received: list[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Send `sends[i]` to `peers[i]`, and return the list of tensors that the peers send back.
+    """Send `sends[i]` to `peers[i]`, and return the tensors that the peers send to this rank.
 
     `peers` are ranks in the group and include this rank. If sent and received shapes differ, pass
     the tensors to receive into as `received`. A rank exchanges with one peer at a time, because

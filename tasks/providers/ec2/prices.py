@@ -104,7 +104,7 @@ def spot_offers(
         bucket = advised.get(name, {}).get("r")
         source = "Spot Advisor, read"
         if bucket is None:
-            source = "prior: Spot Advisor lacks the type, so its worst range counts,"
+            source = "prior: worst range of Spot Advisor, which lacks the type, read"
         offer = Offer(
             instance_type=kinds[name],
             market="spot",

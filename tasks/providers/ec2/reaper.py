@@ -81,7 +81,7 @@ class Reaper:
         self.regions.add(lease.region)
         why = lease.why_end(self.now, all_of_them=self.all_of_them)
         if lease.ended_at is None and (why or lease.releasing):
-            self._end(lease, why or "its machines did not end at the first try")
+            self._end(lease, why or "its machines did not end at the first attempt")
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
         """End the launch's machines, and download their uploads.

@@ -105,7 +105,7 @@ class LocalCluster(RunningCluster):
         instance = self.cluster.members[node].instance_type
         if not self._machine.replaces(instance.name) or self.network.switch is None:
             return False
-        self.revoke(node, "released for its replacement")
+        self.revoke(node, "ended so that it could be replaced")
         try:
             with self._lock, self._store.locked():
                 self._machine.refuse_if_taken(instance.cores)
