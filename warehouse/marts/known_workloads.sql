@@ -1,6 +1,6 @@
--- Grain: one row per provider and workload with facts or with rows under today's definitions: the
--- facts, the number of rows measured here, of packaged rows (public) and of other imported rows, the
--- clusters of these rows, and the newest measurement in UTC.
+-- Grain: one row per provider and workload with facts or with runs that count. Has the facts, and
+-- the number of runs that Srift measured, of packaged runs (public) and of other imported runs.
+-- Also has the clusters of all these runs and the time of the newest run in UTC.
 create or replace view known_workloads as
 with counted as (
     select

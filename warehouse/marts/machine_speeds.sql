@@ -1,6 +1,6 @@
--- Grain: one row per run (train, profile or probe) measured here on today's machines, and machine
--- of that run with measured seconds of the fixed work. usual_s is the median over all rows of the
--- instance type.
+-- Grain: one row per current run (train, profile or probe) and machine of the run, if the reference
+-- was measured. reference_s is the duration of the reference, a fixed computation that shows how
+-- fast the machine was. usual_s is the median of reference_s over all rows of the instance type.
 create or replace view machine_speeds as
 with timed as (
     select

@@ -1,4 +1,5 @@
--- Grain: one row per setup that the provider's newest refresh with machines measured.
+-- Grain: one row per workload, kind, cluster, market and batch measured in the newest refresh of
+-- the provider that held machines.
 with newest as (
     select provider, refresh_id
     from spend
