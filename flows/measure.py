@@ -39,9 +39,9 @@ load = task(collect_launch)
 def measure(
     refresh_id: str, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Rent the most informative cluster and measure on it, again and again until a cap is reached.
+    """Rent clusters and measure on them, the most informative cluster first.
 
-    The caps are dollars and minutes. The flow also ends when no further measurement is useful.
+    The flow ends when the cap on dollars or minutes is reached, or no further launch is useful.
     max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
     Returns the number of launches, the number of measurements per status, the dollars spent, and
     the seconds of each phase.
@@ -49,7 +49,7 @@ def measure(
     workspace = open_workspace(provider)
     if max_usd != 0:
         refuse_unless_swept(workspace, datetime.now(UTC))
-        workspace = with_requirements_installed(workspace)  # before the clock of the time cap starts
+        workspace = with_requirements_installed(workspace)  # not part of the time cap
     champion = load_champion(workspace.home, provider)
     tally = Tally.of(workspace, max_usd, refresh_id)
     _serve(workspace, within(workspace, champion, tally), tally)
@@ -87,7 +87,7 @@ def measure_named(
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
             raise ProviderError(
-                f"the requirements of {wish.workload} cannot be installed; the output above has the reason"
+                f"the requirements of {wish.workload} cannot be installed; the log has the reason"
             )
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))

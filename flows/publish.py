@@ -29,7 +29,7 @@ def publish(provider: str, refresh_id: str) -> int:
     champion = load_champion(workspace.home, provider)
     names = [one.name for one in workspace.workloads]
     runs = measured_setups(workspace.warehouse, provider, names)
-    # Local recommendations depend on which hosts fit on this machine, which Dask workers cannot see.
+    # A Dask worker does not know which local hosts fit on this machine.
     dask = workspace.settings.shared.dask if workspace.spends_money else ""
     offers = current_offers(workspace)
     rows = recommend(workspace, champion, offers, runs, each=each_by_task(dask))

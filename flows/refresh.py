@@ -74,7 +74,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     store_timings(workspace, refresh_id, seconds)
     try:
         workspace.warehouse.back_up()
-    except DiskFull as error:  # no reason to fail: the table is published, and the previous backup is intact
+    except DiskFull as error:  # the new table is published, and the old backup is intact
         reporter().say(f"note: {error}")
     reporter().say(", ".join(f"{phase} {spent:.1f} s" for phase, spent in seconds.items()))
     return {

@@ -21,7 +21,7 @@ register_challenger = task(register)
 
 @flow(name="retrain", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
-    """Test the model in use (champion), fit a challenger, and promote the challenger if it is better.
+    """Test the model in use (champion), fit a challenger, and promote the better model.
 
     The tests compare published predictions with later measurements, and look for drift and slow
     runs. Returns a sentence with the decision, or the reason why no challenger was fitted.
