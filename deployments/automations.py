@@ -5,8 +5,8 @@ Run `automations.py --notify slack-webhook/oncall`.
 A notification is sent if no nightly refresh completes for 26 hours, if a new model is not promoted,
 if the model's predictions drift on new runs, or if 80 % of a month's dollars are spent or reserved.
 
-The option `--notify` names a notification block of the Prefect server as `type/name`. `prefect block
-ls` lists the blocks.
+The option `--notify` names a notification block of the Prefect server as `type/name`. The command
+`prefect block ls` lists the blocks.
 """
 
 import argparse
