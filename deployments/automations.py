@@ -3,7 +3,8 @@
 Run `automations.py --notify slack-webhook/oncall`.
 
 A notification is sent if no nightly refresh completes for 26 hours, if a new model is not promoted,
-if the model's predictions drift on new runs, or if 80 % of a month's dollars are spent or reserved.
+if new runs drift away from the predictions of the model, or if 80 % of the monthly dollar cap is
+spent or reserved.
 
 The option `--notify` names a notification block of the Prefect server as `type/name`. The command
 `prefect block ls` lists the blocks.
@@ -54,7 +55,7 @@ def without_heartbeat() -> AutomationCore:
 
 
 def overdue(block: Any, deployment: str) -> AutomationCore:
-    """Return an automation that notifies if `deployment` does not complete within OVERDUE.
+    """Return an automation that notifies if `deployment` does not complete for 26 hours (OVERDUE).
 
     block: id of the Prefect notification block that sends the message.
     """

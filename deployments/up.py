@@ -49,8 +49,8 @@ say = partial(print, flush=True)
 class Service:
     """The servers and the worker of `make up`, which are child processes.
 
-    credential: user and password of both servers. They are passed in environment variables, because
-    other users of this machine can read command lines.
+    credential: `user:password` for both servers. The servers receive it in environment variables,
+    because other users of this machine can read command lines.
     """
 
     def __init__(self, settings: Settings, **ports: int) -> None:

@@ -104,8 +104,8 @@ def _serve(
     """Run the launches one after another, and return pairs (planned launch, result).
 
     A launch rents one cluster and measures on it. The iterable `launches` is lazy, because it plans
-    each launch from earlier measurements. Therefore the measurements of a launch are loaded before
-    the next launch is taken from it.
+    each launch from earlier measurements. Therefore the measurements of each launch are loaded
+    before the next launch is planned.
     """
     made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
     if tally.cap_usd and (warning := outdating(workspace)):

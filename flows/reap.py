@@ -1,4 +1,4 @@
-"""The flow that ends machines past their deadline or without a controller, and loads their runs."""
+"""The flow that ends overdue and orphaned machines, and loads their measurements."""
 
 from datetime import UTC, datetime
 

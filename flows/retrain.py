@@ -23,8 +23,9 @@ register_challenger = task(register)
 def retrain(refresh_id: str, provider: str = "local") -> str:
     """Test the model in use (champion), fit a challenger, and promote the better model.
 
-    The tests compare published predictions with later measurements, and look for drift and slow
-    runs. Returns a sentence with the decision, or the reason why no challenger was fitted.
+    The tests compare published predictions with later measurements, and look for drift (too many
+    new runs outside their predicted intervals) and for slow runs. Returns a sentence with the
+    decision, or the reason why no challenger was fitted.
     """
     workspace = open_workspace(provider)
     workspace.warehouse.create()

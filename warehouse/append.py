@@ -1,8 +1,8 @@
 """Append rows to the raw tables. A row whose key is already stored is skipped.
 
-Each function takes an open connection, so that a caller can make several appends in
-one transaction (`Warehouse.transact`). All public functions except `note_import` and `in_utc`
-return the number of new rows. Times are stored in UTC.
+Each function takes an open connection, so that a caller can make several appends in one
+transaction (`Warehouse.transact`). All public functions except `note_import` and `in_utc` return
+the number of new rows. Times are stored in UTC.
 """
 
 import json
@@ -83,7 +83,7 @@ def note_import(
     noted_at: datetime,
     files: Sequence[str | None] = (None, None),
 ) -> None:
-    """Record that an import was made or forgotten.
+    """Record that an import was made, or that it was forgotten (undone).
 
     event: "imported" or "forgotten".
     files: (name of the measurement file, name of the facts file). A name is None if the import has

@@ -125,8 +125,8 @@ class Warehouse:
     def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield a read-only connection, or a connection to an empty warehouse if there is no file.
 
-        The empty warehouse is in memory and has all tables and views. Raises
-        WarehouseBusy if another process or thread uses the file.
+        The empty warehouse is in memory and has all tables and views. Raises WarehouseBusy if
+        another process or thread uses the file.
         """
         with self._open(read_only=True) if self.exists() else empty_warehouse() as connection:
             yield connection

@@ -63,7 +63,7 @@ def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[A
 
 
 def remember(connection: Connection) -> None:
-    """Save the imported rows and facts in temporary tables, from which `changes` finds changes."""
+    """Save the imported rows and facts in temporary tables, for `changes` to compare with."""
     for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
         connection.execute(f"create or replace temp table {name} as select * from {view}")
 
@@ -126,10 +126,10 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
 
 
 def counted_before(connection: Connection) -> tuple[int, int]:
-    """Return (number of new rows, number of rows with a different step_s) of the staged rows.
+    """Return two counts of staged rows: new rows, and rows whose stored step_s differs.
 
-    A row is new if it is not stored yet or its import was forgotten. A row has a different step_s
-    if its run_id is already stored with another step_s.
+    A row is new if it is not stored yet or its import was forgotten. The second count is of rows
+    whose run_id is already stored with another step_s.
     """
     found = connection.execute("""
         select

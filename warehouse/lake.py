@@ -115,13 +115,13 @@ class SharedWarehouse(Warehouse):
             return copied
 
     def back_up(self) -> Path:
-        """Return `path` without a backup: the operators of PostgreSQL and S3 make the backups."""
+        """Do nothing but return `path`: operators back up PostgreSQL and the file store."""
         return self.path
 
     def restore(self) -> Path:
-        """Raise WarehouseError: only the operators of PostgreSQL and S3 can restore the data."""
+        """Raise WarehouseError: operators restore PostgreSQL and the file store themselves."""
         raise WarehouseError(
-            f"{self} has no backup of Srift: restore its database and its files from their backups"
+            f"Srift has no backup of {self}: restore PostgreSQL and the files from your backups"
         )
 
     @contextmanager
@@ -220,7 +220,7 @@ class _Session:
             yield connection
 
     def make_views(self, warehouse: SharedWarehouse) -> None:
-        """Create the tables if there are none, and the views. Later calls do nothing.
+        """Create missing tables and all views at the first call. Later calls do nothing.
 
         Raises WarehouseError if another version of Srift created the tables.
         """

@@ -186,7 +186,7 @@ SPEND_BY = {
 def lease_spend(
     warehouse: Warehouse, provider: str, by: str, since: datetime
 ) -> list[dict[str, Any]]:
-    """Return the numbers of leases and runs and the dollars of each group of leases.
+    """Return a row per group of leases: the numbers of leases and runs, and the dollars.
 
     by: how to group the leases, a key of SPEND_BY. The column `of` names the group. The first row
     is the total of all groups. `usd` is None if a price is unknown.

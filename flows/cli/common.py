@@ -1,4 +1,4 @@
-"""Define the options that several commands share; load settings and print output for them."""
+"""Define shared options of the commands, load their settings, and print their output."""
 
 from __future__ import annotations
 

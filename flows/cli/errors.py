@@ -1,6 +1,7 @@
 """Convert exceptions to messages and exit codes.
 
-An exception with the attribute `exit_code` is expected: its message is printed without a traceback.
+An exception with the attribute `exit_code` is an expected error. Its message is printed without a
+traceback.
 """
 
 import sys

@@ -110,7 +110,7 @@ def reap(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """End machines past their deadline or without a controller, and load their measurements."""
+    """End machines that are overdue or whose launcher has died, and load their measurements."""
     from tasks.execution.collect import reap_now
     from tasks.providers.base import NotSwept
 
@@ -126,7 +126,7 @@ def reap(
 
 @app.command()
 def status(provider: Provider = "local", as_json: Json = False) -> None:
-    """Show what is running, what it costs, and what is stale."""
+    """Show what is running, what it costs, and which data are stale."""
     from tasks.monitoring.status import status_of
     from tasks.reporting.tables import print_status
 
