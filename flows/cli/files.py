@@ -23,8 +23,7 @@ def import_(
     workloads: Facts = None,
     dry_run: DryRun = False,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Load the file even if units, types or speeds look wrong."),
+        bool, typer.Option("--force", help="Load even if units, types or speeds look wrong.")
     ] = False,
     as_json: Json = False,
 ) -> None:

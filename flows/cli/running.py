@@ -137,8 +137,7 @@ def status(provider: Provider = "local", as_json: Json = False) -> None:
 @app.command()
 def spend(
     by: Annotated[
-        Literal["day", "campaign", "workload", "type"],
-        typer.Option(help="How to group the dollars."),
+        Literal["day", "campaign", "workload", "type"], typer.Option(help="How to group the rows.")
     ] = "day",
     days: Annotated[
         int | None, typer.Option(min=1, help="Only launches that ended in the last DAYS days.")
