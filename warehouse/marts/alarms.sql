@@ -1,5 +1,6 @@
--- Grain: one row per run that was slower than the 90 % interval predicted for it. A run is left out
--- if the same setup was measured again later, because the later run shows the current state.
+-- Grain: one row per run whose step time was above the 90 % interval predicted for it. A run is
+-- left out if the same setup was measured again later, because the later run shows the current
+-- state.
 create or replace view alarms as
 select
     raw_alarms.run_id, raw_alarms.provider, raw_alarms.workload, raw_alarms.cluster, raw_alarms.zone, raw_alarms.cause,
@@ -16,7 +17,7 @@ where not exists (
 )
 order by raw_alarms.provider, raw_alarms.measured_at desc, raw_alarms.run_id;
 
-comment on view alarms is 'One row per run that was slower than the interval predicted for it and whose setup has not been measured since, with the likely cause.';
+comment on view alarms is 'One row per run whose step time was above the 90 % interval predicted for it and whose setup has not been measured since, with the likely cause.';
 comment on column alarms.run_id is 'Id of the run. No unit.';
 comment on column alarms.workload is 'Name of the workload. No unit.';
 comment on column alarms.zone is 'Zone of the machines; empty if unknown. No unit.';

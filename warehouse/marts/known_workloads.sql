@@ -1,6 +1,7 @@
--- Grain: one row per provider and workload with facts or with runs that count. Has the facts, and
--- the number of runs that Srift measured, of packaged runs (public) and of other imported runs.
--- Also has the clusters of all these runs and the time of the newest run in UTC.
+-- Grain: one row per provider and workload with facts (parameters, FLOPs, ...) or with rows in the
+-- mart `runs`. measured_rows counts runs by Srift, public_rows packaged step times, and
+-- imported_rows all other imported step times. clusters and newest_measured_at (UTC) are of all
+-- these rows.
 create or replace view known_workloads as
 with counted as (
     select

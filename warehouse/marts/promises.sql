@@ -1,7 +1,8 @@
--- Grain: one row per publication, workload, goal, constraint and rank. A goal of a publication is
--- kept only if its first choice may have been measured after this publication and before
--- promised_again_at, when the same choice was published again (null if it was not).
--- usd_per_hour and interruptions_per_hour apply to the whole cluster, as known at publication;
+-- Grain: one row per publication, workload, goal, constraint and rank. A published first choice is
+-- a promise. All ranks of its goal are kept if the choice may have been measured after this
+-- publication and before promised_again_at, the time at which the same choice was published again
+-- (null if it was not).
+-- usd_per_hour and interruptions_per_hour apply to the whole cluster, as known at publication.
 -- usd_per_hour includes volumes, addresses and requests if their costs were published. pools has
 -- the interruptions per hour of one machine of each instance type, market and zone.
 create or replace view promises as

@@ -1,5 +1,5 @@
--- Grain: one row per workload, kind, cluster, market and batch measured in the newest refresh of
--- the provider that held machines.
+-- Grain: one row per workload, kind, cluster, market and batch that was measured. Covers each
+-- provider's newest refresh among those that held machines.
 with newest as (
     select provider, refresh_id
     from spend
