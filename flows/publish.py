@@ -8,7 +8,7 @@ from flows.spread import each_by_task
 from tasks.data_files.public import with_public_workloads
 from tasks.market.offers import current_offers
 from tasks.recommendation.publication import export_copies, store_publication
-from tasks.recommendation.recommend import recommend_all
+from tasks.recommendation.table import recommend_all
 from tasks.reporting.progress import announce_changes, publish_artifacts, reporter
 from tasks.training.registry import load_champion
 from tasks.workspace.workspace import open_workspace

@@ -323,7 +323,8 @@ create table raw_recommendations (
     tokens_per_s_per_gpu double,
     mfu double,
     memory_gib double,
-    memory_available_gib double
+    memory_available_gib double,
+    device varchar
 );
 
 -- Grain: one row per judgement of a published first choice by runs measured since. promise_id is a

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.campaign import CampaignLimits, shopping_list
 from models.campaign.candidates import Costs, PlannedRun, training_run, type_names
 from models.campaign.pilots import choose_pilots
 from models.campaign.run_value import Past
+from models.campaign.shopping_list import CampaignLimits, shopping_list
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
@@ -19,17 +19,20 @@ from models.job.compilation import prior_s
 from models.planner import planner
 from models.planner.candidates import Supply
 from models.planner.enumeration import sold_together
+from models.planner.explanations import amount, named
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel
 from warehouse import reads
 
 from ..market.offers import with_facts
+from ..reporting.tables import share
 from ..workspace.workspace import Workspace
-from .recommend import SEED, Case, comparable, contending, supply_of
+from .case import SEED, Case, Row, comparable, contending, supply_of
 
 # Four machines suffice to show how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
 SETTLED = 0.01  # a choice with less expected regret is settled: no measurement is worth its cost
+_UNSURE = 0.05  # a choice with more expected regret is not known well enough to act on
 _HELPS = 0.02  # pilots are only named if they save at least this share of the regret
 
 Found = dict[str, Any]
@@ -57,6 +60,23 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     if case.model is None or not case.known:
         return _profiles(case, sold, count)
     return _pilots(case, case.model, plan, sold, count)
+
+
+def measure_first(row: Row, pilots: Found) -> Row:
+    """Return the first choice `row`, with the status "measure_first" if it is not known well enough.
+
+    `pilots` is the result of `pilots_for`. The reason then says which run to measure, its cost, and
+    the expected regret of choosing now.
+    """
+    runs, regret = pilots["runs"], pilots["regret"]
+    if row["status"] != "recommended" or not runs or regret is None or regret < _UNSURE:
+        return row
+    run = runs[0]
+    reason = (
+        f"measure {named(run)} for {amount(run['usd'], 'usd')} first: choosing now is expected to"
+        f" cost {share(regret)} more than the best choice; {row['reason']}"
+    )
+    return row | {"status": "measure_first", "reason": reason}
 
 
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:

@@ -22,7 +22,7 @@ from .progress import goal_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from models.campaign.campaign import PlannedLaunch
+    from models.campaign.shopping_list import PlannedLaunch
 
 Row = Mapping[str, Any]
 _WIDE = 10_000  # columns, if the output is not a terminal: nothing is folded
@@ -230,7 +230,7 @@ def _print_pilots(pilots: Row) -> None:
     loss = (
         "the workload was never measured as it is now"
         if regret is None
-        else f"choosing now is expected to cost {_share(regret)} more than the best choice"
+        else f"choosing now is expected to cost {share(regret)} more than the best choice"
     )
     if pilots["reason"]:
         _print(f"\n{pilots['reason']}")
@@ -244,11 +244,11 @@ def _print_pilots(pilots: Row) -> None:
         shown = [_described(run) for run in runs]
         for run in shown:
             if run["regret_after"] is not None:
-                run["regret_after"] = _share(run["regret_after"])
+                run["regret_after"] = share(run["regret_after"])
         _print_table(shown, _PILOTS, title)
 
 
-def _share(regret: float) -> str:
+def share(regret: float) -> str:
     """Format a regret, which is a difference of logs, as a percentage such as `3.2%`."""
     return _Cell().vformat("{share:.1%!}", (), {"share": math.expm1(regret)})
 

@@ -1,5 +1,5 @@
 -- Grain: one row per provider, workload, goal, constraint and rank of the newest publication of the
--- provider.
+-- provider. recommendation_history.sql describes the columns.
 create or replace view recommendations as
 with newest as (
     select provider, publication_id

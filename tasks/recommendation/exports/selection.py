@@ -133,6 +133,8 @@ class Selection:
         if row_misses(row):
             chance = f"{row['p_meets_constraint']:.0%}"
             warnings.append(f"rank {self.first.rank} meets its constraint with {chance} only")
+        if row["status"] == "measure_first":
+            warnings.append(row["reason"].partition(";")[0])
         return warnings
 
     def _age_h(self, column: str) -> float:

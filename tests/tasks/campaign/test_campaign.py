@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from models.campaign.campaign import STOPS
+from models.campaign.shopping_list import STOPS
 from models.domain.cluster import Cluster
 from models.domain.workload import Mode
 from tasks.campaign import campaign, dry_run

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.campaign.campaign import (
+from models.campaign.candidates import Costs, Model, training_runs
+from models.campaign.run_value import Knowledge, Past
+from models.campaign.shopping_list import (
     CampaignLimits,
     elastic_launch,
     learning_launches,
     shopping_list,
 )
-from models.campaign.candidates import Costs, Model, training_runs
-from models.campaign.run_value import Knowledge, Past
 from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster
 from models.domain.setup_table import row_key

@@ -11,6 +11,7 @@ import pandas as pd
 
 from models.domain.transformer import USUAL_TOKENS
 from models.domain.workload import SWITCHES, Goal, Mode, Workload
+from models.planner.choice_rule import row_misses
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart, measured_setups
 
@@ -30,9 +31,9 @@ from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
+from .case import Case
 from .known_workloads import unknown
-from .pilots import pilots_for
-from .recommend import Case
+from .pilots import measure_first, pilots_for
 
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")  # of transformers that are known by shape alone
 
@@ -103,29 +104,30 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
             for run in named["runs"]:
                 del run["planned"]
     first, *others = found.rows
+    first = measure_first(first, named) if named else first
     more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
-    return [first | more, *others]
+    return [first | more, *others[: top - 1]]
 
 
 def _by_gpu(case: Case) -> list[dict[str, Any]]:
-    """Return the first choice on each kind of device, sorted by the goal's objective.
+    """Return the first choice, and the best cluster of each other kind of device.
 
-    Kinds on which nothing may be chosen come last, with the reason.
+    Clusters that miss the constraint come after all others. Kinds of device on which nothing may be
+    chosen come last, with the reason.
     """
-    rows = []
-    for device in sorted({offer.instance_type.device for offer in case.offers}):
+    rows = [row for row in case.plan(top=1).rows if row["cluster"]]
+    devices = {offer.instance_type.device for offer in case.offers}
+    for device in sorted(devices - {row["device"] for row in rows}):
         offers, known = (
             [offer for offer in sold if offer.instance_type.device == device]
             for sold in (case.offers, case.known)
         )
         (row,) = replace(case, offers=offers, known=known).plan(top=1).rows
-        rows.append(row | {"reason": f"{device}: {row['reason']}"})
+        rows.append(row | {"device": device, "reason": f"{device}: {row['reason']}"})
     objective = case.workload.goals[0].objective
-    rows.sort(key=lambda row: math.inf if row[objective] is None else row[objective])
+    rows.sort(key=lambda row: (not row["cluster"], row_misses(row), row[objective] or math.inf))
     for place, row in enumerate(rows, start=1):
         row["rank"] = place
-        if place > 1 and row["cluster"]:
-            row["status"] = "alternative"
     return rows
 
 

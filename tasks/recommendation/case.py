@@ -14,7 +14,6 @@ from models.campaign.value_of_information import ChoiceSet, choice_set_of
 from models.domain.cluster import Offer
 from models.domain.workload import Goal, Mode, Workload
 from models.job.job_conditions import JobConditions
-from models.monitoring.cross_validation import Each
 from models.monitoring.promotion import caution
 from models.planner import planner
 from models.planner.candidates import Supply, without_beaten_zones
@@ -26,14 +25,11 @@ from warehouse import reads
 from ..data_files.public import ORIGIN, only_public
 from ..market.job_conditions import Experience, experience_of
 from ..market.offers import with_known_facts
-from ..providers.base import ProviderError
 from ..reporting.tables import as_caution
 from ..training.registry import Champion
-from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace, refresh_command
 
 SEED = 7
-MOST_SCORES = 20  # the most requests for spot placement scores per publication
 
 Row = dict[str, Any]
 
@@ -224,51 +220,6 @@ def supply_of(
         job_conditions=conditions,
         vetoes=vetoes(learning, workload),
     )
-
-
-def recommend_all(
-    workspace: Workspace,
-    champion: Champion | None,
-    offers: Sequence[Offer],
-    runs: pd.DataFrame,
-    *,
-    each: Each = map,
-) -> list[Row]:
-    """Return the recommendations for every workload and goal of the workspace.
-
-    `each` is a function like `map`, used to plan the workloads; it may use other processes.
-    """
-    with one_thread():
-        experience = experience_of(workspace)
-        cases = [
-            Case.of(workspace, champion, with_usual_goals(workload), offers, runs, experience)
-            for workload in workspace.workloads
-        ]
-        plans = each(planned, [case.planning() for case in cases])
-        answers = [case.stamped(found) for case, found in zip(cases, plans, strict=True)]
-    return with_placement_scores(workspace, [row for answer in answers for row in answer.rows])
-
-
-def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
-    """Add spot placement scores to the rows, if the provider has such scores.
-
-    A score is the provider's rating of the chance to get the machines. A row gets a score only if
-    its spot machines all have the same instance type and zone. The score of a request for several
-    types would be the chance to get any of them.
-    """
-    scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
-    for row in rows:
-        spot = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
-        if len({(one["instance_type"], one["zone"]) for one in spot}) == 1:
-            kind, count = spot[0]["instance_type"], sum(one["count"] for one in spot)
-            request = row["region"], kind, count
-            if request not in scores and len(scores) < MOST_SCORES:
-                try:
-                    scores[request] = workspace.provider.placement_scores(request[0], [kind], count)
-                except ProviderError:  # no permission or too many requests: scores are optional
-                    break
-            row["placement_score"] = scores.get(request, {}).get(spot[0]["zone"])
-    return rows
 
 
 def contending(
