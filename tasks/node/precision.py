@@ -52,7 +52,7 @@ class Arithmetic:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the optimizer's step. If gradients overflow in fp16, halve the loss scale instead."""
+        """Take the optimizer's step. If fp16 gradients overflow, halve the loss scale instead."""
         self.scaler.step(optimizer)
         self.scaler.update()
 

@@ -116,7 +116,7 @@ class _Links:
         self.sizes = [0] * dist.get_world_size(group)
 
     def sweep(self) -> tuple[Matrix, Matrix]:
-        """Measure every pair once. Return (latency, time per byte) as (n, n) matrices in seconds."""
+        """Measure each pair once. Return (latency, time per byte) as (n, n) arrays in seconds."""
         latency_s, byte_s = [0.0] * len(self.sizes), [0.0] * len(self.sizes)
         for pair in combinations(range(len(self.sizes)), 2):
             meet(self.group)

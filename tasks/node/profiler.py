@@ -1,4 +1,4 @@
-"""Profile a workload on one device: the time of each phase of a step, and DDP's gradient buckets."""
+"""Profile a workload on one device: the time of each phase of a step, and DDP's buckets."""
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
 

@@ -60,7 +60,7 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
 
 
 def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `forward` in a plain function, because torch.compile skips methods of torch's classes."""
+    """Wrap `forward` in a function, because torch.compile skips methods of torch's classes."""
 
     def compute(*inputs: Any, **named: Any) -> Any:
         return forward(*inputs, **named)

@@ -65,7 +65,7 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
 
 
 def measure_first(row: Row, pilots: Found) -> Row:
-    """Return the first choice `row`, with the status "measure_first" if it is not known well enough.
+    """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
     `pilots` is the result of `pilots_for`. The reason then says which run to measure, its cost, and
     the expected regret of choosing now.

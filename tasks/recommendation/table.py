@@ -31,8 +31,8 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
-    Where runs cost money, doubtful first choices say what to measure first (see `measure_first`). `each`
-    is a function like `map`, used to plan the workloads; it may use other processes.
+    Where runs cost money, doubtful first choices say what to measure first (see `measure_first`).
+    `each` is a function like `map`, used to plan the workloads; it may use other processes.
     """
     with one_thread():
         experience = experience_of(workspace)

@@ -25,7 +25,8 @@ from .s3 import FAULTS
 _INCOMING = re.compile(
     r"workloads/[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}|(node|data|plan|go|done)(-\d+)?\.json"
 )
-# The order of downloads. A plan needs its workloads, and `go` needs the plan. `done` ends the agent.
+# The order of downloads. A plan needs its workloads, and `go` needs the plan. `done` ends the
+# agent.
 _PLACED = ("workloads", "node", "data", "plan", "go", "done")
 
 

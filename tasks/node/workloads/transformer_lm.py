@@ -23,7 +23,7 @@ class LanguageModel(nn.Module):
         )
 
     def forward(self, text: Tensor) -> Tensor:
-        """Return logits of shape (batch, vocabulary, length) for tokens of shape (batch, length)."""
+        """Return logits (batch, vocabulary, length) for tokens of shape (batch, length)."""
         hidden = self.layers(self.tokens(text) + self.positions, mask=self.mask, is_causal=True)
         logits: Tensor = self.head(hidden)
         return logits.transpose(1, 2)

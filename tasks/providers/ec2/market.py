@@ -145,7 +145,7 @@ class Ec2Market:
     def _offers_of(
         self, region: str, types: dict[str, InstanceType], now: datetime, advisor: Answer
     ) -> list[Offer]:
-        """Return the offers in `region` at list prices, for `types` and the markets of the settings.
+        """Return the offers in `region` at list prices: `types` in the markets of the settings.
 
         advisor: content of AWS's Spot Advisor file with interruption rates, or {}.
         """

@@ -97,7 +97,7 @@ class Ec2(BaseModel):
 
     @property
     def torch_line(self) -> str:
-        """Return the torch version (major.minor) that `ami_parameter` names; "" if it names none."""
+        """Return the torch version (major.minor) in `ami_parameter`; "" if it has none."""
         found = _TORCH.search(self.ami_parameter)
         return found.group(1) if found else ""
 

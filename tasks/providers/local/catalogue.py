@@ -85,7 +85,7 @@ class LocalMachine:
         return self._specs[name].spot_replaced
 
     def limits(self) -> list[str]:
-        """Return sentences on setups and types that cannot be measured here, with reason and fix."""
+        """Return sentences on what cannot be measured here, with reason and fix."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
