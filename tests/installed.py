@@ -25,7 +25,7 @@ from tasks.providers.base import (
     ProviderError,
 )
 from tasks.recommendation import publication as publish
-from tasks.recommendation import recommend
+from tasks.recommendation import table
 from tasks.training import registry
 from tasks.training.registry import Champion, Provenance
 from tasks.workspace.settings import load_settings
@@ -234,7 +234,7 @@ def furnished():
         registry.promote(here.home, "local", version, "the first")
         prices.note_definitions(here, NOON)
         prices.snapshot_offers(here, "refresh-1", NOON)
-        rows = recommend.recommend_all(
+        rows = table.recommend_all(
             here,
             registry.load_champion(here.home, "local"),
             prices.current_offers(here),

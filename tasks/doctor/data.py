@@ -13,9 +13,10 @@ from .findings import Finding
 
 
 def examine_data(settings: Settings, carrier: DataCarrier | None = None) -> Iterator[Finding]:
-    """Yield a finding for the data of each workload.
+    """Yield findings on the data of each workload.
 
-    carrier: if given, it plans how EC2 machines get the data. Otherwise, only folders are checked.
+    carrier: plans how EC2 machines get the data. None means local hosts; data in S3 are then not
+    checked.
     """
     for name in settings.workloads:
         check = f"data of {name}"
@@ -43,7 +44,7 @@ def examine_data(settings: Settings, carrier: DataCarrier | None = None) -> Iter
 def statements(ec2: Ec2, *sources: Path | Address) -> list[dict[str, Any]]:
     """Return the IAM statements that let machines read the S3 addresses in `sources`.
 
-    Folders need no statement, and neither do addresses that deployments/iam already allows.
+    Folders need no statement. Neither do addresses that the policies in deployments/iam allow.
     """
     found: list[dict[str, Any]] = []
     ours = f"s3://{ec2.bucket}/{ec2.prefix}/data/"

@@ -1,8 +1,10 @@
-"""Copy a workload's data to the place where machines read them, before machines are requested.
+"""Copy a workload's data to where machines can read them, before machines are requested.
 
-             local hosts                                  machines of EC2
-a folder     read in place                                uploaded once below data/ of [ec2] bucket
-an address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
+The setting `data` is a folder on this machine or an S3 address:
+
+             local hosts                                  EC2 machines
+folder       read in place                                uploaded once below data/ of [ec2] bucket
+S3 address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
 
 If a workload's data cannot be copied, only the runs of this workload are left out.
 """
@@ -45,10 +47,10 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """The location from which machines read a workload's data, and the transfer that is needed.
+    """Where machines read the data of the workload `name`, and the transfer that is needed first.
 
     place: the folder on this machine, or the S3 address, from which machines read.
-    files: size in bytes by file name; None if unknown.
+    files: {name: size in bytes}; None if unknown.
     region: the region of the S3 bucket; empty if unknown.
     move: "fetch", "upload", or empty if no transfer is needed.
     download_usd: the most dollars for the download of one machine.
@@ -79,18 +81,21 @@ class DataPlan:
 
 
 class DataCarrier:
-    """Plans and makes the transfers of workloads' data. `clients` replaces boto3's in tests."""
+    """Plans and makes the transfers of workloads' data. Tests replace the boto3 clients."""
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
         self._settings = workspace.settings
-        self._planned: dict[str, DataPlan] = {}  # by workload: the launches of a dry run share data
+        self._planned: dict[
+            str, DataPlan
+        ] = {}  # by workload, because launches of a dry run share data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a transfer plan for each workload of one launch that has data.
 
-        `names` are the workloads, `region` the region of the machines. On EC2, the data of all
-        workloads must fit together on a machine's volume. Nothing is transferred.
+        names: the workloads of the launch. region: the region of its machines. On EC2, the data of
+        all workloads together must fit on a machine's volume. If a workload's data cannot be used,
+        its plan has a `problem`. Nothing is transferred.
         """
         found, taken = [], 0
         for name in names:
@@ -187,31 +192,31 @@ class DataCarrier:
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"the data take {said_bytes(size)}, and the disk of {home} has too little room: run"
+                f"the data take {said_bytes(size)}, and the disk of {home} has too little space: run"
                 f" `aws s3 sync {data.source} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")
 
     def _stored(self, address: Address) -> tuple[dict[str, int], str]:
-        """Return the size in bytes of each object below `address` by key, and its region."""
+        """Return the objects below `address` as {key: size in bytes}, and the bucket's region."""
         store = Store(self._api, self._settings.ec2.regions[0], address.bucket)
         listed, _ = store.listed(address.prefix, MOST_FILES)
         return {one["Key"]: one["Size"] for one in listed}, store.region
 
     def _listed(self, address: Address) -> tuple[dict[str, int], str]:
-        """Return the size in bytes of each file below `address` by name, and the bucket's region.
+        """Return the files below `address` as {name: size in bytes}, and the bucket's region.
 
         Raises ValueError if there are no files, too many files or unsafe names, and ProviderError
         if AWS refuses the request.
         """
         sizes, region = self._stored(address)
         if len(sizes) > MOST_FILES:
-            raise BadData(
-                f"{address} holds more than {MOST_FILES} objects: pack them into archives"
-            )
+            raise BadData(f"{address} has more than {MOST_FILES} objects: pack them into archives")
         keys = files_of(sizes, address.prefix)
         if not keys:
-            raise BadData(f"{address} holds no object: `aws s3 ls {address}` shows what is there")
+            raise BadData(
+                f"{address} contains no object: `aws s3 ls {address}` shows what is there"
+            )
         return {name: sizes[key] for name, key in keys.items()}, region
 
     def _refuse_too_much(self, size: int, region: str) -> None:
@@ -229,9 +234,9 @@ class DataCarrier:
             )
 
     def _uploaded(self, data: WorkloadData) -> Address:
-        """Return the S3 address to which a folder is uploaded.
+        """Return the S3 address to which the folder of `data` is uploaded.
 
-        The folder's path is part of the address, so two folders never share an address.
+        The address depends on the folder's path, so that two folders never share an address.
         """
         ec2 = self._settings.ec2
         digest = hashlib.sha256(f"{data.digest} {data.source}".encode()).hexdigest()[:16]
@@ -271,7 +276,7 @@ class DataCarrier:
 
 
 def fetch_s(plan: DataPlan) -> float:
-    """Return the estimated seconds that a machine needs to download the data.
+    """Return the estimated seconds that a machine needs to download the data of `plan`.
 
     Returns 0 if the machine downloads nothing or the size is unknown.
     """

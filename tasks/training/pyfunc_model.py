@@ -12,7 +12,7 @@ from mlflow.pyfunc.model import PythonModel
 
 
 class StepTime(PythonModel):
-    """The registered model. It predicts step seconds, their 90 % interval and the bottleneck."""
+    """The registered model. It predicts step seconds, throughput, bottleneck and memory."""
 
     def load_context(self, context: Any) -> None:
         from srift_models.step_time.serialization import load
@@ -24,10 +24,11 @@ class StepTime(PythonModel):
     ) -> pd.DataFrame:
         """Return one row of predictions for each row of `model_input`, in the same order.
 
-        Raises ValueError if a workload or an instance type is unknown.
+        Raises ValueError if the model does not know a workload or an instance type.
         """
         predicted: pd.DataFrame = self.model.predict(model_input)
-        return predicted
+        terms = self.model.field_terms(model_input, predicted["step_s"].to_numpy())
+        return predicted.join(terms)
 
 
 mlflow.models.set_model(StepTime())

@@ -100,6 +100,9 @@ class LineModel:
     def peak_bytes(self, workload, instance_type, batch, ranks=1, *, mode=PLAIN, accumulates=False):
         return np.nan
 
+    def field_terms(self, setups, step_s):
+        return pd.DataFrame(index=setups.index)
+
     def predict(self, setups):
         steps = []
         for row in setups.to_dict("records"):

@@ -53,7 +53,7 @@ def judge(mutant, copy):
         return "NO VERDICT", f"not ended after {_MAX_S} s"
     finally:
         path.write_text(before)
-    failed = re.findall(r"^FAILED (\S+)", ended.stdout, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
     if ended.returncode == 1 and failed:
         return "caught", failed[0]
     if ended.returncode == 0:

@@ -17,7 +17,7 @@ from tasks.monitoring.checks import (
     note_drift,
 )
 from tasks.recommendation.publication import export_copies, store_publication
-from tasks.recommendation.recommend import recommend_all
+from tasks.recommendation.table import recommend_all
 from tasks.training.registry import Champion
 from tests.installed import NOON, champion, measured
 from tests.warehouse.builders import load, record, setup, write

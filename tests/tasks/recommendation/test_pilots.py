@@ -7,8 +7,8 @@ import pandas as pd
 
 from models.domain.workload import Goal, Mode, Workload
 from models.step_time.model import fit
-from tasks.recommendation.pilots import pilots_for
-from tasks.recommendation.recommend import Case
+from tasks.recommendation.case import Case
+from tasks.recommendation.pilots import measure_first, pilots_for
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tests.benchmarks import synthetic_market as synthetic
@@ -158,3 +158,26 @@ def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
     found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE))
     assert found["runs"]
     assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])
+
+
+def test_a_choice_in_doubt_says_what_to_measure_first(tmp_path):
+    here = home(tmp_path)
+    case = Case.of(here, model(), new_workload(), here.provider.offers(NOON), pd.DataFrame())
+    row, found = case.plan().rows[0], pilots_of(here, model(), new_workload())
+    doubtful = measure_first(row, found)
+    assert (row["status"], doubtful["status"]) == ("recommended", "measure_first")
+    assert doubtful["reason"].startswith(f"measure {found['runs'][0]['cluster']}")
+    assert measure_first(row, found | {"regret": 0.04}) == row
+    assert measure_first(row, found | {"runs": []}) == row
+
+
+def test_the_best_cluster_of_each_kind_of_gpu_is_compared(tmp_path):
+    here = home(tmp_path)
+    offers = here.provider.offers(NOON)
+    case = Case.of(here, model(), new_workload(), offers, pd.DataFrame())
+    best = {row["device"]: row for row in case.plan(top=1).rows}
+    assert best.keys() >= {one.instance_type.device for one in offers}
+    for device in best.keys() - {case.plan(top=1).rows[0]["device"]}:
+        alone = [one for one in offers if one.instance_type.device == device]
+        (row, *_) = replace(case, offers=alone, known=alone).plan(top=1).rows
+        assert best[device]["usd"] <= row["usd"] * 1.01

@@ -9,8 +9,9 @@ import pytest
 from models.domain.workload import Mode
 from models.step_time.model import fit
 from tasks.providers.base import ProviderError
-from tasks.recommendation import recommend
-from tasks.recommendation.recommend import Case, recommend_all, supply_of, with_usual_goals
+from tasks.recommendation import table
+from tasks.recommendation.case import Case, supply_of, with_usual_goals
+from tasks.recommendation.table import recommend_all
 from tasks.training.registry import Champion
 from tests.installed import NOON, DescribedMachines, champion, changed, install, measured
 
@@ -128,7 +129,7 @@ def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path):
         single = len({one["instance_type"] for one in spot}) == 1
         count = sum(one["count"] for one in spot)
         assert row["placement_score"] == (10 - count if single else None)
-    assert len(machines.asked) == len(set(machines.asked)) <= recommend.MOST_SCORES
+    assert len(machines.asked) == len(set(machines.asked)) <= table.MOST_SCORES
 
 
 def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(here):
@@ -157,8 +158,19 @@ def test_a_strategy_without_proof_of_learning_is_vetoed(here):
 
 @pytest.mark.parametrize(("patience", "most", "asked"), [(1, 20, 2), (1000, 1, 1)])
 def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, patience, most, asked):
-    monkeypatch.setattr(recommend, "MOST_SCORES", most)
+    monkeypatch.setattr(table, "MOST_SCORES", most)
     machines = Scored(patience=patience)
     rows = rows_of(install(tmp_path, provider=machines), asked=champion())
     assert len(machines.asked) == asked
     assert {row["placement_score"] for row in rows} > {None}
+
+
+def test_doubtful_choices_say_what_to_measure_where_that_costs_money(here, monkeypatch):
+    monkeypatch.setattr("tasks.recommendation.pilots._UNSURE", 0.0)
+    monkeypatch.setattr(table, "_DOUBTFUL", 2.0)
+    for spends in (True, False):
+        monkeypatch.setattr(table, "spends_money", lambda name, spends=spends: spends)
+        rows = rows_of(here, asked=champion())
+        doubtful = [row for row in rows if row["status"] == "measure_first"]
+        assert bool(doubtful) is spends
+        assert all(row["rank"] == 1 and " first: " in row["reason"] for row in doubtful)

@@ -1,0 +1,57 @@
+"""Compute tokens per second, model FLOPs utilisation (MFU) and memory of setups."""
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pandas as pd
+
+from ..domain.numeric import FloatArray
+from .machine_specs import peak_tflops
+from .rows import SetupFacts
+from .setup_arrays import SetupArrays
+
+COLUMNS = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "memory_gib", "memory_available_gib")
+_BYTES_PER_GIB = 2.0**30
+
+
+def field_terms(
+    arrays: SetupArrays, step_s: FloatArray, facts: SetupFacts, peak_bytes: Callable[..., float]
+) -> pd.DataFrame:
+    """Return a frame with COLUMNS for setups whose steps take `step_s` (rows,) seconds.
+
+    An unknown value is NaN. `mfu` is the FLOPs of a step without recomputation, divided by the
+    FLOPs that the devices could do in the same time at the peak rates of their data sheets.
+    `memory_gib` and `memory_available_gib` are those of the rank with the least free memory.
+    `peak_bytes` is the method `StepTimeModel.peak_bytes`.
+    """
+    machines, peak_bytes = [facts.machines[name] for name in arrays.names], cache(peak_bytes)
+    gib = arrays.by_type([each.device_memory_gib or math.nan for each in machines], math.inf)
+    needed, peak = np.full_like(gib, -math.inf), np.zeros(len(gib))
+    tokens, flops = np.full((2, len(gib)), math.nan)
+    for workload, mode, rows in arrays.groups():
+        known = facts.of(workload)
+        flops[rows] = known.flops or math.nan
+        tokens[rows] = known.transformer.sequence if known.transformer else math.nan
+        rates = [peak_tflops(each, mode.precision) for each in machines]
+        ours = arrays.take(rows)
+        peak[rows] = (ours.layout * ours.by_type(rates, 0.0)).sum(axis=1) * 1e12
+        for row, ranks, several in zip(rows, ours.ranks, ours.accumulation > 1, strict=True):
+            for at in np.flatnonzero(arrays.present[row]):
+                name, batch = arrays.names[arrays.kind[row, at]], arrays.batch[row, at]
+                needed[row, at] = peak_bytes(
+                    workload, name, batch, int(ranks), mode=mode, accumulates=bool(several)
+                )
+    samples_per_s, needed = arrays.samples / step_s, needed / _BYTES_PER_GIB
+    fullest = np.arange(len(gib)), np.argmin(gib - needed, axis=1)
+    finite = np.isfinite(gib[fullest] - needed[fullest])
+    return pd.DataFrame(
+        {
+            "tokens_per_s": tokens * samples_per_s,
+            "tokens_per_s_per_gpu": tokens * samples_per_s / arrays.ranks,
+            "mfu": flops * samples_per_s / peak,
+            "memory_gib": np.where(finite, needed[fullest], math.nan),
+            "memory_available_gib": np.where(finite, gib[fullest], math.nan),
+        }
+    )

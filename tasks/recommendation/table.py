@@ -1,0 +1,80 @@
+"""Compute the rows of the published table: every workload and goal of a workspace."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from models.domain.cluster import Offer
+from models.monitoring.cross_validation import Each
+from models.planner.planner import Recommendation
+
+from ..market.job_conditions import experience_of
+from ..providers.base import ProviderError
+from ..training.registry import Champion
+from ..workspace.blas_threads import one_thread
+from ..workspace.workspace import Workspace, spends_money
+from .case import Case, Row, planned, with_usual_goals
+from .pilots import measure_first, pilots_for
+
+MOST_SCORES = 20  # maximum number of requests for spot placement scores per publication
+_DOUBTFUL = 0.5  # probability of being the best, below which the expected regret is computed
+
+
+def recommend_all(
+    workspace: Workspace,
+    champion: Champion | None,
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+    *,
+    each: Each = map,
+) -> list[Row]:
+    """Return the recommendations for every workload and goal of the workspace.
+
+    Where runs cost money, doubtful first choices say what to measure first (see `measure_first`).
+    `each` is a function like `map`, used to plan the workloads; it may use other processes.
+    """
+    with one_thread():
+        experience = experience_of(workspace)
+        cases = [
+            Case.of(workspace, champion, with_usual_goals(workload), offers, runs, experience)
+            for workload in workspace.workloads
+        ]
+        plans = each(planned, [case.planning() for case in cases])
+        answers = [case.stamped(found) for case, found in zip(cases, plans, strict=True)]
+        if spends_money(workspace.provider.name):
+            for case, answer in zip(cases, answers, strict=True):
+                _mark_doubtful(case, answer)
+    return with_placement_scores(workspace, [row for answer in answers for row in answer.rows])
+
+
+def _mark_doubtful(case: Case, answer: Recommendation) -> None:
+    """Apply `measure_first` to the first choices that are probably not the best."""
+    first = [row for row in answer.rows if row["rank"] == 1]
+    for row, goal in zip(first, case.workload.goals, strict=True):
+        if (row["p_best"] or 1.0) < _DOUBTFUL:
+            question = replace(case, workload=replace(case.workload, goals=(goal,)))
+            plan = replace(answer, rows=[row])
+            row |= measure_first(row, pilots_for(question, plan, buyable=case.offers, count=1))
+
+
+def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
+    """Add spot placement scores to the rows, if the provider has such scores.
+
+    A score is the provider's rating of the chance that a spot request succeeds. A row gets a score
+    only if all its spot machines have the same instance type and zone, because the score for
+    several types rates the chance to get any of them. At most MOST_SCORES scores are requested.
+    """
+    scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
+    for row in rows:
+        spot = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
+        if len({(one["instance_type"], one["zone"]) for one in spot}) == 1:
+            kind, count = spot[0]["instance_type"], sum(one["count"] for one in spot)
+            request = row["region"], kind, count
+            if request not in scores and len(scores) < MOST_SCORES:
+                try:
+                    scores[request] = workspace.provider.placement_scores(request[0], [kind], count)
+                except ProviderError:  # no permission or too many requests: scores are optional
+                    break
+            row["placement_score"] = scores.get(request, {}).get(spot[0]["zone"])
+    return rows
