@@ -230,8 +230,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
                 f" the warehouse nor {leases.spent_file} has their dollars. Look at AWS's bill, and"
                 " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
-    more = max(0.0, (stated or 0.0) - spent)
-    leases.note_spent(f"stated-{now.isoformat()}", now, more, begin=True)
+    name = f"stated-{now.isoformat()}"
+    leases.note_spent(name, now, max(0.0, (stated or 0.0) - spent), begin=True)
 
 
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:

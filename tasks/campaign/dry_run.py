@@ -135,9 +135,8 @@ def _requests(
         deadline_unix=int(datetime.now(UTC).timestamp() + deadline_s),
     )
     group = "(the security group's id)"
-    made: list[tuple[str, Row]] = [("ec2:CreateSecurityGroup", security_group(spec))]
-    for action, ruled in rules(group):
-        made.append((action, {"GroupId": group, "IpPermissions": ruled}))
+    made = [("ec2:CreateSecurityGroup", security_group(spec))]
+    made += [(action, {"GroupId": group, "IpPermissions": ruled}) for action, ruled in rules(group)]
     for attempt in attempts(cluster, here, spec.subnets, ec2.markets):
         made += requests_of(spec, attempt, security=group, user_data="")
     return [{"action": action, "request": shortened(body)} for action, body in made]

@@ -110,8 +110,9 @@ class DataCarrier:
                     ec2, size, count = self._settings.ec2, plan.size, len(plan.files or ())
                     if size is None:  # a machine downloads no more than its volume holds
                         size, count = ec2.volume_gib * GIB, MOST_FILES
-                    route = {"source": plan.region, "region": region}
-                    usd = download_usd(size, count, public=ec2.public, **route)
+                    usd = download_usd(
+                        size, count, source=plan.region, region=region, public=ec2.public
+                    )
                     plan = replace(plan, download_usd=usd)
                 taken += plan.size or 0
                 if plan.size and self._workspace.spends_money:

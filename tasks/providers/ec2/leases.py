@@ -227,8 +227,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         with self.locked():
             spent = self.spent()
             if begin or spent is not None:
-                noted = {lease_id: (f"{ended_at:%Y-%m}", usd)}
-                replace_durably(self.spent_file, (spent or {}) | noted)
+                month = f"{ended_at:%Y-%m}"
+                replace_durably(self.spent_file, {**(spent or {}), lease_id: (month, usd)})
 
     def forget_ended(self, lease_id: str) -> None:
         """Delete an ended lease, after its dollars are on disk. Raises as the base class does."""

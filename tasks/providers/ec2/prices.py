@@ -151,15 +151,15 @@ MOST_EACH_PER_HOUR = 6570.0
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD
 MOST_REQUESTS_USD_PER_HOUR = MOST_EACH_PER_HOUR * (WORST_PUT_USD + WORST_GET_USD)
 
-# Dollars per GB of a download from S3, which is free inside a region. Between regions, the bucket's
-# region sets the price (https://aws.amazon.com/s3/pricing/); the price of Cape Town, the dearest,
-# counts for all regions that are not named here. A NAT gateway costs as much as in the dearest
-# region, Sao Paulo (https://aws.amazon.com/vpc/pricing/).
+# A download from S3 is free inside a region. Between regions, the bucket's region sets the price
+# (https://aws.amazon.com/s3/pricing/): 0.02 dollars per GB in the regions below. For all others,
+# the price of the dearest region, Cape Town, counts. A NAT gateway counts as in the dearest region,
+# Sao Paulo (https://aws.amazon.com/vpc/pricing/).
 _USUALLY_PRICED = (
     "us-east-1 us-east-2 us-west-1 us-west-2 ca-central-1"
     " eu-west-1 eu-west-2 eu-west-3 eu-central-1 eu-north-1"
 )
-REGION_USD_PER_GB, WORST_REGION_USD_PER_GB, WORST_NAT_USD_PER_GB = 0.02, 0.147, 0.093
+WORST_REGION_USD_PER_GB, WORST_NAT_USD_PER_GB = 0.147, 0.093
 WORST_STORED_USD_PER_GB_MONTH = 0.0405  # S3 Standard in Sao Paulo
 PART_BYTES = 8 * 2**20  # boto3 transfers larger objects in parts of this size
 
@@ -171,8 +171,7 @@ def download_usd(size: int, files: int, *, source: str, region: str, public: boo
     """
     rate = 0.0 if public else WORST_NAT_USD_PER_GB
     if source != region:
-        usual = source in _USUALLY_PRICED.split()
-        rate += REGION_USD_PER_GB if usual else WORST_REGION_USD_PER_GB
+        rate += 0.02 if source in _USUALLY_PRICED.split() else WORST_REGION_USD_PER_GB
     # an object is listed, looked up, and fetched
     return rate * size / 1e9 + (3 * files + size / PART_BYTES) * WORST_GET_USD
 
