@@ -14,6 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ..node import agent
 from ..node.record import WorkloadFile
 from ..node.requirements import NotInstalled, unpack
@@ -61,10 +63,13 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
         _lay_out(place, file, source)
+        # Without a limit, a workload that is too large wakes the kernel's out-of-memory killer.
+        command = ["prlimit", f"--data={psutil.virtual_memory().available}"]
+        command += [python, "-m", "node.check", str(answer)]
         own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
         try:
             done = subprocess.run(
-                without_network(isolation, [python, "-m", "node.check", str(answer)]),
+                without_network(isolation, command),
                 input=json.dumps({**question, "folder": str(folder)}).encode(),
                 stdout=sys.stderr.fileno(),  # keeps the workload's prints out of the output
                 cwd=folder / file.folder,
@@ -80,6 +85,11 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         if not answer.exists():  # -9 and 137: out of memory
             raise CheckFailed(f"the workload's process ended with exit code {done.returncode}")
         precisions = json.loads(answer.read_text())
+    peak = max((one["figures"]["peak_bytes"] for one in precisions if one["figures"]), default=0)
+    types = settings.local.instance_types.items()
+    if small := [name for name, host in types if host.memory_gib * 2**30 < peak]:
+        needed = f"a batch of {batch} needs {peak / 2**30:.3g} GiB"
+        notes.append(f"{needed}, more than these local hosts have: {', '.join(small)}")
     return {
         "workload": name,
         "entrypoint": str(stated.entrypoint),

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import measuring
-from .device import now, peak_bytes, reset_peak
+from .device import now, out_of_memory, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .measuring import Patience
 from .record import Item
@@ -38,7 +38,7 @@ def profile(
 
     `group` contains only this rank; the measurement of buckets needs it for DDP. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes
-    that exceed the GPU's memory are left out.
+    that exceed the device's memory are left out.
     """
     rows: list[Profile] = []
     if built.loader is not None:
@@ -48,9 +48,9 @@ def profile(
     for batch in sorted(item.batches):
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
-        except torch.OutOfMemoryError:  # the smaller batch sizes were measured
-            if not rows:
-                raise
+        except (RuntimeError, MemoryError) as error:
+            if not rows or not out_of_memory(error):
+                raise  # otherwise the smaller batch sizes were measured
             break
     typical, smallest = int(rows[len(rows) // 2]["batch"]), min(item.batches)
     loading = [sample for row in rows for sample in row.pop("loading")]
@@ -88,9 +88,9 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     for _ in _repeats(clock_s, _BURN_IN, _BATCH_S):
         started = clock_s()
         built.optimizer.zero_grad(set_to_none=True)
-        before = _thread_counters()
+        before = thread_counters()
         inputs, target = built.make_batch(batch)
-        loading.append(_loading(before, _thread_counters(), batch))
+        loading.append(_loading(before, thread_counters(), batch))
         loaded = clock_s()
         with built.arithmetic.forward():
             loss = built.loss(built.model(inputs), target)
@@ -117,7 +117,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     }
 
 
-def _thread_counters() -> list[float]:
+def thread_counters() -> list[float]:
     """Return five counters of this thread.
 
     They are wall-clock seconds, CPU seconds, seconds queued for a CPU, bytes requested by read
