@@ -9,7 +9,7 @@ from prefect import flow, task
 
 from flows.market import market
 from flows.reap import reap
-from models.campaign.campaign import PlannedLaunch
+from models.campaign.shopping_list import PlannedLaunch
 from tasks.campaign.budget import Tally, money_short
 from tasks.campaign.campaign import (
     affordable,

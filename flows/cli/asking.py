@@ -133,7 +133,7 @@ class Recommend:
         shape = _shape(self.transformer, self.sequence) if self.transformer else None
         settings()
         from models.domain.workload import GOALS, Goal
-        from tasks.recommendation.ask import Question, answer
+        from tasks.recommendation.answer import Question, answer
         from tasks.reporting.tables import print_recommendations
 
         name = GOALS[0] if self.budget is None else GOALS[1]

@@ -17,7 +17,7 @@ import pandas as pd
 
 from models.campaign import budget as pure
 from models.campaign.budget import Allowance, Cap
-from models.campaign.campaign import PlannedLaunch
+from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, parse_cluster
 from warehouse import reads
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from models.campaign.campaign import (
+from models.campaign.candidates import Model
+from models.campaign.run_value import Past
+from models.campaign.shopping_list import (
     STOPS,
     CampaignLimits,
     PlannedLaunch,
@@ -19,8 +21,6 @@ from models.campaign.campaign import (
     learning_launches,
     shopping_list,
 )
-from models.campaign.candidates import Model
-from models.campaign.run_value import Past
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import rows_of
 from models.domain.workload import Workload
@@ -42,7 +42,7 @@ from ..market.offers import current_offers, nothing_to_buy, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.record import DATA, INSTALL, MACHINE
 from ..providers.base import NoCapacity, Provider, ProviderError
-from ..recommendation.recommend import SEED, comparable, contending, supply_of, with_usual_goals
+from ..recommendation.case import SEED, comparable, contending, supply_of, with_usual_goals
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable

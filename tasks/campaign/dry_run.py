@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from models.campaign.campaign import PlannedLaunch
+from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer
 
 from ..execution.data import DataCarrier, fetch_s

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.campaign import PlannedLaunch, launch_of
 from models.campaign.candidates import (
     Costs,
     PlannedRun,
@@ -18,6 +17,7 @@ from models.campaign.candidates import (
     training_run,
     training_runs,
 )
+from models.campaign.shopping_list import PlannedLaunch, launch_of
 from models.domain.cluster import Cluster, Offer, parse_cluster
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
@@ -28,8 +28,8 @@ from warehouse import reads
 
 from ..execution.job import Served
 from ..execution.outcomes import planned_id
+from ..recommendation.case import Case
 from ..recommendation.pilots import for_sale, launched_supply, pilots_for
-from ..recommendation.recommend import Case
 from ..reporting.progress import reporter
 from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
+from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.planner.learning import LEARNING_MOST_S, LEARNING_STEPS, LEARNING_WINDOWS
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.campaign import CampaignLimits, shopping_list
 from models.campaign.candidates import Costs, PlannedRun, training_run, type_names
 from models.campaign.pilots import choose_pilots
 from models.campaign.run_value import Past
+from models.campaign.shopping_list import CampaignLimits, shopping_list
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
@@ -27,7 +27,7 @@ from warehouse import reads
 from ..market.offers import with_facts
 from ..reporting.tables import share
 from ..workspace.workspace import Workspace
-from .recommend import SEED, Case, Row, comparable, contending, supply_of
+from .case import SEED, Case, Row, comparable, contending, supply_of
 
 # Four machines suffice to show how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300

@@ -14,8 +14,8 @@ from ..providers.base import ProviderError
 from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace, spends_money
+from .case import Case, Row, planned, with_usual_goals
 from .pilots import measure_first, pilots_for
-from .recommend import Case, Row, planned, with_usual_goals
 
 MOST_SCORES = 20  # maximum number of requests for spot placement scores per publication
 _DOUBTFUL = 0.5  # probability of being the best, below which the expected regret is computed

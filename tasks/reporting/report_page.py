@@ -71,6 +71,7 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, Row]) -> str:
         sections={
             title: [panel for name in names for panel in _panels(rows[name], *_PANELS[name])]
             for title, names in _SECTIONS.items()
+            if rows["gpus"] or "gpus" not in names  # local hosts have no GPUs to compare
         },
     )
 
@@ -128,23 +129,23 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 
 
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
-    """Plot the dollars of each setup against its hours, in a colour for each kind of device.
+    """Plot the dollars of each setup against its hours.
 
     Lines connect expected values with 90th percentiles. Steps show the Pareto frontier.
     """
     best = frame[frame["judged"] == "not beaten"]
+    axes.scatter(frame["hours"], frame["usd"], color=_GREY)
     axes.plot(frame[["hours", "hours_p90"]].T, frame[["usd", "usd_p90"]].T, color=_GREY, lw=1)
     axes.step(
         best["hours"], best["usd"], "o-", where="post", color=_ACCENT, label="not beaten in both"
     )
-    for device, rows in frame.groupby("device"):
-        axes.scatter(rows["hours"], rows["usd"], label=device, zorder=3)
     for row in rows_of(frame[frame["first_for"].notna()]):
         place = (row["hours"], row["usd"])
         axes.annotate(str(row["cluster"]), place, (4, 6), textcoords="offset points")
-    for name, scale in (("hours", axes.set_xscale), ("usd", axes.set_yscale)):
+    for name, axis in (("hours", axes.xaxis), ("usd", axes.yaxis)):
         if frame[name].max() > 20 * frame[name].min():
-            scale("log")
+            axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+            axis.set_major_formatter("{x:g}")
     axes.set(xlabel="hours", ylabel="US dollars")
 
 
@@ -158,6 +159,7 @@ def _errors(axes: Axes, frame: pd.DataFrame) -> None:
 
 
 _SECTIONS = {
+    "Kinds of GPU": ["gpus"],
     "Cost against time": ["setups"],
     "What changed, and why": ["changes"],
     "Model error and interval coverage": ["versions", "scoreboard"],
@@ -166,14 +168,26 @@ _SECTIONS = {
     "Ages of prices and measurements, drift, slow runs": ["ages", "drifting", "slow"],
 }
 _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
+    "gpus": (
+        """
+        device: {device}
+        cluster: {cluster} {market}
+        mode: {mode}
+        step s: {step_s:.3g}
+        tok/s/GPU: {tokens_per_s_per_gpu:?,.0f}
+        MFU: {mfu:?.0%}
+        hours: {hours:.3g}
+        usd: {usd:.4g}
+        p ok: {p_meets_constraint:?.0%}
+        runs measured: {measured_runs:d}
+        """,
+    ),
     "setups": (
         """
         device: {device}
         cluster: {cluster}
         market: {market}
         batch: {batch_per_device}
-        tok/s/GPU: {tokens_per_s_per_gpu:?,.0f}
-        MFU: {mfu:?.0%}
         hours: {hours:.3g}
         hours p90: {hours_p90:.3g}
         usd: {usd:.4g}

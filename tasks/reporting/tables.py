@@ -22,7 +22,7 @@ from .progress import goal_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from models.campaign.campaign import PlannedLaunch
+    from models.campaign.shopping_list import PlannedLaunch
 
 Row = Mapping[str, Any]
 _WIDE = 10_000  # columns, if the output is not a terminal: nothing is folded

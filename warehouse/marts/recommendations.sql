@@ -1,5 +1,5 @@
 -- Grain: one row per provider, workload, goal, constraint and rank of the provider's newest
--- publication.
+-- publication. recommendation_history.sql describes the columns.
 create or replace view recommendations as
 with newest as (
     select provider, publication_id

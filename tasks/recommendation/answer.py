@@ -31,9 +31,9 @@ from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
+from .case import Case
 from .known_workloads import unknown
 from .pilots import measure_first, pilots_for
-from .recommend import Case
 
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")  # of transformers that are known by shape alone
 
