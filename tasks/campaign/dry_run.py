@@ -75,7 +75,7 @@ def planned(
     """Return a row for each launch, assuming that each earlier launch cost its estimate.
 
     The column `worst_usd` is the worst-case cost. It is None on local hosts and if the launch is
-    refused. The column `said` has sentences about the launch, or the reason for the refusal.
+    `refused` by a cap. The column `said` has sentences about the launch, or the reason for the refusal.
     `clients` are the AWS clients that look up data.
     """
     carrier = DataCarrier(workspace, clients)
@@ -85,6 +85,7 @@ def planned(
         tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
         row |= {"deadline_s": allowed.deadline_s, "worst_usd": None, "requests": []}
+        row["refused"] = bool(allowed.refusal)
         row["said"] = [str(plan) for plan in plans]
         if allowed.refusal:
             row["said"] = [f"not launched: {allowed.refusal}"]

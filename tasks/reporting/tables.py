@@ -288,8 +288,14 @@ def _mode(row: Row) -> str:
     return "" if mode == usual else str(mode)
 
 
+_SCREEN = 20  # launches
+
+
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print the launches of a dry run, their notes without repetitions, and the total cost."""
+    """Print the launches of a dry run on one screen, their notes, and the total cost.
+
+    Launches that a cap refuses come last and do not count.
+    """
     columns = """
         cluster: {cluster}
         market: {market}
@@ -299,13 +305,18 @@ def print_launches(rows: Sequence[Row]) -> None:
         worst usd: {worst_usd:?.2f}
         why: {reason}
     """
-    _print_table(rows, columns)
-    _print_notes(note for row in rows for note in row["said"])
-    seconds, usd = sum(row["est_s"] for row in rows), sum(row["est_usd"] for row in rows)
-    worst = [row["worst_usd"] for row in rows if row["worst_usd"] is not None]
-    at_worst = f", at worst ${sum(worst):.2f} before the cap" if worst else ""
+    made = [row for row in rows if not row["refused"]]
+    shown = [*made, *(row for row in rows if row["refused"])][:_SCREEN]
+    _print_table(shown, columns)
+    if len(rows) > _SCREEN:
+        _print(f"... {len(rows) - _SCREEN} more: --json lists all, with their requests")
+    _print_notes(note for row in shown for note in row["said"])
+    seconds, usd = sum(row["est_s"] for row in made), sum(row["est_usd"] for row in made)
+    worst = sum(row["worst_usd"] or 0.0 for row in made)
+    at_worst = f", at worst ${worst:.2f} and never more than the cap" if worst else ""
     _print(
-        f"{len(rows)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst}; nothing was started"
+        f"{len(made)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst};"
+        f" {len(rows) - len(made)} refused; nothing was started"
     )
 
 

@@ -20,6 +20,7 @@ from tasks.execution import data as execution_data
 from tasks.providers.ec2.attempts import attempts
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
+from tasks.reporting.tables import print_launches
 from tasks.workspace.workspace import open_workspace
 from tests.ec2_home import worst_usd
 from tests.fake_ec2 import FakeAws
@@ -74,6 +75,13 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
     plain = CliRunner().invoke(app, words)  # the campaign's cap
     assert plain.exit_code == 0 and "no --max-usd" in plain.stderr
     assert "CreateFleet" not in plain.stdout and plain.stdout.count("not checked") == 1
+
+
+def test_the_launches_fit_on_a_screen_and_what_a_cap_refuses_does_not_count(here, capsys):
+    launches = [launch("p4d.24xlarge", 2)] + [launch("g4dn.xlarge", 1)] * 40
+    print_launches(dry_run.planned(here, launches, offers(), tally(9.0), NOW))
+    out = capsys.readouterr().out
+    assert "40 launches, about 12000 s and $2.0000" in out and len(out.splitlines()) < 30
 
 
 def test_machines_reach_https_outside_their_cluster_and_nothing_else(here):

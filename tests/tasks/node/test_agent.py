@@ -81,7 +81,7 @@ def test_the_agent_never_imports_torch():
 
 
 def test_an_agent_past_its_deadline_says_so(tmp_path):
-    words = [*"--node 0 --address a --deadline 0 --mailbox".split(), str(tmp_path)]
+    words = ["--node=0", "--address=a", "--deadline=0", f"--mailbox={tmp_path}"]
     done = subprocess.run(
         [sys.executable, "-m", "tasks.node", *words], capture_output=True, text=True
     )
