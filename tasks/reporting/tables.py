@@ -154,6 +154,11 @@ _RECOMMENDED = """
     p best: {p_best:.0%}
     limited by: {bottleneck}
 """
+_MORE = """    device: {device:?}
+    precision: {precision}
+    step s is: {basis}
+    prices of: {price_as_of:?%Y-%m-%d}
+"""
 _FRONTIER = """
     cluster: {cluster_and_mode}
     market: {market}
@@ -254,8 +259,8 @@ def share(regret: float) -> str:
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
-    """Return the table of `print_recommendations`, with one line per row."""
-    return text_table([_recommended(row) for row in rows], _RECOMMENDED)
+    """Return the table of `print_recommendations`, with one line per row and more columns."""
+    return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
 
 
 def _recommended(row: Row) -> dict[str, Any]:
@@ -264,13 +269,14 @@ def _recommended(row: Row) -> dict[str, Any]:
     A row without a cluster has only its goal, rank and status.
     """
     if row["cluster"] is None:
-        blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step"], "")
+        blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step", "basis"], "")
         return blank | {"goal": goal_text(row), "rank": row["rank"], "cluster": row["status"]}
     middle, low, high = (row[name] for name in ("step_s", "step_low_s", "step_high_s"))
     places = min(max(3, 1 - math.floor(math.log10(low))), 9) if low > 0 else 3
     step = f"{middle:.{places}f} ({low:.{places}f}-{high:.{places}f})"
     risk = row["interruption_risk"] or None
-    return _described(row) | {"goal": goal_text(row), "step": step, "interruption_risk": risk}
+    texts = {"goal": goal_text(row), "step": step, "interruption_risk": risk}
+    return _described(row) | texts | {"basis": "measured" if row["measured_runs"] else "guessed"}
 
 
 def _described(row: Row) -> dict[str, Any]:
