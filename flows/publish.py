@@ -16,10 +16,10 @@ from warehouse.reads import measured_setups
 
 recommend = task(recommend_all)
 store = task(store_publication)
-export = task(export_copies)
+export = task(retries=2, retry_delay_seconds=10)(export_copies)  # may ask S3
 
 
-@flow(name="publish", log_prints=True)
+@flow(name="publish", flow_run_name="publish {refresh_id}", log_prints=True)
 def publish(provider: str, refresh_id: str) -> int:
     """Choose clusters for every workload and goal, and publish the table. Returns its row count.
 

@@ -19,7 +19,7 @@ fit_challenger = task(challenge)
 register_challenger = task(register)
 
 
-@flow(name="retrain", log_prints=True)
+@flow(name="retrain", flow_run_name="retrain {refresh_id}", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
     """Test the model in use on new measurements, fit a new model, and promote it if it is better.
 

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,37 @@ def test_the_current_step_is_shown_on_a_terminal_alone(monkeypatch, terminal, sh
     plain.stop()
     assert ("2/5 runs  $0.1234  2xa: train conv" in written.getvalue()) is shown
     assert "prices: 10 offers\n" in written.getvalue() and ("\x1b" in written.getvalue()) is shown
+
+
+def test_a_line_goes_once_to_the_run_and_once_to_the_scheduled_run(monkeypatch):
+    lines, runs = [], ["refresh", "refresh", "measure"]
+
+    def logger():
+        run = runs.pop(0)
+        extra = {"flow_run_id": run}
+        return SimpleNamespace(extra=extra, info=lambda text: lines.append((run, text)))
+
+    monkeypatch.setattr(progress, "_STORY", [])
+    monkeypatch.setattr("prefect.logging.get_run_logger", logger)
+    progress.tell_all()
+    for text in "ab":
+        progress.log_to_run(text)
+    assert lines == [("refresh", "a"), ("refresh", "b"), ("measure", "b")]
+
+
+def test_a_flow_has_its_progress_as_an_artifact(monkeypatch):
+    shown = []
+    monkeypatch.setattr(progress, "_run_loggers", lambda: {"run": None})
+    monkeypatch.setattr("prefect.artifacts.create_progress_artifact", lambda *_, **__: "id")
+    monkeypatch.setattr(
+        "prefect.artifacts.update_progress_artifact", lambda *of: shown.append(of) or 1 / 0
+    )
+    reporter = Reporter()
+    reporter.start(4)
+    for done in (0, 1, 1, 3):
+        reporter.watch("", done, None)
+    reporter.stop()
+    assert shown == [("id", 25.0), ("id", 75.0), ("id", 100.0)]
 
 
 def test_artifacts_hold_the_table_without_nan_and_the_changes(monkeypatch):
