@@ -18,7 +18,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Reporter:
-    """Writes lines to standard error and, on a terminal, the current step of the measurements."""
+    """Writes messages to standard error and, on a terminal, a line that shows the progress."""
 
     _runs = _done = 0
     _artifact: Any = None
@@ -41,7 +41,7 @@ class Reporter:
             self._artifact = create_progress_artifact(0.0, key="measuring", description=about)
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """Print a line with the number of finished runs; do nothing if the output is no terminal.
+        """Update the progress line. Does nothing if standard error is not a terminal.
 
         what: the activity to show. done: the number of finished runs.
         usd: dollars spent so far; None if a price is unknown.
@@ -90,8 +90,7 @@ def log_to_run(text: str) -> None:
 
 def tell_all() -> None:
     """Make the current flow run also show the lines of its sub-flows."""
-    _STORY[:] = []
-    _STORY[:] = _run_loggers().values()
+    _STORY[:] = [*_run_loggers().values()][-1:]
 
 
 def _run_loggers() -> dict[str, Any]:
@@ -133,9 +132,6 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path)
     create_markdown_artifact(key="what-changed", markdown="\n".join(["## What changed", *lines]))
 
 
-_CHOICES = ("choice", "goal")
-
-
 def announce(event: str, about: str, said: str, **more: Any) -> None:
     """Send an event to Prefect.
 
@@ -153,15 +149,16 @@ def announce(event: str, about: str, said: str, **more: Any) -> None:
 def announce_changes(provider: str, changes: Sequence[Row]) -> None:
     """Send a Prefect event for each goal whose first choice differs from the previous table."""
     for change in changes:
-        if change["change"] in _CHOICES:
+        if change["change"] in ("choice", "goal"):
             about = f"recommendation.{provider}.{change['workload']}.{change['goal']}"
             announce(RECOMMENDATION_CHANGED, about, _change(change), **change)
 
 
 def _change(change: Row) -> str:
-    """Return a change as text: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`.
+    """Return a row of recommendation_changes as text.
 
-    The parentheses hold the cause of the change.
+    For example: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`. The parentheses
+    contain the cause of the change.
     """
     row = {name: _plain(value) for name, value in change.items()}
     before, after = _choice(row, "previous_"), _choice(row, "")
