@@ -35,7 +35,7 @@ serve = task(serve_launch)
 load = task(collect_launch)
 
 
-@flow(name="measure", flow_run_name="measure {refresh_id}", log_prints=True)
+@flow(name="measure", log_prints=True)
 def measure(
     refresh_id: str, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from warehouse.reads import measured_setups
 
 recommend = task(recommend_all)
 store = task(store_publication)
-export = task(retries=2, retry_delay_seconds=10)(export_copies)  # may ask S3
+export = task(export_copies)
 
 
-@flow(name="publish", flow_run_name="publish {refresh_id}", log_prints=True)
+@flow(name="publish", log_prints=True)
 def publish(provider: str, refresh_id: str) -> int:
     """Publish recommended clusters for every workload and goal, and return the number of rows.
 

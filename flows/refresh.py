@@ -77,8 +77,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
         workspace.warehouse.back_up()
     except DiskFull as error:  # the new table is published, and the old backup is intact
         reporter().say(f"note: {error}")
-    launches = f"{measured['launches']} launches, ${measured['usd']:.4f}"
-    publish_summary(workspace.report_page, launches, promotion, f"{rows} published rows")
+    bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
+    publish_summary(workspace.report_page, bought, promotion)
     reporter().say(", ".join(f"{phase} {spent:.1f} s" for phase, spent in seconds.items()))
     return {
         "refresh_id": refresh_id,

@@ -19,7 +19,7 @@ fit_challenger = task(challenge)
 register_challenger = task(register)
 
 
-@flow(name="retrain", flow_run_name="retrain {refresh_id}", log_prints=True)
+@flow(name="retrain", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
     """Test the model in use (champion), fit a challenger, and promote the better model.
 

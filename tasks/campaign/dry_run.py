@@ -85,8 +85,8 @@ def planned(
         plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
         tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
-        row |= {"deadline_s": allowed.deadline_s, "worst_usd": None, "requests": []}
-        row["refused"] = bool(allowed.refusal)
+        row |= {"deadline_s": allowed.deadline_s, "refused": bool(allowed.refusal)}
+        row |= {"worst_usd": None, "requests": []}
         row["said"] = [str(plan) for plan in plans]
         if allowed.refusal:
             row["said"] = [f"not launched: {allowed.refusal}"]

@@ -67,8 +67,12 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
         _lay_out(place, file, source)
-        question = {"workload": asdict(file), "precisions": stated.precisions}
-        question |= {"batch": batch, "folder": str(folder)}
+        question = {
+            "workload": asdict(file),
+            "precisions": stated.precisions,
+            "batch": batch,
+            "folder": str(folder),
+        }
         # Without a limit, a workload that is too large wakes the kernel's out-of-memory killer.
         command = ["prlimit", f"--data={psutil.virtual_memory().available}"]
         command += [python, "-m", "node.check", str(answer)]
@@ -92,10 +96,11 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             raise CheckFailed(f"the workload's process ended with exit code {done.returncode}")
         precisions = json.loads(answer.read_text())
     peak = max((one["figures"]["peak_bytes"] for one in precisions if one["figures"]), default=0)
-    types = settings.local.instance_types.items()
-    if small := [name for name, host in types if host.memory_gib * 2**30 < peak]:
-        needed = f"a batch of {batch} needs {peak / 2**30:.3g} GiB"
-        notes.append(f"{needed}, more than these local hosts have: {', '.join(small)}")
+    notes += [
+        f"{host} has less memory than the {peak / 2**30:.3g} GiB of a batch of {batch}"
+        for host, machine in settings.local.instance_types.items()
+        if machine.memory_gib * 2**30 < peak
+    ]
     return {
         "workload": name,
         "entrypoint": str(stated.entrypoint),

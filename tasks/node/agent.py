@@ -73,7 +73,6 @@ class Agent:
             if (self.mailbox / "done.json").exists():
                 self.leave(0)
             if time.time() > self.deadline_unix:
-                print("the launch's deadline passed before its runs ended", file=sys.stderr)
                 self.leave(EXIT_DEADLINE)
             plan = self.new_plan()
             if plan is not None:

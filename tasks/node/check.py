@@ -27,6 +27,8 @@ from .profiler import thread_counters
 from .record import Item, WorkloadFile
 from .steps import train
 
+# The first step of a process is several times slower, so only the second step is timed.
+_STEPS: dict[str, Any] = {"warmup_steps": 1, "least_steps": 1, "most_steps": 1}
 _BUSY = 0.2  # share of the steps' seconds that the process waited for a CPU
 _NAMED = 3  # maximum number of parameters that a message names
 _SLOW_INPUT = 0.1  # share of the step time above which input may limit training
@@ -96,14 +98,10 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
     would wait for it forever. Also raises the errors of `train`.
     """
-    # The first step of a process is several times slower, so only the second step is timed.
-    steps = {"warmup_steps": 1, "least_steps": 1, "most_steps": 1}
-    item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **steps)
-    before = thread_counters()
+    item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **_STEPS)
+    queued_s = thread_counters()[2]
     figures = train(item, built, None, Patience(), place=0)
-    wall_s, _, queued_s, *_ = (
-        now - then for now, then in zip(thread_counters(), before, strict=True)
-    )
+    queued_s = thread_counters()[2] - queued_s
     idle = [
         name
         for name, weights in built.model.named_parameters()
@@ -115,7 +113,10 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
             " their gradients: use these parameters, or set their requires_grad to False"
         )
     losses = [figures["first_loss"], figures["last_loss"]]
-    return figures | {"losses": losses, "queued_share": queued_s / wall_s}
+    return figures | {
+        "losses": losses,
+        "queued_share": queued_s / (figures["warmup_s"] + figures["step_s"]),
+    }
 
 
 def _notes(
@@ -139,10 +140,7 @@ def _notes(
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"
         yield f"{by} takes {share:.0%} of a step on this CPU: input may limit training"
     if figures["queued_share"] >= _BUSY:
-        yield (
-            f"this machine was busy: the steps waited for a CPU {figures['queued_share']:.0%} of"
-            " the time, so that `step s` is too high"
-        )
+        yield f"busy: steps waited {figures['queued_share']:.0%} of the time for a CPU of this machine"
     try:
         try_once(built, 1)
     except Exception as error:

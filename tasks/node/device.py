@@ -76,12 +76,6 @@ def usable(device: torch.device) -> bool:
     return True
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Return True if `error` means that the GPU, or the memory limit of this process, is full."""
-    is_full = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_full or "can't allocate memory" in str(error)
-
-
 def reset_peak(device: torch.device) -> None:
     """Free unused memory, and reset the peak that `peak_bytes` returns.
 

@@ -9,7 +9,6 @@ sets the key when the item ends.
 
 import os
 import re
-import resource
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from .data import data_path
-from .device import backend, name_of, out_of_memory, own_device
+from .device import backend, name_of, own_device
 from .entrypoint import LoadedWorkload, build, own_line
 from .measuring import Patience
 from .precision import arithmetic
@@ -227,10 +226,6 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     if workload is not None and workload.folder:
         # shorten paths to those that the user knows
         words = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", words)
-    if out_of_memory(error):
-        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        limited = f" of {limit / 2**30:.3g} GiB" if limit > 0 else ""
-        words = f"out of memory{limited}: {words}"
     summary = f"{type(error).__name__}: {words}"[:500].removesuffix(": ")
     where = "" if workload is None else own_line(error, workload)
     return f"{summary} ({where})" if where else summary

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import measuring
-from .device import now, out_of_memory, peak_bytes, reset_peak
+from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .measuring import Patience
 from .record import Item
@@ -49,7 +49,7 @@ def profile(
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
         except (RuntimeError, MemoryError) as error:  # smaller batch sizes may have been measured
-            if not rows or not out_of_memory(error):
+            if not rows or "memory" not in repr(error).lower():
                 raise
             break
     typical, smallest = int(rows[len(rows) // 2]["batch"]), min(item.batches)

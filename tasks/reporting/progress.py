@@ -37,8 +37,9 @@ class Reporter:
         if runs and self._artifact is None and _run_loggers():
             from prefect.artifacts import create_progress_artifact
 
-            about = "measured runs, of the runs planned so far"
-            self._artifact = create_progress_artifact(0.0, key="measuring", description=about)
+            self._artifact = create_progress_artifact(
+                0.0, key="measuring", description="measured runs, of the runs planned so far"
+            )
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
         """Update the progress line. Does nothing if standard error is not a terminal.
@@ -110,8 +111,11 @@ def publish_summary(report: Path, *lines: str) -> None:
     """Attach a link to the report page and the lines to the Prefect flow run."""
     from prefect.artifacts import create_markdown_artifact
 
-    text = "\n".join(f"- {line}" for line in (f"[report.html]({report.as_uri()})", *lines))
-    create_markdown_artifact(key="refresh", markdown=text, description="what the refresh did")
+    create_markdown_artifact(
+        key="refresh",
+        markdown="\n\n".join((f"[report.html]({report.as_uri()})", *lines)),
+        description="what the refresh did",
+    )
 
 
 def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path) -> None:

@@ -163,7 +163,9 @@ class LocalCluster(RunningCluster):
         # A process that exceeds its memory then gets an error that says so. A memory cgroup would
         # kill it without a word, and an ordinary user cannot make one.
         command = [
-            *("prlimit", f"--data={round(instance.memory_gib * 2**30)}", self._machine.python),
+            "prlimit",
+            f"--data={round(instance.memory_gib * 2**30)}",
+            self._machine.python,
             *("-m", "node", "--mailbox", str(self.mailbox), "--node", str(index)),
             *("--address", address, "--deadline", f"{self._lease.deadline_at.timestamp():.3f}"),
         ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.node.agent import EXIT_DEADLINE, Agent
+from tasks.node.agent import Agent
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import CPU, Devices, Item, write_json
 from tests.tasks.node.conftest import plan
@@ -78,11 +78,3 @@ def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent):
 def test_the_agent_never_imports_torch():
     code = "import sys, tasks.node.agent, tasks.node.prepare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_an_agent_past_its_deadline_says_so(tmp_path):
-    words = ["--node=0", "--address=a", "--deadline=0", f"--mailbox={tmp_path}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tasks.node", *words], capture_output=True, text=True
-    )
-    assert done.returncode == EXIT_DEADLINE and "deadline passed" in done.stderr

@@ -9,7 +9,6 @@ import torch
 
 from tasks.node import checkpoint, profiler, steps
 from tasks.node.entrypoint import LoadedWorkload
-from tasks.node.launch import explain
 from tasks.node.measuring import NotMeasured, Patience
 from tasks.node.precision import NoSuchPrecision, arithmetic
 from tasks.node.record import Item
@@ -142,12 +141,8 @@ def test_tf32_is_off_unless_it_is_the_precision(monkeypatch):
         assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
 
 
-@pytest.mark.parametrize(
-    "full", [torch.OutOfMemoryError(), MemoryError(), RuntimeError("can't allocate memory")]
-)
+@pytest.mark.parametrize("full", [MemoryError(), RuntimeError("can't allocate memory")])
 def test_a_profile_ends_at_the_batches_that_fit_on_the_device(monkeypatch, full):
-    assert "out of memory" in explain(full)
-
     def parts(_built, batch):
         if batch > 8:
             raise full
