@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,11 @@ class Warehouse:
         The empty warehouse is in memory and has all tables and views. Raises WarehouseBusy if
         another process or thread uses the file.
         """
-        with self._open(read_only=True) if self.exists() else empty_warehouse() as connection:
+        with (
+            self._open(read_only=True)
+            if self.exists()
+            else empty_warehouse().cursor() as connection
+        ):
             yield connection
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
@@ -347,13 +352,16 @@ def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | N
         connection.execute(texts[name])
 
 
-@contextmanager
-def empty_warehouse() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to a database in memory with all tables and views, but without rows."""
-    with duckdb.connect(config=NO_DOWNLOADS) as connection:
-        create_tables(connection, "memory")
-        create_views(connection)
-        yield connection
+@cache  # before the first refresh, a dry run reads a hundred times
+def empty_warehouse() -> duckdb.DuckDBPyConnection:
+    """Return a database in memory with all tables and views, but without rows.
+
+    Callers open cursors, and commit nothing.
+    """
+    connection = duckdb.connect(config=NO_DOWNLOADS)
+    create_tables(connection, "memory")
+    create_views(connection)
+    return connection
 
 
 @contextmanager

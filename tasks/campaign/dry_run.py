@@ -70,7 +70,8 @@ def planned(
     """Return a row for each launch, assuming that each earlier EC2 launch costs its estimate.
 
     The column `worst_usd` is the worst-case cost. It is None on local hosts and if the launch is
-    refused. The column `said` has sentences about the launch, or the reason for the refusal.
+    refused. The column `refused` is True if a cap refuses it. The column `said` has sentences about
+    the launch, or the reason for the refusal.
     clients: the AWS clients that look up data; None means boto3's.
     """
     carrier = DataCarrier(workspace, clients)
@@ -79,7 +80,8 @@ def planned(
         plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
         tally.data |= {plan.name: plan for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
-        row |= {"deadline_s": allowed.deadline_s, "worst_usd": None, "requests": []}
+        row |= {"deadline_s": allowed.deadline_s, "refused": bool(allowed.refusal)}
+        row |= {"worst_usd": None, "requests": []}
         row["said"] = [str(plan) for plan in plans]
         if allowed.refusal:
             row["said"] = [f"not launched: {allowed.refusal}"]

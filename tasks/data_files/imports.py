@@ -186,7 +186,7 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
         with warehouse.transact() as connection:
             yield connection
     else:
-        with empty_warehouse() as connection:
+        with empty_warehouse().cursor() as connection:
             connection.begin()
             yield connection
 

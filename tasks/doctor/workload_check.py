@@ -15,6 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ..node import agent
 from ..node.record import WorkloadFile
 from ..node.requirements import NotInstalled, unpack
@@ -61,16 +63,24 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     untried = [one for one in (*stated.strategies, *stated.switches) if one not in ("ddp", "none")]
     if untried:
         notes.append(f"not checked, because only one process ran: {', '.join(untried)}")
-    question = {"workload": asdict(file), "precisions": stated.precisions, "batch": batch}
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
         _lay_out(place, file, source)
+        question = {
+            "workload": asdict(file),
+            "precisions": stated.precisions,
+            "batch": batch,
+            "folder": str(folder),
+        }
+        # Without a limit, a workload that is too large wakes the kernel's out-of-memory killer.
+        command = ["prlimit", f"--data={psutil.virtual_memory().available}"]
+        command += [python, "-m", "node.check", str(answer)]
         own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
         try:
             done = subprocess.run(
-                without_network(isolation, [python, "-m", "node.check", str(answer)]),
-                input=json.dumps({**question, "folder": str(folder)}).encode(),
+                without_network(isolation, command),
+                input=json.dumps(question).encode(),
                 stdout=sys.stderr.fileno(),  # keeps the workload's prints out of the output
                 cwd=folder / file.folder,
                 env=agent.clean_environment(folder) | own | file.env,
@@ -85,6 +95,12 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         if not answer.exists():  # -9 and 137: out of memory
             raise CheckFailed(f"the workload's process ended with exit code {done.returncode}")
         precisions = json.loads(answer.read_text())
+    peak = max((one["figures"]["peak_bytes"] for one in precisions if one["figures"]), default=0)
+    notes += [
+        f"{host} has less memory than the {peak / 2**30:.3g} GiB of a batch of {batch}"
+        for host, machine in settings.local.instance_types.items()
+        if machine.memory_gib * 2**30 < peak
+    ]
     return {
         "workload": name,
         "entrypoint": str(stated.entrypoint),

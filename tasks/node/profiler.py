@@ -38,7 +38,7 @@ def profile(
 
     `group` contains only this rank. The measurement of DDP's buckets needs this group. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes
-    that exceed the GPU's memory are left out.
+    that exceed the device's memory are left out.
     """
     rows: list[Profile] = []
     if built.loader is not None:
@@ -48,8 +48,8 @@ def profile(
     for batch in sorted(item.batches):
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
-        except torch.OutOfMemoryError:  # smaller batch sizes may have been measured
-            if not rows:
+        except (RuntimeError, MemoryError) as error:  # smaller batch sizes may have been measured
+            if not rows or "memory" not in repr(error).lower():
                 raise
             break
     typical, smallest = int(rows[len(rows) // 2]["batch"]), min(item.batches)
@@ -87,9 +87,9 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     for _ in _repeats(clock_s, _BURN_IN, _BATCH_S):
         started = clock_s()
         built.optimizer.zero_grad(set_to_none=True)
-        before = _thread_counters()
+        before = thread_counters()
         inputs, target = built.make_batch(batch)
-        loading.append(_loading(before, _thread_counters(), batch))
+        loading.append(_loading(before, thread_counters(), batch))
         loaded = clock_s()
         with built.arithmetic.forward():
             loss = built.loss(built.model(inputs), target)
@@ -116,7 +116,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     }
 
 
-def _thread_counters() -> list[float]:
+def thread_counters() -> list[float]:
     """Return five counters of this thread (see proc(5)).
 
     They are wall-clock seconds, CPU seconds, seconds of waiting for a CPU, bytes requested by read

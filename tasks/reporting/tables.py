@@ -154,6 +154,11 @@ _RECOMMENDED = """
     p best: {p_best:.0%}
     limited by: {bottleneck}
 """
+_MORE = """    device: {device:?}
+    precision: {precision}
+    step s is: {basis}
+    prices of: {price_as_of:?%Y-%m-%d}
+"""
 _FRONTIER = """
     cluster: {cluster_and_mode}
     market: {market}
@@ -255,8 +260,8 @@ def share(regret: float) -> str:
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
-    """Return the table of `print_recommendations`, with one line per row."""
-    return text_table([_recommended(row) for row in rows], _RECOMMENDED)
+    """Return the table of `print_recommendations`, with one line per row and more columns."""
+    return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
 
 
 def _recommended(row: Row) -> dict[str, Any]:
@@ -265,13 +270,14 @@ def _recommended(row: Row) -> dict[str, Any]:
     If the row has no cluster, only its goal, rank and status are shown.
     """
     if row["cluster"] is None:
-        blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step"], "")
+        blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step", "basis"], "")
         return blank | {"goal": goal_text(row), "rank": row["rank"], "cluster": row["status"]}
     middle, low, high = (row[name] for name in ("step_s", "step_low_s", "step_high_s"))
     places = min(max(3, 1 - math.floor(math.log10(low))), 9) if low > 0 else 3
     step = f"{middle:.{places}f} ({low:.{places}f}-{high:.{places}f})"
     risk = row["interruption_risk"] or None
-    return _described(row) | {"goal": goal_text(row), "step": step, "interruption_risk": risk}
+    texts = {"goal": goal_text(row), "step": step, "interruption_risk": risk}
+    return _described(row) | texts | {"basis": "measured" if row["measured_runs"] else "guessed"}
 
 
 def _described(row: Row) -> dict[str, Any]:
@@ -289,8 +295,14 @@ def _mode(row: Row) -> str:
     return "" if mode == usual else str(mode)
 
 
+_SCREEN = 20  # launches
+
+
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print the launches of a dry run, their distinct notes, and the total time and cost."""
+    """Print the launches of a dry run on one screen, their distinct notes, and the total cost.
+
+    Launches that a cap refuses do not count.
+    """
     columns = """
         cluster: {cluster}
         market: {market}
@@ -300,13 +312,17 @@ def print_launches(rows: Sequence[Row]) -> None:
         worst usd: {worst_usd:?.2f}
         why: {reason}
     """
-    _print_table(rows, columns)
-    _print_notes(note for row in rows for note in row["said"])
-    seconds, usd = sum(row["est_s"] for row in rows), sum(row["est_usd"] for row in rows)
-    worst = [row["worst_usd"] for row in rows if row["worst_usd"] is not None]
-    at_worst = f", at worst ${sum(worst):.2f} without the cap" if worst else ""
+    shown, made = rows[:_SCREEN], [row for row in rows if not row["refused"]]
+    _print_table(shown, columns)
+    if len(rows) > _SCREEN:
+        _print(f"... {len(rows) - _SCREEN} more: --json lists all, with their requests")
+    _print_notes(note for row in shown for note in row["said"])
+    seconds, usd = sum(row["est_s"] for row in made), sum(row["est_usd"] for row in made)
+    worst = sum(row["worst_usd"] or 0.0 for row in made)
+    at_worst = f", at worst ${worst:.2f} and never more than the cap" if worst else ""
     _print(
-        f"{len(rows)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst}; nothing was started"
+        f"{len(made)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst};"
+        f" {len(rows) - len(made)} refused; nothing was started"
     )
 
 

@@ -52,10 +52,12 @@ def test_a_share_is_in_force_between_settle_and_unsettle_only(local):
     assert min(free, again) >= 0.2
 
 
-def test_nothing_of_the_controllers_settings_and_credentials_reaches_a_host(local, monkeypatch):
+def test_a_host_has_its_memory_and_nothing_of_the_controllers_settings_and_credentials(
+    local, monkeypatch
+):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not for you")
     monkeypatch.setenv("SRIFT_HOME", "nor this")
     with acquired(local, "narrow") as running:
-        assert not [
-            name for name in ready(running)[0]["environment"] if name.startswith(("AWS_", "SRIFT_"))
-        ]
+        [found] = ready(running)
+        assert not [name for name in found["environment"] if name.startswith(("AWS_", "SRIFT_"))]
+        assert found["bytes"] == [2**30] * 2

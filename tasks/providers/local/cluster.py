@@ -160,9 +160,15 @@ class LocalCluster(RunningCluster):
         address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"
         self.addresses[index : index + 1] = [address]
         mark = HostMark(self._store.token, self.lease_id, index, instance.cores)
-        command = [self._machine.python, "-m", "node", "--mailbox", str(self.mailbox)]
-        command += ["--node", str(index), "--address", address]
-        command += ["--deadline", f"{self._lease.deadline_at.timestamp():.3f}"]
+        # A process that exceeds its memory then gets an error that says so. A memory cgroup would
+        # kill it without a word, and an ordinary user cannot make one.
+        command = [
+            "prlimit",
+            f"--data={round(instance.memory_gib * 2**30)}",
+            self._machine.python,
+            *("-m", "node", "--mailbox", str(self.mailbox), "--node", str(index)),
+            *("--address", address, "--deadline", f"{self._lease.deadline_at.timestamp():.3f}"),
+        ]
         host = self.network.start(
             str(mark),
             command,

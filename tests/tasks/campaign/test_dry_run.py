@@ -20,6 +20,7 @@ from tasks.execution import data as execution_data
 from tasks.providers.ec2.attempts import attempts
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
+from tasks.reporting.tables import print_launches
 from tasks.workspace.workspace import open_workspace
 from tests.ec2_home import worst_usd
 from tests.fake_ec2 import FakeAws
@@ -77,11 +78,14 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
     assert "CreateFleet" not in plain.stdout and plain.stdout.count("not checked") == 1
 
 
-def test_a_launch_beyond_the_cap_has_no_requests(here):
-    launches = [launch("p4d.24xlarge", 2), launch("g4dn.xlarge", 1)]
-    dear, cheap = dry_run.planned(here, launches, offers(), tally(1.0), NOW)
+def test_a_launch_beyond_the_cap_has_no_requests_and_does_not_count_on_the_screen(here, capsys):
+    launches = [launch("p4d.24xlarge", 2)] + [launch("g4dn.xlarge", 1)] * 40
+    dear, cheap, *_ = rows = dry_run.planned(here, launches, offers(), tally(9.0), NOW)
     assert dear["worst_usd"] is None and dear["requests"] == [] and dear["said"]
     assert cheap["worst_usd"] is not None and cheap["requests"]
+    print_launches(rows)
+    out = capsys.readouterr().out
+    assert "40 launches, about 12000 s and $2.0000" in out and len(out.splitlines()) < 30
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])

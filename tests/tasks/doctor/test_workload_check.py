@@ -8,6 +8,11 @@ from tasks.workspace.settings import load_settings
 from tests.wheels import wheel
 
 TOML = """
+[local.instance_types.small]
+cores = 1
+memory_gib = 0.01
+bandwidth_gbps = 1
+usd_per_hour = 1
 [workloads.net]
 entrypoint = "mine.py:build"
 samples = 1000
@@ -44,7 +49,8 @@ def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_it
     # Python may keep what it compiled beside the file.
     first = (
         "assert len(set(os.listdir()) - {'__pycache__'}) == 1"
-        " and 'AWS_SECRET_ACCESS_KEY' not in os.environ"
+        " and 'AWS_SECRET_ACCESS_KEY' not in os.environ; import resource"
+        "; assert resource.getrlimit(resource.RLIMIT_DATA)[0] > 0"
     )
     found = check_workload(project(tmp_path, first), "net", timeout_s=120)
     assert [(one["precision"], one["problem"]) for one in found["precisions"]] == [
@@ -54,6 +60,7 @@ def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_it
     assert (found["entrypoint"], found["batch"]) == ("mine.py:build", 16) and problems(
         found
     ) is None
+    assert "small" in found["notes"][-1]
     out, err = capfd.readouterr()
     assert out == "" and "a word of the workload's own" in err
 

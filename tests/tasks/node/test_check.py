@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tasks.node import check
 from tasks.node.check import checked
 from tasks.node.record import WorkloadFile
 
@@ -126,6 +127,12 @@ def test_what_may_not_be_meant_is_a_note(tmp_path, old, new, words):
     result = answer(tmp_path, old, new)
     assert result["problem"] == "" and result["figures"]
     assert any(words in note for note in result["notes"])
+
+
+def test_a_busy_machine_is_a_note(tmp_path, monkeypatch):
+    counters = iter([[0.0] * 5, [9.0] * 5])
+    monkeypatch.setattr(check, "thread_counters", lambda: next(counters))
+    assert "busy" in answer(tmp_path)["notes"][0]
 
 
 def test_a_precision_that_this_machine_lacks_is_not_checked(tmp_path):

@@ -91,6 +91,8 @@ def test_every_section_has_its_figures(used):
         "20.0%",
         "0.04",
         "days old",
+        ">measured<",
+        ">fp32<",
     ):
         assert word in page, word
     assert len(page) < 1_000_000
@@ -108,6 +110,9 @@ def test_an_empty_past_has_sentences_in_place_of_figures(tmp_path):
     publish(warehouse, [recommendation(**NOTHING)], stamp(1))
     page = report_page.draw(reported(warehouse), SOURCES)
     assert "<svg" not in page and page.count("srift refresh") >= 3
+
+
+RIGHT = "cells => cells.map(cell => cell.getBoundingClientRect().right)"
 
 
 @contextmanager
@@ -134,6 +139,8 @@ def test_the_page_works_in_a_browser(used):
         with opened(used, viewport=view, color_scheme=scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert page.title() == "Srift: where to train"
+            cells = page.locator("#recommendations .first td").evaluate_all(RIGHT)
+            assert width > 390 or max(cells) <= width  # each row is a card
             page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
             page.get_by_label("All rivals and reasons").check()
             found = Axe().run(page).response["violations"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import sys
 import threading
@@ -57,6 +58,7 @@ write(
     {
         "address": GIVEN["--address"],
         "environment": dict(os.environ),
+        "bytes": resource.getrlimit(resource.RLIMIT_DATA),
         "cores": len(os.sched_getaffinity(0)),
         "links": [name for _, name in socket.if_nameindex()],
     },
