@@ -38,7 +38,7 @@ def profile(
 
     `group` contains only this rank. The measurement of DDP's buckets needs this group. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes
-    that exceed the GPU's memory are left out.
+    that exceed the GPU's memory are left out. Raises OutOfMemoryError if even the smallest does.
     """
     rows: list[Profile] = []
     if built.loader is not None:
