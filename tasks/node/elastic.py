@@ -259,10 +259,9 @@ class ElasticRun:
             report(self.mailbox, self.node, "progress.json", progress)
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
-        """Write the run's record, which is a failed record if `problem` is not empty.
+        """Write the run's record: with `values`, or a failed record if `problem` is not empty.
 
-        The leading rank writes the record of a finished run, and a rank that fails writes a failed
-        record.
+        The leading rank calls this after a finished run. A rank that fails calls it with `problem`.
         """
         name, threads = name_of(self.device), torch.get_num_threads()
         used = [Devices(name=name, count=count, threads=threads) for count in self.item.used]

@@ -107,8 +107,8 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 class _Links:
     """This rank's links to the other ranks of `group`.
 
-    `sizes` has the size in bytes of the long message that is timed to each rank. A size is 0 until
-    the first sweep has chosen it.
+    `sizes` has, for each rank, the size in bytes of the long message that is exchanged with it. A
+    size is 0 until the first sweep has chosen it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -77,9 +77,10 @@ def profile(
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
     """Measure the forward, backward and optimizer time and the peak memory for one batch size.
 
-    Each time is the mean over the middle half of the repeats, sorted by total time, so that the
-    times add up to a typical step. `forward_s` includes clearing the gradients and `input_s`, the
-    time to make the batch. `loading` has the result of `_loading` for each repeat.
+    The repeats are sorted by total time. Each time is the mean over the middle half of them, so
+    that the times add up to a typical step. `forward_s` includes the time to clear the gradients
+    and `input_s`, the time to make the batch. `loading` has the result of `_loading` for each
+    repeat.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)

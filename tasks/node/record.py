@@ -130,8 +130,8 @@ class Item:
         For profile, which runs on one device of one node, the batch sizes to profile.
     message_bytes: for probe, the sizes in bytes of the messages to all-reduce.
 
-    A learn run records training losses. Its `most_steps` steps are divided into `windows` windows
-    of equal length, of which only as many run as fit into `most_s` seconds. Losses are comparable
+    A learn run records training losses. Its `most_steps` steps are divided into `windows` groups of
+    equal length, and it stops after the group in which `most_s` seconds pass. Losses are comparable
     between runs with the same seed, nodes, devices and batches.
 
     An elastic run is the only run of its plan. The nodes that are present divide the global batch.
