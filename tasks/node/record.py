@@ -91,9 +91,10 @@ class WorkloadFile:
 
     @property
     def process_key(self) -> tuple[Any, ...]:
-        """Return a key that is equal for workloads that can run in the same process.
+        """Return a key of folder, requirements and environment variables.
 
-        The key is empty for a workload that needs no folder, requirements or environment variables.
+        Workloads with equal keys can run in the same process. The key is empty for a workload that
+        needs none of these.
         """
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
         return needs if any(needs) else ()
@@ -181,7 +182,7 @@ class Plan:
     join_s: seconds that nodes wait for each other at the start, because a new machine reads torch
         from a slow disk. A node with GPUs may use up to `join_s` seconds more to check them first.
     prepare_s: seconds that nodes may take to install requirements.
-    patience_s: seconds available to repeat disturbed measurements (see measuring.py).
+    patience_s: seconds available to repeat measurements during which the hypervisor took CPU time.
     ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
     pairs: True if the machines first measure the link between each pair of machines.
     checkpoints: the checkpoint folder of an elastic run. All nodes share the folder, and it

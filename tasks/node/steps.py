@@ -71,8 +71,9 @@ def one_step(
 
 @dataclass(kw_only=True)
 class TimedSteps:
-    """Times blocks of steps that all ranks of `group` begin together, and repeats disturbed blocks.
+    """Times blocks of steps that all ranks of `group` begin together.
 
+    Blocks are repeated if the hypervisor takes too much CPU time (see measuring.Patience).
     Times are tensors of shape (ranks, steps, 2). The last dimension has the duration of a step and
     the wait for its batches, both in seconds. `step` takes one optimizer step and returns its loss.
     """
