@@ -45,7 +45,7 @@ _HINTS = {  # a pattern of the error's text, and the advice for such errors
 
 
 def main() -> None:
-    """Answer the JSON object on standard input. Exits with 0 even if the workload fails."""
+    """Check the workload that standard input names. Exits with 0 even if the workload fails."""
     die_with_parent()
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
@@ -62,10 +62,10 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     precision: the precision that was checked.
     problem: why the workload fails; "" if it trains, or if this machine cannot check it.
     notes: a list of warnings about probable mistakes.
-    figures: a dictionary with step_s, losses (first and last), peak_bytes, parameters,
-        gradient_bytes, input_s, the seconds per step to make a batch or to wait for the loader, and
-        queued_share, the share of the seconds that this thread waited for a CPU; None if no step
-        ran.
+    figures: None if the steps failed, else a dictionary of measured values. It has step_s, losses
+        (first and last), peak_bytes, parameters, gradient_bytes, input_s (the seconds per step to
+        make a batch or to wait for the loader), and queued_share (the share of the seconds that
+        this thread waited for a CPU).
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None
@@ -109,8 +109,8 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     ]
     if idle:
         raise WorkloadError(
-            f"{', '.join(idle[:_NAMED])} had no part in the loss, so ranks would wait for"
-            " their gradients: use these parameters, or set their requires_grad to False"
+            f"{', '.join(idle[:_NAMED])} had no part in the loss, so data parallelism"
+            " would wait for their gradients: use them, or set their requires_grad to False"
         )
     losses = [figures["first_loss"], figures["last_loss"]]
     return figures | {

@@ -38,7 +38,7 @@ def profile(
 
     `group` contains only this rank. The measurement of DDP's buckets needs this group. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes
-    that exceed the device's memory are left out.
+    that exceed the device's memory are left out. Raises OutOfMemoryError if even the smallest does.
     """
     rows: list[Profile] = []
     if built.loader is not None:
@@ -77,9 +77,10 @@ def profile(
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
     """Measure the forward, backward and optimizer time and the peak memory for one batch size.
 
-    Each time is the mean over the middle half of the repeats, sorted by total time, so that the
-    times add up to a typical step. `forward_s` includes clearing the gradients and `input_s`, the
-    time to make the batch. `loading` has the result of `_loading` for each repeat.
+    The repeats are sorted by total time. Each time is the mean over the middle half of them, so
+    that the times add up to a typical step. `forward_s` includes the time to clear the gradients
+    and `input_s`, the time to make the batch. `loading` has the result of `_loading` for each
+    repeat.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)

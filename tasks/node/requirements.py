@@ -38,7 +38,7 @@ _UNREACHED = "connection broken by"  # in pip's output if an index does not resp
 
 
 class NotInstalled(Exception):
-    """The requirements cannot be installed. The message contains the end of pip's output.
+    """The requirements cannot be installed. If pip failed, the message ends with its output.
 
     `passing` is True if the network or the time limit may be the cause, so a retry may help.
     """
@@ -51,8 +51,8 @@ class NotInstalled(Exception):
 def unpack(archive: bytes, folder: Path) -> None:
     """Unpack a .tar.gz into `folder`, unless the folder exists.
 
-    Raises OSError if the archive cannot be unpacked, if a member's path leads out of the folder, or
-    if a member is a device or another special file.
+    Raises OSError if the archive cannot be unpacked, or if it contains a path that leads out of the
+    folder, a device or another special file.
     """
     if folder.exists():
         return
@@ -68,7 +68,7 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 def environment_of(environments: Path, digest: str) -> Path:
-    """Return the environment's folder for the requirements with this digest.
+    """Return the folder below `environments` for the requirements with this digest.
 
     The folder's name also depends on this Python, its torch and its package folders.
     """
@@ -100,7 +100,10 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
 
 
 def _make(requirements: str, root: Path, environment: Path, workload: str) -> None:
-    """Create the environment and run pip. Raises NotInstalled if that fails."""
+    """Create the virtual environment, and install the requirements with pip.
+
+    The arguments are those of `install`. Raises NotInstalled if pip fails.
+    """
     venv.create(environment, symlinks=True)
     packages = next(environment.glob("lib/python*/site-packages"))
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in _packages()]
