@@ -43,7 +43,7 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 class DataPlan:
     """Where machines read the data of the workload `name`, and the transfer that is needed first.
 
-    place: the folder on this machine, or the S3 address, from which machines read.
+    place: the folder on this computer, or the S3 address, from which machines read.
     files: {name: size in bytes}; None if unknown.
     move: "fetch", "upload", or empty if no transfer is needed.
     problem: why the data cannot be used; empty if they can.
@@ -67,7 +67,10 @@ class DataPlan:
 
 
 class DataCarrier:
-    """Plans and makes the transfers of workloads' data. Tests replace the boto3 clients."""
+    """Plans transfers of workloads' data, and carries them out.
+
+    clients: the AWS clients; None means boto3's. Tests replace them.
+    """
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
@@ -101,9 +104,9 @@ class DataCarrier:
         return found
 
     def carry(self, plan: DataPlan) -> DataPlan:
-        """Transfer the files of `plan`.
+        """Transfer the files of `plan`, if a transfer is needed.
 
-        Returns the plan with an empty `move`, or with a `problem` if the transfer failed.
+        Returns a plan that needs no transfer. It has a `problem` if the transfer failed.
         """
         data = self._settings.data(plan.name)
         if not plan.move or data is None:
@@ -151,8 +154,8 @@ class DataCarrier:
     def _listed(self, address: Address) -> dict[str, int]:
         """Return the files below `address` as {name: size in bytes}.
 
-        Raises ValueError if there are no files, too many files or unsafe names, and ProviderError
-        if AWS refuses the request.
+        Raises ValueError if there are no files, too many files or unsafe file names, and
+        ProviderError if AWS refuses the request.
         """
         listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         if len(listed) > MOST_FILES:
@@ -176,7 +179,7 @@ class DataCarrier:
             )
 
     def _refuse_too_much(self, size: int, region: str) -> None:
-        """Raise BadData if a machine's volume cannot hold the image and `size` bytes of data."""
+        """Raise BadData if an EC2 volume cannot hold the machine image and `size` bytes of data."""
         volume_gib = self._settings.ec2.volume_gib
         try:
             image_gib = least_gib(self._api.image(region, self._settings.ec2.ami_parameter))
@@ -204,7 +207,7 @@ class DataCarrier:
 
         Files that the target already has with the same name and size are skipped. Raises
         ProviderError if AWS refuses a request, OSError if a file cannot be read or written, and
-        BadData if a file changes during the transfer.
+        BadData if a file's size changes during the transfer.
         """
         from s3transfer.manager import TransferManager
 
@@ -224,7 +227,7 @@ class DataCarrier:
                 transfer.result()
         for name, size in files.items():
             if not _has(folder / name, size):
-                raise BadData(f"{name} changed during the transfer")
+                raise BadData(f"the size of file {name} changed during the transfer")
 
     def _store(self, bucket: str) -> Store:
         return Store(self._api, self._settings.ec2.regions[0], bucket)
