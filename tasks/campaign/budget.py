@@ -1,7 +1,8 @@
 """Count a campaign's dollars and seconds, and decide if the caps allow its next launch.
 
-A campaign is the launches of one refresh. On EC2, the worst-case cost of a launch must fit under the caps of the campaign and of the month.
-Prices of local hosts are illustrative, so only the estimated cost must fit (`Tally.affords`).
+A campaign is the launches of one refresh. On EC2, the worst-case cost of a launch must fit under
+the caps of the campaign and of the month. Prices of local hosts are illustrative, so only the
+estimated cost must fit (`Tally.affords`).
 """
 
 from __future__ import annotations
@@ -191,7 +192,8 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
     """Return this provider's rows of the mart (a view in the warehouse) `name`.
 
-    equal: {column: value}. Only rows with these values are returned.
+    equal: {column: value}. Only rows with these values are returned. There are no rows before the
+    first refresh.
     """
     return reads.mart(workspace.warehouse, name, provider=workspace.provider.name, **equal)
 

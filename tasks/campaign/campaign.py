@@ -217,9 +217,9 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
-    """Return the failed runs that would fail again, as rows of the mart `failed_runs`.
+    """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    These are runs of the workloads as they are now defined, and network measurements. Failures of
+    These are runs of workloads that have not changed since, and network probes. Failures of
     machines, data or the installation of requirements are left out, because the run may succeed
     next time.
     """

@@ -207,8 +207,8 @@ def job_of(
         # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "nothing was launched: an elastic run needs local hosts, and the first host must be"
-                " on-demand"
+                "nothing was launched: a run that stops a machine on purpose needs local hosts, and"
+                " the first host must be on-demand"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)
