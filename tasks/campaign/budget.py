@@ -99,8 +99,8 @@ def patience_s(
 ) -> float:
     """Return the seconds that a launch may spend on repeating disturbed measurements.
 
-    A measurement is disturbed if other programs took CPU time away. The launch must still end
-    within `deadline_s` seconds and within the campaign's time and dollars.
+    A measurement is disturbed if too much CPU time was taken away from it. The launch must still
+    end within `deadline_s` seconds and within the campaign's time and dollars.
     """
     start_up_s, share = START_UP_S, _LOCAL_PATIENCE
     if workspace.spends_money:

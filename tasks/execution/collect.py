@@ -128,7 +128,7 @@ def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:
         raise ProviderError(
-            "nothing was bought: overdue machines were not searched for in the last hour in"
+            "nothing was bought: in the last hour, no search for overdue machines covered"
             f" {', '.join(regions)}. Run `srift reap --provider {workspace.provider.name}`, then"
             " try again"
         )

@@ -290,7 +290,7 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if record.run_id != file.stem or record.run_id not in run_setups:
-        raise ValueError(f"this launch planned no run {record.run_id} for file {file.name}")
+        raise ValueError(f"it is of run {record.run_id}, which this launch did not plan for it")
     setup = dict(run_setups[record.run_id])
     wrong = wrong_device(
         [Devices(**device) for device in setup.get("expected_devices", ())],

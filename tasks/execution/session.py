@@ -80,7 +80,7 @@ class Session:
         self.laps.lap("start hosts")
 
     def serve(self) -> None:
-        """Run attempts until no run remains, time is up, or lost machines cannot be replaced."""
+        """Run attempts until no run remains, time is up, or a loss of machines ends the launch."""
         losses: list[str] = []
         while self.remaining:
             if self.attempt is not None:
@@ -216,9 +216,8 @@ class Session:
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Add a row for the failed run, and remove it from `remaining`.
 
-        Also removes the runs on machines that lack the devices they must have. Runs that need the
-        same Python environment share a torchrun. If MOST_ATTEMPTS of these runs have failed, the
-        rest of them are removed too.
+        Also removes the runs on machines that lack the devices they must have. After MOST_ATTEMPTS
+        failures of runs that can share a torchrun with this run, all of these runs are removed.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]

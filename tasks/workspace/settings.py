@@ -139,11 +139,11 @@ class WorkloadSettings(_Section):
     `entrypoint` is `file.py:function` next to srift.toml, or `module:function` in the folder
     `path`. A workload without an entrypoint has only imported measurements.
 
-    `precisions`, `strategies` and `switches` list the options among which the planner may choose. A
-    switch is "none" or joins "checkpointing", "compile" and "offload" with "+". `data` is a folder
-    or `s3://bucket/prefix`. The entrypoint gets the folder on the training machine as its argument
-    `data`. `transformer` is the network's shape: the path of a Hugging Face `config.json`, or a
-    table with its keys. `sequence` is the number of tokens in a sample.
+    `precisions`, `strategies` and `switches` list the options among which the planner may choose.
+    An entry of `switches` is "none", or names from "checkpointing+compile+offload". `data` is a
+    folder or `s3://bucket/prefix`. The entrypoint gets the folder on the training machine as its
+    argument `data`. `transformer` is the network's shape: the path of a Hugging Face `config.json`,
+    or a table with its keys. `sequence` is the number of tokens in a sample.
     """
 
     entrypoint: str | None = None
@@ -240,7 +240,7 @@ class Shared(_Section):
     @model_validator(mode="after")
     def _complete(self) -> Shared:
         if bool(self.host) != bool(self.data):
-            raise ValueError("set both host and data, or neither")
+            raise ValueError("set both host and data under [shared], or neither")
         return self
 
     def url(self, database: str, driver: str) -> str:
@@ -354,7 +354,7 @@ class Settings(_Section):
         where, _, function = (stated.entrypoint or "").rpartition(":")
         try:
             if not where or not function.isidentifier():
-                raise SourceRefused("entrypoint", "give it in the form file.py:function")
+                raise SourceRefused("entrypoint", "write the entrypoint as file.py:function")
             if stated.path is None:
                 return file_source(self.root, where, stated.requirements), function
             # Changes of state, goals or data must not change the digest of the code.

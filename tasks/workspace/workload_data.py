@@ -40,7 +40,7 @@ class WorkloadData:
 
     text: the setting `data` in srift.toml.
     source: the folder or the S3 address that `text` names.
-    digest: twelve hex digits. For a folder, they change if the name or size of a file changes.
+    digest: changes if `text` changes or, for a folder, the name or size of a file in it.
     """
 
     text: str
