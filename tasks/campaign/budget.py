@@ -201,7 +201,7 @@ def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
 def _spot_margin(workspace: Workspace) -> float | None:
     """Return the highest spot price that a launch accepts, as a multiple of the known spot price.
 
-    Returns None if [ec2] markets includes on-demand. The on-demand price is then the highest.
+    Returns None if [ec2] markets includes on-demand. The on-demand price is then the limit.
     """
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 
@@ -279,7 +279,7 @@ class Tally:
         return max(0.0, self.stop_at - time.monotonic())
 
     def affords(self, launch: PlannedLaunch) -> bool:
-        """Return True if the estimated cost of `launch` fits under the campaign's cap, in time.
+        """Return True if the campaign has the dollars that `launch` is estimated to cost, and time.
 
         Does not check the worst-case cost, as `allowance` does.
         """

@@ -304,10 +304,11 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return the frames without the runs and profiles of workloads that were changed since.
+    """Return the frames without the runs and profiles of workloads that have changed.
 
     frames: {name: measurements}, the result of `reads.training_frames`.
-    workloads: their present definitions.
+    workloads: the definitions in srift.toml. A workload has changed if its digest is not the digest
+        in the frame "workloads".
     """
     noted = frames["workloads"]
     digests = dict(zip(noted["workload"], noted["digest"], strict=True)) if len(noted) else {}

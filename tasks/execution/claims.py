@@ -71,9 +71,9 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
-    """Return the dollars that other installations have reserved and may spend after `month_start`.
+    """Return other installations' reservations of dollars that may be spent after `month_start`.
 
-    Each reservation is a row of the mart `claims`. There are none if the warehouse is not shared.
+    A reservation is a row of the mart `claims`. There are none if the warehouse is not shared.
     before: a refresh id. Reservations that are newer than that of this refresh are left out.
     """
     if not _shares_a_month(workspace):

@@ -146,7 +146,7 @@ class Mailbox:
         }
 
     def under_way(self, attempt: int) -> set[str]:
-        """Return the ids of the current runs that machines report for `attempt`."""
+        """Return the ids of the runs that machines report as current in `attempt`."""
         found = [self._read(node, "progress.json") for node in range(self.nodes)]
         return {str(body.get("run_id")) for body in found if body.get("attempt") == attempt}
 

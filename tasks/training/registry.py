@@ -167,8 +167,8 @@ def log_challenger(
 ) -> int:
     """Register a new model version with the alias `challenger`, and return its number.
 
-    scoreboard: errors and interval coverage in cross-validation, with a row for each way to split
-        the runs and each held-out group of it.
+    scoreboard: errors and interval coverage in cross-validation. It has a row for each split (a
+        way to hold out runs) and held-out group.
     card: description of the version, in Markdown.
     Raises RegistryError if the registry fails.
     """

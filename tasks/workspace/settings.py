@@ -140,10 +140,11 @@ class WorkloadSettings(_Section):
     `path`. A workload without an entrypoint has only imported measurements.
 
     `precisions`, `strategies` and `switches` list the options among which the planner may choose.
-    An entry of `switches` is "none", or names from "checkpointing+compile+offload". `data` is a
-    folder or `s3://bucket/prefix`. The entrypoint gets the folder on the training machine as its
-    argument `data`. `transformer` is the network's shape: the path of a Hugging Face `config.json`,
-    or a table with its keys. `sequence` is the number of tokens in a sample.
+    An entry of `switches` is "none", or one or more of "checkpointing", "compile" and "offload",
+    joined with "+". `data` is a folder or `s3://bucket/prefix`. The entrypoint gets the folder on
+    the training machine as its argument `data`. `transformer` is the network's shape: the path of a
+    Hugging Face `config.json`, or a table with its keys. `sequence` is the number of tokens in a
+    sample.
     """
 
     entrypoint: str | None = None
