@@ -67,11 +67,11 @@ def planned(
     now: datetime,
     clients: Clients | None = None,
 ) -> list[Row]:
-    """Return a row for each launch, assuming that each earlier EC2 launch costs its estimate.
+    """Return a row for each launch: deadline, worst-case cost, AWS requests and sentences.
 
-    The column `worst_usd` is the worst-case cost. It is None on local hosts and if the launch is
-    refused. The column `refused` is True if a cap refuses it. The column `said` has sentences about
-    the launch, or the reason for the refusal.
+    Each EC2 launch may cost what `tally` has left after the estimated cost of the earlier launches.
+    The worst-case cost `worst_usd` is None for local hosts and if a cap refuses the launch; then
+    `refused` is True. The column `said` has the sentences: about the launch, or about the cap.
     clients: the AWS clients that look up data; None means boto3's.
     """
     carrier = DataCarrier(workspace, clients)
@@ -100,10 +100,10 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return the offers, and assumed spot offers if `market` is spot and no spot price is known.
+    """Return the offers. Adds spot offers if `market` is "spot" and no spot price is known.
 
-    The assumed spot prices are the on-demand prices, which are upper bounds. market: the campaign's
-    market.
+    The added offers have the on-demand prices, which are upper bounds of spot prices. market: the
+    market in which the campaign buys.
     """
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
     if market != "spot" or "spot" in known:
@@ -118,8 +118,9 @@ def _requests(
 ) -> list[Row]:
     """Return a row for each AWS request of a launch, in order.
 
-    The requests for the security group come first, followed by the requests of each attempt. A row
-    has the `action` and the shortened `request`. name: the lease id.
+    The requests for the security group come first, followed by the requests for machines in each
+    market. A row has the `action`, such as "ec2:CreateSecurityGroup", and the shortened `request`.
+    name: the launch's id.
     """
     ec2, region = workspace.settings.ec2, cluster.members[0].region
     here = [offer for offer in offers if offer.region == region]

@@ -49,7 +49,7 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 class DataPlan:
     """Where machines read the data of the workload `name`, and the transfer that is needed first.
 
-    place: the folder on this machine, or the S3 address, from which machines read.
+    place: the folder on this computer, or the S3 address, from which machines read.
     files: {name: size in bytes}; None if unknown.
     region: the region of the S3 bucket; empty if unknown.
     move: "fetch", "upload", or empty if no transfer is needed.
@@ -81,7 +81,10 @@ class DataPlan:
 
 
 class DataCarrier:
-    """Plans and makes the transfers of workloads' data. Tests replace the boto3 clients."""
+    """Plans transfers of workloads' data, and carries them out.
+
+    clients: the AWS clients; None means boto3's. Tests replace them.
+    """
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
@@ -123,10 +126,10 @@ class DataCarrier:
         return found
 
     def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
-        """Transfer the files of `plan`, and store the dollars of an upload before it begins.
+        """Transfer the files of `plan`, if needed. The dollars of an upload are stored before.
 
-        Returns the plan with an empty `move` and nothing left to pay once, or with a `problem` if
-        the transfer failed.
+        Returns a plan that needs no transfer and no upload dollars, or one with a `problem` if the
+        transfer failed.
         """
         data, now = self._settings.data(plan.name), datetime.now(UTC)
         if not plan.move or data is None:
@@ -207,8 +210,8 @@ class DataCarrier:
     def _listed(self, address: Address) -> tuple[dict[str, int], str]:
         """Return the files below `address` as {name: size in bytes}, and the bucket's region.
 
-        Raises ValueError if there are no files, too many files or unsafe names, and ProviderError
-        if AWS refuses the request.
+        Raises ValueError if there are no files, too many files or unsafe file names, and
+        ProviderError if AWS refuses the request.
         """
         sizes, region = self._stored(address)
         if len(sizes) > MOST_FILES:
@@ -221,7 +224,7 @@ class DataCarrier:
         return {name: sizes[key] for name, key in keys.items()}, region
 
     def _refuse_too_much(self, size: int, region: str) -> None:
-        """Raise BadData if a machine's volume cannot hold the image and `size` bytes of data."""
+        """Raise BadData if an EC2 volume cannot hold the machine image and `size` bytes of data."""
         volume_gib = self._settings.ec2.volume_gib
         try:
             image_gib = least_gib(self._api.image(region, self._settings.ec2.ami_parameter))
@@ -249,7 +252,7 @@ class DataCarrier:
 
         Files that the target already has with the same name and size are skipped. Raises
         ProviderError if AWS refuses a request, OSError if a file cannot be read or written, and
-        BadData if a file changes during the transfer.
+        BadData if a file's size changes during the transfer.
         """
         from s3transfer.manager import TransferManager
 
@@ -269,7 +272,7 @@ class DataCarrier:
                 transfer.result()
         for name, size in files.items():
             if not _has(folder / name, size):
-                raise BadData(f"{name} changed during the transfer")
+                raise BadData(f"the size of file {name} changed during the transfer")
 
     @cached_property
     def _api(self) -> Ec2Api:
