@@ -94,7 +94,7 @@ class Offer:
     def list_usd_per_hour(self) -> float | None:
         """Return the public price if it is known, else `usd_per_hour`.
 
-        Spot bids are based on public prices, because a discount of the account does not lower them.
+        Spot bids are based on public prices: a discount of the account does not change spot prices.
         """
         return self.usd_per_hour if self.public_usd_per_hour is None else self.public_usd_per_hour
 

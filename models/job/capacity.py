@@ -11,7 +11,8 @@ observation per instance type.
 
 p is the chance that a request for one machine is granted. A gang is the set of all machines of a
 cluster, which must run at the same time; p_gang is its chance. Refusals are correlated: if one
-machine is available, the next machine is more likely to be available.
+machine is available, the next machine is more likely to be available. `shared` is 1 if machines are
+always granted or refused together, and 0 if they are independent.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Report the running refresh, its machines and stale data, from lease files and published files."""
+"""Report the running refresh, its machines and stale data.
+
+The sources are the lease files (a lease is the record of a launch) and the published files.
+"""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -118,10 +118,10 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 
 def _by_gpu(case: Case) -> list[dict[str, Any]]:
-    """Return the first choice, and the best cluster of each other kind of device.
+    """Return a row for each kind of device: the best cluster of machines with this device.
 
-    Clusters that miss the constraint come after all others. Kinds of device on which nothing may be
-    chosen come last, with the reason.
+    Rows that miss the constraint come after rows that meet it. Rows without a cluster come last;
+    they have the reason.
     """
     rows = [row for row in case.plan(top=1).rows if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}

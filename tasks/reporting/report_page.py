@@ -99,9 +99,9 @@ Plot = Callable[["Axes", pd.DataFrame], None]
 
 
 def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> Sequence[Row]:
-    """Return a panel for each title in `rows`: a table and, if `plot` is given, a chart.
+    """Return panels of the page: each has a title, a table and, if `plot` is given, a chart.
 
-    columns: as in `text_table`.
+    Consecutive rows with the same `title` share a panel. columns: as in `text_table`.
     """
     panels = []
     for title, group in groupby(rows, key=itemgetter("title")):

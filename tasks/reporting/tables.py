@@ -30,9 +30,9 @@ _CAUTION = re.compile(r"; caution: ([^;]+)")
 
 
 def as_caution(sentence: str) -> str:
-    """Return the text that appends the warning `sentence` to a published reason.
+    """Return the warning `sentence` as text to append to the reason of a published row.
 
-    `sentence` must not contain a semicolon.
+    `sentence` must not contain a semicolon, because `cautions_in` takes it as the end.
     """
     return f"; caution: {sentence}"
 

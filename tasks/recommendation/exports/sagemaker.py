@@ -14,10 +14,10 @@ RUNTIME_LIMIT_FACTOR = 2.0
 
 
 def sagemaker(selection: Selection) -> tuple[Any, str]:
-    """Return parts of CreateTrainingJob requests, sorted by rank, and their JSON text.
+    """Return parts of CreateTrainingJob requests, best cluster first, and their JSON text.
 
     Raises:
-        ExportRefused: if the machines are local hosts, or SageMaker cannot run any rank.
+        ExportRefused: if the machines are local hosts, or SageMaker cannot run any of the clusters.
     """
     selection.require_cloud("sagemaker", one_type=False)
     offered = shape_of("sagemaker", "TrainingInstanceType").enum
@@ -31,7 +31,7 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
         else:
             jobs.append([one])
     if not jobs:
-        raise ExportRefused(f"SageMaker cannot run any rank: {'; '.join(left_out)}")
+        raise ExportRefused(f"SageMaker cannot run any of the clusters: {'; '.join(left_out)}")
     document = {
         "about": [
             *selection.about,
@@ -73,7 +73,8 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
     """Return one job of the document: its ranks, clusters, EC2 dollars and request.
 
-    Several `ranks` become instance preferences, from which SageMaker chooses.
+    If `ranks` has several clusters, the request lists them as instance preferences, from which
+    SageMaker chooses.
     """
     first = ranks[0]
     offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]

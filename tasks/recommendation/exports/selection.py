@@ -32,10 +32,11 @@ class ExportRefused(Exception):
 class RankedCluster:
     """A row of the published table with its parsed cluster.
 
-    layout, batches: devices and batch per device, with one entry for each machine.
-    offers: one entry for each group of equal machines.
+    layout: number of devices used on each machine.
+    batches: batch per device on each machine.
+    offers: (offer, number of machines) in rank order, as dictionaries with the key `count`.
     zone: None if the price holds in the whole region.
-    training: equal for two clusters on which the same training command works.
+    training: layout, batches and mode. Clusters with equal `training` share a training command.
     """
 
     def __init__(self, row: Row) -> None:
@@ -77,7 +78,10 @@ class Selection:
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """Return the candidates with one instance type and the same training command as `first`."""
+        """Return the candidates that can replace `first` without a change of the training command.
+
+        Each has machines of a single instance type, which may differ from the type of `first`.
+        """
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
 
@@ -157,11 +161,13 @@ def select(
 ) -> Selection:
     """Return the published row with the requested rank, and all rows of its goal.
 
-    workload, goal, provider: they must select a single goal. None matches any goal or provider.
+    workload, goal, provider: must match the rows of exactly one goal. None matches every goal or
+    provider.
     rank: the rank of the row to export.
 
     Raises:
-        SettingsError: if no row matches, or if rows of several goals or providers match.
+        SettingsError: if no row matches, rows of several goals or providers match, or the rank does
+            not exist.
         ExportRefused: if no cluster meets the goal.
     """
     for column, wanted in (("workload", workload), ("provider", provider)):
@@ -179,7 +185,7 @@ def select(
     matches = matches or [one for one in goals if one.split(" ")[0] == goal]
     if len(matches) != 1:
         choices = ", ".join(f"--goal {one!r}" for one in matches or goals)
-        raise SettingsError(f"{workload} has several goals. Choose one: {choices}")
+        raise SettingsError(f"choose one goal of {workload}: {choices}")
     rows = [row for row in rows if goal_text(row) == matches[0]]
     if rows[0]["cluster"] is None:
         raise ExportRefused(f"no cluster meets {workload}, {matches[0]}: {rows[0]['reason']}")
