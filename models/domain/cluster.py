@@ -60,7 +60,7 @@ class InstanceType:
     def digest(self) -> str:
         """Return a hash of all fields, as twelve hex digits.
 
-        Runs that were measured under a different digest are not used.
+        A run that was measured while the type had a different digest is not used.
         """
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 

@@ -1,7 +1,7 @@
 """Run `srift import` and `srift forget`: load measurements from elsewhere and facts of workloads.
 
-A forgotten import stays in the warehouse, but the model no longer learns from it. Importing the
-same files again restores the import.
+Facts are numbers such as parameters and FLOPs. A forgotten import stays in the warehouse, but the
+model no longer learns from it. Importing the same files again restores the import.
 """
 
 import hashlib
@@ -179,8 +179,8 @@ def import_measurements(
 def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
     """Yield a connection with an open transaction.
 
-    A dry run must not create a warehouse. If there is none, the connection is to an empty warehouse
-    in memory.
+    A dry run must not create a warehouse. Therefore, without a warehouse, a dry run gets a
+    connection to an empty warehouse in memory.
     """
     if warehouse.exists() or not dry_run:
         with warehouse.transact() as connection:
@@ -316,5 +316,5 @@ def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
 
 
 def _refreshes(providers: Iterable[str]) -> str:
-    """Return the commands that fit the models of `providers` again without starting machines."""
+    """Return the commands that refit the models of `providers` without starting machines."""
     return " and ".join(f"`{refresh_command(one, '0')}`" for one in providers)

@@ -20,8 +20,8 @@ _GIB = 2**30
 def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Finding]:
     """Yield findings on the data of each workload.
 
-    api: the AWS client for a check on behalf of EC2 machines. None means local hosts; data in S3
-    are then not checked.
+    api: the AWS client, if EC2 machines will read the data. None means that local hosts will read
+    them; data in S3 are then not checked.
     """
     for name in settings.workloads:
         check = f"data of {name}"
@@ -45,7 +45,8 @@ def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Find
 def statements(ec2: Ec2, *sources: Path | Address) -> list[dict[str, Any]]:
     """Return the IAM statements that let machines read the S3 addresses in `sources`.
 
-    Folders need no statement. Neither do addresses that the policies in deployments/iam allow.
+    Folders need no statement. Addresses below s3://BUCKET/PREFIX/data/ of the [ec2] settings need
+    none either, because the policies in deployments/iam allow them.
     """
     found: list[dict[str, Any]] = []
     ours = f"s3://{ec2.bucket}/{ec2.prefix}/data/"

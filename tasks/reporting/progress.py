@@ -28,7 +28,7 @@ class Reporter:
         self._write(f"{text}\n")
 
     def start(self, runs: int) -> None:
-        """Start the progress display for measurements of `runs` runs."""
+        """Set the total number of runs that the progress line shows."""
         self._runs = runs
 
     def watch(self, what: str, done: int, usd: float | None) -> None:

@@ -60,7 +60,8 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
     """Return True if one SageMaker request can name both clusters as alternatives.
 
-    SageMaker supports alternatives only for on-demand clusters of one instance type.
+    SageMaker supports this only if both are on-demand, and each has a single instance type. The
+    clusters must also have the same training command and region, and different types.
     """
     if first.market != "on-demand" or len(first.types) > 1 or first.types == other.types:
         return False

@@ -1,4 +1,4 @@
-"""Select the published rows to export: the requested rank, and the ranks after it."""
+"""Select the published rows to export: the row of the requested rank, and lower-ranked rows."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class Selection:
 
     @property
     def candidates(self) -> list[RankedCluster]:
-        """Return the requested row and the later ranks that are likely to meet the constraint."""
+        """Return the requested row, and the lower-ranked rows that probably meet the constraint."""
         below = [one for one in self.ranks if one.rank > self.first.rank]
         return [self.first, *(one for one in below if not row_misses(one.row))]
 
