@@ -119,7 +119,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The machines of one training job: one offer per instance, in rank order."""
+    """The machines of one training job: an offer per instance, in the order of torchrun's ranks."""
 
     members: tuple[Offer, ...]
 

@@ -219,7 +219,7 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one vCPU quota of the market is large enough for one machine.
+    """Check that at least one vCPU quota for the market of [campaign] allows one machine.
 
     Each quota is compared with the vCPUs of the smallest instance type that it limits.
     """

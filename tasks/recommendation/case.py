@@ -189,8 +189,9 @@ def comparable(
     """Return the offers whose instance type the model can predict.
 
     The type's definition must not have changed since its measurements. Its device must have been
-    measured or have a data sheet. guessed: True if the workload was never measured; a data sheet is
-    then required.
+    measured or have a data sheet.
+
+    guessed: True if the workload was never measured. Its device must then have a data sheet.
     """
     return [
         one

@@ -135,8 +135,8 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
     """Plot the dollars of each setup against its hours.
 
-    A line connects the expected values of a setup to its 90th percentiles. The steps are the Pareto
-    frontier.
+    A line connects the expected values of a setup to its 90th percentiles. The staircase is the
+    Pareto frontier of the expected values.
     """
     best = frame[frame["judged"] == "not beaten"]
     axes.scatter(frame["hours"], frame["usd"], color=_GREY)

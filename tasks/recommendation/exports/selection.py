@@ -128,7 +128,10 @@ class Selection:
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about an old publication, old prices or a constraint that is at risk."""
+        """Return warnings: old data, a constraint that is probably missed, or a doubtful choice.
+
+        Old data are a publication or prices older than STALE_AFTER_H hours.
+        """
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(row['provider'], '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):
