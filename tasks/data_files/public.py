@@ -53,7 +53,7 @@ def public_machines() -> list[dict[Any, Any]]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Add the workloads whose public step times count to the workloads of the workspace.
+    """Return a workspace that also has the workloads whose public step times count.
 
     If srift.toml has a workload of the same name, the workload of srift.toml is kept. If the
     provider is not EC2, the workspace is returned unchanged.

@@ -34,8 +34,8 @@ def recommend_all(
     runs: measured setups of all workloads.
     each: a function like `map` that plans the workloads, possibly in other processes.
 
-    If measurements cost money, a doubtful first choice names the run that would make it certain
-    (see `measure_first`).
+    If measurements cost money, a doubtful first choice names the run to measure first (see
+    `measure_first`).
     """
     with one_thread():
         experience = experience_of(workspace)

@@ -34,9 +34,10 @@ class RankedCluster:
 
     layout: number of devices used on each machine.
     batches: batch per device on each machine.
-    offers: (offer, number of machines) in rank order, as dictionaries with the key `count`.
+    offers: a dictionary for each offer, in rank order; `count` is its number of machines.
     zone: None if the price holds in the whole region.
-    training: layout, batches and mode. Clusters with equal `training` share a training command.
+    training: layout, batches, accumulation steps and mode. Clusters with equal values can use the
+        same training command.
     """
 
     def __init__(self, row: Row) -> None:
@@ -56,7 +57,7 @@ class RankedCluster:
     def environment(self) -> dict[str, str]:
         """Return environment variables that give a training script its batch and mode.
 
-        The mode is the precision, the strategy and the switches.
+        They have the batch per device, accumulation steps, precision, strategy and switches.
         """
         names = ("batch_per_device", *MODE)
         return {f"SRIFT_{name.upper()}": str(self.row[name]) for name in names}
@@ -130,7 +131,7 @@ class Selection:
     def warnings(self) -> list[str]:
         """Return warnings: old data, a constraint that is probably missed, or a doubtful choice.
 
-        Old data are a publication or prices older than STALE_AFTER_H hours.
+        The publication and prices are old after STALE_AFTER_H hours.
         """
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(row['provider'], '0')}` renews it"
