@@ -27,9 +27,9 @@ _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*
 def bucket_hazard(bucket: int | None) -> float:
     """Return one spot machine's interruptions per hour from its class in EC2's Spot Advisor.
 
-    `bucket` is the class of interruption frequency, 0 to 4. None and any other number are treated
-    as the worst class. A class is a range of the share of machines that are interrupted within a
-    month. The rate is -log(1 - share) / (hours per month).
+    `bucket` is the class, 0 to 4: a range of the share of machines that are interrupted within a
+    month. None and any other number are treated as class 4, the worst. The rate is
+    -log(1 - share) / (hours per month), where share is the middle of the range.
     """
     shares = dict(enumerate(ADVISED_MONTHLY_SHARE))
     share = shares.get(-1 if bucket is None else bucket, ADVISED_MONTHLY_SHARE[-1])

@@ -69,8 +69,8 @@ def gang_startup(
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of their logs.
 
     `model` is the result of `fit_startup`. `pools` are (instance type, market) pairs. `counts` is a
-    (clusters, pools) array with the number of machines from each pool, at least one per cluster. A
-    cluster is ready when its slowest instance type is ready.
+    (clusters, pools) array with the number of machines from each pool. Every cluster has at least
+    one machine. A cluster is ready when its slowest instance type is ready.
     """
     keys = [(market, name) for name, market in pools]
     medians = model.log_medians(keys)[:, 0]

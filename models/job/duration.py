@@ -47,8 +47,9 @@ class Conditions(NamedTuple):
     - `hazard_per_hour` is the expected number of interruptions per hour (the hazard).
     - `doubt` is the relative variance of the hazard's estimate.
     - `bunching` is the relative variance of the true hazard over days and weeks.
-    - `..._s` and `..._log_sd` describe a lognormal duration: its mean in seconds, and the standard
-      deviation of its log.
+    - `startup_s`, `checkpoint_s` and `replacement_s` are mean seconds.
+    - `startup_log_sd` and `checkpoint_log_sd` are standard deviations of log seconds: start-up and
+      checkpoint times are lognormal.
     """
 
     hazard_per_hour: FloatArray

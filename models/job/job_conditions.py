@@ -146,8 +146,9 @@ class Learned:
         """Add the seconds of retries after refused requests to start-up seconds.
 
         `launch_s` and `log_sd` (clusters,) are the mean start-up seconds without retries, and the
-        standard deviations of log seconds. Returns the same two arrays with retries. Without an
-        availability model, they are returned unchanged.
+        standard deviations of log seconds. `counts` is a (clusters, pools) array with the number of
+        machines from each pool. Returns the first two arrays with retries. Without an availability
+        model, they are returned unchanged.
         """
         if self.availability is None:
             return launch_s, log_sd

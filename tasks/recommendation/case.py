@@ -45,7 +45,8 @@ class Case:
         runs: rows of the workload's measured setups.
         experience: interruptions, start-up times and costs of earlier launches.
         model: the model that predicts the workload; None if it cannot be predicted.
-        guessed: True if the workload was never measured, so that its FLOPs or shape are used.
+        guessed: True if the workload was never measured, so that the model predicts it from its
+            FLOPs or from the shape of its transformer.
         known: the offers of machines on which step times can be predicted.
         by_data_sheet: devices without measurements, which are predicted from their data sheets.
         notes: sentences for the user about the data behind the answer.
