@@ -72,7 +72,7 @@ def measure_named(
     """
     refuse_to_spend(provider, max_usd)
     if max_usd == 0:
-        raise SettingsError("--max-usd 0 measures nothing: give a cap, or add --dry-run")
+        raise SettingsError("--max-usd 0 measures nothing: raise the cap, or add --dry-run")
     workspace = open_workspace(provider)
     now = datetime.now(UTC)
     clusters_of(workspace, wish, offers_now(workspace, now))
@@ -103,9 +103,8 @@ def _serve(
 ) -> list[tuple[PlannedLaunch, Served]]:
     """Run the launches one after another, and return pairs (planned launch, result).
 
-    A launch rents one cluster and measures on it. The iterable `launches` is lazy, because it plans
-    each launch from earlier measurements. Therefore the measurements of each launch are loaded
-    before the next launch is planned.
+    A launch rents one cluster and measures on it. `launches` is a lazy iterable: it plans a launch
+    from all earlier measurements, so these are loaded first. `tally` counts what was spent.
     """
     made, refresh_id = [], tally.refresh_id
     if tally.cap_usd and (warning := outdating(workspace)):

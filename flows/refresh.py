@@ -92,8 +92,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 def _reap(provider: str, max_usd: float | None) -> None:
     """End overdue and orphaned machines with the flow `reap`.
 
-    If a region or lease could not be checked, raises NotSwept if the refresh may spend money, and
-    prints a note otherwise.
+    `reap` fails if it could not check a region or a lease (the record of a launch). Raises NotSwept
+    in that case if the refresh may spend money, and prints a note otherwise.
     """
     try:
         reap(provider)

@@ -252,7 +252,10 @@ class Warehouse:
 
 
 def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
-    """Return the WarehouseError for a DuckDB error; None if neither file nor disk caused it."""
+    """Return the WarehouseError that explains a DuckDB error of the database file at `path`.
+
+    Returns None if the error is neither an I/O error nor a sign of a damaged file.
+    """
     words, first_line = str(error).replace(str(path), ""), one_line(error)
     if not isinstance(error, (duckdb.IOException, *_INSIDE_DUCKDB)) and _REPLAY not in words:
         return None  # other errors may quote user data that looks like these messages

@@ -313,7 +313,8 @@ def _copied(
 ) -> int:
     """Copy rows of `table` from `old` to `connection`, and return the number of copied rows.
 
-    Rows that `connection` already has are skipped. Rows with a `noted_order` keep their order.
+    Rows that `connection` already has are skipped. If the table has a column `noted_order`, which
+    numbers the rows in the order of insertion, the copied rows keep this order.
     """
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]

@@ -52,7 +52,7 @@ def measure(
     on: Annotated[
         list[str] | None,
         typer.Option(
-            help="Cluster such as 2xg5.xlarge; repeatable. Default: the most informative."
+            help="Cluster such as 2xg5.xlarge; repeatable. Default: the most informative clusters."
         ),
     ] = None,
     max_usd: MaxUsd = None,
@@ -153,7 +153,7 @@ def spend(
     provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
-    """Show the dollars spent on measurements, and what machines still held may cost."""
+    """Show the dollars spent on measurements, and the cost of running machines."""
     from tasks.monitoring.spend import spend_of
     from tasks.reporting.tables import print_spend
 

@@ -86,7 +86,7 @@ def _regions(api: Ec2Api, ec2: Ec2) -> str:
     enabled = {one["RegionName"] for one in every if one.get("OptInStatus") != "not-opted-in"}
     unusable = [one for one in ec2.regions if one not in enabled]
     if unusable:
-        raise Wrong(f"{', '.join(unusable)} is not enabled: enable it, or edit [ec2] regions")
+        raise Wrong(f"not enabled: {', '.join(unusable)}. Enable them, or edit [ec2] regions")
     return f"{', '.join(ec2.regions)} enabled"
 
 
@@ -117,9 +117,9 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _private(api: Ec2Api, ec2: Ec2) -> str:
-    """Raise Wrong if the bucket's policy or ACL makes the bucket public.
+    """Return a sentence, or raise Wrong if the bucket's policy or ACL makes the bucket public.
 
-    A policy or an ACL does not count if the bucket's settings block its public access.
+    The settings of the bucket can block public access through its policy or its ACL.
     """
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
@@ -146,7 +146,7 @@ def _usable(api: Ec2Api, ec2: Ec2) -> str:
     try:
         api.ask("s3:GetObject", region, **words)
         if not api.ask("s3:ListBucket", region, Bucket=ec2.bucket, Prefix=key).get("Contents"):
-            raise Wrong(f"{key} was written, but a list of the bucket lacks it")
+            raise Wrong(f"{key} was written, but listing the bucket does not show it")
     finally:
         api.ask("s3:DeleteObject", region, **words)
     return f"an object under {ec2.prefix}/ was written, read, listed and deleted"
@@ -229,7 +229,7 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one vCPU quota of the market is large enough for one machine.
+    """Check that at least one vCPU quota for the market of [campaign] allows one machine.
 
     Each quota is compared with the vCPUs of the smallest instance type that it limits.
     """

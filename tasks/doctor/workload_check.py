@@ -1,8 +1,8 @@
 """Run two steps of a workload on this machine, in each of its precisions, for `srift check`.
 
-The steps run as on a local host: with the code that would be sent, installed requirements and clean
-environment variables. If Linux namespaces are available, the steps have no network and see no other
-processes.
+The steps run as on a local host: with the files that Srift sends to machines, installed
+requirements and clean environment variables. If Linux namespaces are available, the steps have no
+network and see no other processes.
 """
 
 import json
@@ -43,8 +43,9 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     timeout_s: maximum seconds for the steps, without the installation of requirements.
 
     Raises:
-        SettingsError: if the workload is unknown, or its code or data cannot be sent.
-        CheckFailed: if the requirements cannot be installed, or the check does not finish.
+        SettingsError: if the workload is unknown, or its code or data cannot be sent to machines.
+        CheckFailed: if the requirements cannot be installed, the steps take longer than
+            `timeout_s`, or the process ends without a result.
     """
     file, source = settings.travelling(name)
     if data := settings.data(name):

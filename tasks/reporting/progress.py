@@ -29,9 +29,9 @@ class Reporter:
         self._write(f"{text}\n")
 
     def start(self, runs: int) -> None:
-        """Start the progress display for measurements of `runs` runs.
+        """Set the total number of runs that the progress line shows.
 
-        In a flow, it is also a progress artifact.
+        In a flow, a progress artifact shows it too.
         """
         self._runs = runs
         if runs and self._artifact is None and _run_loggers():

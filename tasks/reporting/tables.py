@@ -30,9 +30,9 @@ _CAUTION = re.compile(r"; caution: ([^;]+)")
 
 
 def as_caution(sentence: str) -> str:
-    """Return the text that appends the warning `sentence` to a published reason.
+    """Return the warning `sentence` as text to append to the reason of a published row.
 
-    `sentence` must not contain a semicolon.
+    `sentence` must not contain a semicolon, because `cautions_in` takes it as the end.
     """
     return f"; caution: {sentence}"
 
@@ -50,7 +50,8 @@ class _Cell(string.Formatter):
     """Formats the values of a table cell.
 
     A missing value becomes "unknown", or "" if its format begins with "?". If the format ends with
-    "!", a value above 1 becomes "over 100%". The values of a list are formatted one by one.
+    "!", a value above 1 becomes "over 100%". The values of a list are formatted separately and
+    joined by commas.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -82,8 +83,9 @@ class TextTable:
 def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text.
 
-    columns: a line `heading: format` for each column. A format that contains a `:` makes a column
-    of numbers. A column that is empty in every row is left out.
+    columns: a line `heading: format` for each column. The format is a text for `str.format` with
+    the row's keys (see `_Cell`). If it contains a `:`, the column is aligned to the right. A column
+    that is empty in every row is left out.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.strip().splitlines())
     cells = {
@@ -510,7 +512,8 @@ def print_sizing(found: Row) -> None:
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows with the added texts `type_and_mode`, `units` and `mark`.
 
-    The mark is `*` if the step time was composed of micro-steps, else empty.
+    The mark is `*` if the step time was composed of measured micro-steps (gradient accumulation).
+    For a measured step, the mark is empty.
     """
     shown = []
     for row in rows:
