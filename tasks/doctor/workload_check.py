@@ -46,7 +46,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     stated = settings.stated(name)
     batch = max(1, stated.batches[0] // _SHARE)
     try:
-        python = install_at(settings.home, file, source) if file.requirements else sys.executable
+        python = install_at(settings, file, source) if file.requirements else sys.executable
     except NotInstalled as error:
         raise CheckFailed(str(error)) from None
     isolation = detect()
@@ -61,6 +61,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
         _lay_out(place, file, source)
+        isolation.give(place, folder, folder / file.folder)
         own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
         try:
             done = subprocess.run(

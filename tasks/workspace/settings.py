@@ -136,6 +136,7 @@ class WorkloadSettings(_Section):
     `path`. A workload without an entrypoint has only imported measurements. `precisions`,
     `strategies` and `switches` list what its training tolerates. `data` is a folder or
     `s3://bucket/prefix`. The function gets the folder on the machine as its argument `data`.
+    With `allow_builds`, pip on this machine may build requirements, which runs their code.
     `transformer` is the network's shape: a Hugging Face `config.json`, or the same keys as a table.
     A sample is a sequence of `sequence` tokens.
     """
@@ -156,6 +157,7 @@ class WorkloadSettings(_Section):
     arguments: dict[str, bool | int | float | str] = {}
     path: str | None = None
     requirements: str = ""
+    allow_builds: bool = False
     env: dict[str, str] = {}
     goals: tuple[GoalSettings, ...] = ()
 

@@ -30,6 +30,7 @@ def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(local
     before = links()
     with acquired(local, "narrow", "wide") as running:
         assert [one["links"] for one in ready(running)] == [["lo", "eth0"], ["lo", "eth0"]]
+        assert all(one["held"] for one in ready(running))
         assert links() == before
         there = best(lambda: rate_gbps(running, 0, 1), enough=0.17)
         back = best(lambda: rate_gbps(running, 1, 0), enough=0.17)

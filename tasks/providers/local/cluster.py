@@ -63,7 +63,7 @@ class LocalCluster(RunningCluster):
         Raises ProviderError or OSError if a host cannot be started. The caller must then call
         `release`, because other hosts may run.
         """
-        (self._directory / "scratch").mkdir()
+        self._machine.isolation.give(self._directory / "scratch", self._directory / "checkpoints")
         self.mailbox.mkdir()
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(node_package, self._directory / "code" / "node", ignore=ignored)
@@ -156,12 +156,14 @@ class LocalCluster(RunningCluster):
         address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"
         self.addresses[index : index + 1] = [address]
         mark = HostMark(self._store.token, self.lease_id, index, instance.cores)
+        isolation, folder = self._machine.isolation, self.mailbox / f"node-{index}"
+        isolation.give(folder)
         command = [self._machine.python, "-m", "node", "--mailbox", str(self.mailbox)]
         command += ["--node", str(index), "--address", address]
         command += ["--deadline", f"{self._lease.deadline_at.timestamp():.3f}"]
         host = self.network.start(
             str(mark),
-            command,
+            isolation.powerless(command),
             self._log(index),
             address=address,
             bandwidth_gbps=instance.bandwidth_gbps,

@@ -22,12 +22,40 @@ from tasks.providers.local.processes import end, identify
 
 # an ordinary user's PATH on Debian lacks ip and tc
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-_TOOLS = ("ip", "tc", "unshare", "nsenter")
+_TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
 # In each script the shell stays the first process and reaps orphans.
 _LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
 _AGENT = '"$@" </dev/null; exit $?'
 _HOLDER = {"root": ("unshare", "--net"), "user": ("unshare", "-Urnm")}
+# Root becomes an ordinary user of this number, which is `nobody` in Debian.
+_NOBODY = 65534
+# Python and data often lie in folders that root alone can read.
+_READS_ALL = ",+dac_read_search"
+# Runs a command in the folder `code`, in a new root with the system and the paths up to "--". The
+# command may write to `code` and `environment`, which belong to it until all its processes ended.
+_ALONE = """
+set -e; umask 022; owner=$1 code=$2 environment=$3 new=${2%/*}/root; shift
+mkdir "$new"; chown -hR "$owner:$owner" "$code" "$environment"; mount -t tmpfs none "$new"; mkdir -m 1777 "$new/tmp"
+for path in /usr /bin /sbin /lib /lib64 /etc /dev /proc /run/systemd/resolve "$@"; do
+  [ "$path" != -- ] || break
+  [ -e "$path" ] || continue
+  if [ -d "$path" ]; then mkdir -p "$new$path"
+  elif [ ! -e "$new$path" ]; then mkdir -p "$new${path%/*}"; : >"$new$path"; fi
+  mount --rbind "$path" "$new$path"
+  case $path in "$code" | "$environment" | /dev | /proc) ;;
+  *) mount -o remount,bind,ro "$new$path" ;; esac
+done
+until [ "$1" = -- ]; do
+  unshare --root="$new" setpriv --reuid="$owner" --regid="$owner" --keep-groups test -r "$1" ||
+    { echo "user nobody cannot read $1: run chmod -R go+rX $1"; exit 1; }
+  shift
+done; shift
+status=0; unshare --root="$new" --wd="$code" "$@" || status=$?
+kill -9 -1 2>/dev/null || :
+chown -hR 0:0 "$environment"
+exit $status
+"""
 _BRIDGE = "ip link set lo up && ip link add br0 type bridge && ip link set br0 up"
 # A kernel without IPv6 refuses `addrgenmode`; it gives the link no IPv6 address anyway.
 _QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
@@ -51,6 +79,27 @@ class Isolation:
     @property
     def namespaces(self) -> bool:
         return self.kind != "none"
+
+    def give(self, *folders: Path) -> None:
+        """Create `folders` if they are missing, and let the code of hosts write to them."""
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+            if self.kind == "root":
+                os.chown(folder, _NOBODY, _NOBODY)
+
+    def powerless(self, command: Sequence[str], kept: str = _READS_ALL) -> list[str]:
+        """Return a command that runs `command` as an ordinary user, without root's rights.
+
+        kept: the rights that root's command keeps. Returns `command` unchanged without namespaces.
+        """
+        if not self.namespaces:
+            return list(command)
+        words, rights = ["setpriv", "--no-new-privs"], "-all"
+        if self.kind == "root":
+            words += [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
+            rights += kept
+        words += [f"--{name}={rights}" for name in ("bounding-set", "inh-caps", "ambient-caps")]
+        return [*words, *command]
 
 
 @dataclass(frozen=True)
@@ -194,22 +243,40 @@ def detect() -> Isolation:
         f" && tc qdisc add dev h0 root {_tbf(0.1)}"
     )
     for kind in ("root", "user") if os.geteuid() == 0 else ("user",):
-        done = _shell((*(_HOLDER["user"] if kind == "user" else ()), *_HOST, script))
+        found = Isolation(kind=kind)
+        tried = f"{script} && {' '.join(found.powerless(['true']))}"
+        done = _shell((*(_HOLDER["user"] if kind == "user" else ()), *_HOST, tried))
         if done.returncode == 0:
-            return Isolation(kind=kind)
+            return found
         reasons.append((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return Isolation(kind="none", why_not="; ".join(dict.fromkeys(reasons)))
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command` without a network and hides other processes.
+    """Return a command that runs `command` like code on a host, but without a network.
 
     Returns `command` unchanged if this computer cannot make namespaces.
     """
     if not isolation.namespaces:
         return list(command)
     user = _HOLDER["user"] if isolation.kind == "user" else ()
-    return [*user, *_HOST, _LOOPBACK, "srift-check", *command]
+    return [*user, *_HOST, _LOOPBACK, "srift-check", *isolation.powerless(command)]
+
+
+def without_files(
+    isolation: Isolation, paths: Sequence[object], command: Sequence[str]
+) -> list[str]:
+    """Return a command that runs `command` with a network, but without the files of this user.
+
+    It sees the system's files and `paths`. It may write to the first two paths: the folder of code,
+    where it runs, and the environment. A folder `root` is made beside the code. Returns `command`
+    unchanged if this computer cannot make namespaces.
+    """
+    if not isolation.namespaces:
+        return list(command)
+    user, owner = (("-Ur",), 0) if isolation.kind == "user" else ((), _NOBODY)
+    space = ("unshare", *user, "--mount", *_HOST[2:], _ALONE, "srift-install")
+    return [*space, str(owner), *map(str, paths), "--", *isolation.powerless(command, "")]
 
 
 def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

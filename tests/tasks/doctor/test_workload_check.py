@@ -63,13 +63,14 @@ FOLDER = """
 path = "repo"
 entrypoint = "tasks:build"
 requirements = "requirements.txt"
+allow_builds = true
 env = {WIDTH = "3"}
 samples = 1000
 global_batch = 64
 """
 # In a module with the name of one of our packages, which machines do not have.
 SEES = """
-import glob, os, socket
+import glob, os, socket, subprocess
 import greeting
 
 assert greeting.WORD == "hello" and os.environ["WIDTH"] == "3" and os.path.exists("data.txt")
@@ -77,6 +78,21 @@ assert not [name for name in os.environ if name.startswith(("AWS", "PIP", "SRIFT
 assert not os.path.exists(os.path.expanduser("~/.aws"))
 assert len(glob.glob("/proc/[0-9]*")) < 9, "other processes, with their environments, are in sight"
 assert [name for _, name in socket.if_nameindex()] == ["lo"]
+assert not os.access("/etc/passwd", os.W_OK) and subprocess.call(["umount", "/proc"])
+"""
+BACKEND = """
+import glob, os, shutil
+
+def build_wheel(folder, *_, **__):
+    assert not os.path.exists("{secret}"), "the files of the operator are in sight"
+    assert not os.access("/etc/passwd", os.W_OK) and len(glob.glob("/proc/[0-9]*")) < 9
+    return os.path.basename(shutil.copy(glob.glob("*.whl")[0], folder))
+"""
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
 """
 
 
@@ -89,10 +105,12 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
     (tmp_path / ".aws").mkdir()
     (tmp_path / "srift.toml").write_text(FOLDER)
     repo = tmp_path / "repo"
-    wheel(repo / "wheels", "greeting", "1.0", "WORD = 'hello'\n")
+    wheel(repo / "sd", "greeting", "1.0", "WORD = 'hello'\n")
+    (repo / "sd" / "backend.py").write_text(BACKEND.format(secret=tmp_path / ".aws"))
+    (repo / "sd" / "pyproject.toml").write_text(PYPROJECT)
     (repo / "tasks.py").write_text(SEES + BUILD.format(first="pass"))
     (repo / "data.txt").write_text("")
-    (repo / "requirements.txt").write_text("--no-index\n--find-links wheels\ngreeting\n")
+    (repo / "requirements.txt").write_text("--no-index\n./sd\n")
     settings = load_settings(tmp_path / "srift.toml").model_copy(
         update={"home": tmp_path / "state"}
     )
