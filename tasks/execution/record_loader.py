@@ -306,10 +306,6 @@ def _quarantine(file: Path, reason: str, folder: Path) -> str:
 
 
 def _left_behind(file: Path) -> str:
-    """Return a message about files that a machine did not upload.
-
-    file: the machine's report, whose reason is untrusted text.
-    """
+    """Return a message about files that a machine did not upload, from the machine's report."""
     reason = str((read_object(file) or {}).get("reason", "no reason given"))
-    printable = "".join(letter for letter in reason[:_MOST_SAID] if letter.isprintable())
-    return f"{file.parent.name} left files behind: {printable}"
+    return f"{file.parent.name} left files behind: {reason[:_MOST_SAID]}"

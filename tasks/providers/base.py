@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 
+_MAX_STRING = 10_000  # characters; agents send at most 4,000
+_CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])  # keeps tabs and new lines
 MAX_JSON_DEPTH = 32  # records have six levels; json and DuckDB recurse at each level
 
 
@@ -267,8 +269,15 @@ class Provider(Protocol):
         return True
 
 
+def plain(text: str) -> str:
+    """Return the first characters of a machine's text, without those that control a terminal."""
+    return text[:_MAX_STRING].translate(_CONTROL)
+
+
 def json_of_node(text: str, **options: Any) -> Any:
     """Parse JSON text that a machine wrote. `options` are passed to `json.loads`.
+
+    Users read the strings, so they are cut and lose the characters that control a terminal.
 
     Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
     """
@@ -281,6 +290,10 @@ def json_of_node(text: str, **options: Any) -> Any:
     for _ in range(MAX_JSON_DEPTH + 1):
         inner: list[Any] = []
         for value in level:
+            pairs = value.items() if isinstance(value, dict) else ()
+            for key, held in enumerate(value) if isinstance(value, list) else pairs:
+                if isinstance(held, str):
+                    value[key] = plain(held)
             inner += value.values() if isinstance(value, dict) else ()
             inner += value if isinstance(value, list) else ()
         level = inner

@@ -135,7 +135,7 @@ class WorkloadSettings(_Section):
     `entrypoint` is `file.py:function` next to srift.toml, or `module:function` in the folder
     `path`. A workload without an entrypoint has only imported measurements. `precisions`,
     `strategies` and `switches` list what its training tolerates. `data` is a folder or
-    `s3://bucket/prefix`. The function gets the folder on the machine as its argument `data`.
+    `s3://bucket/prefix`; with `follow_links`, its links may lead out of the folder. The function gets the folder on the machine as its argument `data`.
     With `allow_builds`, pip on this machine may build requirements, which runs their code.
     `transformer` is the network's shape: a Hugging Face `config.json`, or the same keys as a table.
     A sample is a sequence of `sequence` tokens.
@@ -143,6 +143,7 @@ class WorkloadSettings(_Section):
 
     entrypoint: str | None = None
     data: str | None = None
+    follow_links: bool = False
     samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
     transformer: str | dict[str, Any] | None = None
@@ -194,7 +195,7 @@ class WorkloadSettings(_Section):
         least, largest = self.batches
         if not 1 <= least <= largest:
             raise ValueError("global_batch must be a whole number above 0, or [least, largest]")
-        for key in ("path", "requirements", "env", "data"):
+        for key in ("path", "requirements", "env", "data", "follow_links", "allow_builds"):
             if self.entrypoint is None and getattr(self, key):
                 raise ValueError(f"{key} needs an entrypoint")
         if self.sequence and self.transformer is None:
@@ -388,7 +389,12 @@ class Settings(_Section):
         text = self.workloads[name].data
         if text is not None and name not in self._data:
             try:
-                self._data[name] = read_data(text, self.root, self.home)
+                self._data[name] = read_data(
+                    text,
+                    self.root,
+                    self.home,
+                    follow_links=self.workloads[name].follow_links,
+                )
             except BadData as error:
                 raise SettingsError(f"workloads.{name}.data: {error}") from None
         return self._data.get(name)
@@ -430,6 +436,11 @@ def load_settings(file: Path | None = None) -> Settings:
     if path is None:
         raise SettingsError(
             f"no {FILE} in {here} or above it: change to a project's folder, or create {FILE}"
+        )
+    if here != path.parent != file and path.stat().st_uid not in (0, os.geteuid()):
+        raise SettingsError(
+            f"{path} belongs to another user, and it names code to run: if you trust it, change to"
+            f" {path.parent}"
         )
     try:
         body = tomllib.loads(path.read_text())

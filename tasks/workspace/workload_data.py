@@ -66,11 +66,11 @@ def source_of(text: str, root: Path) -> Path | Address:
     return Address(bucket=address[1], prefix=f"{prefix}/" if prefix else "")
 
 
-def read_data(text: str, root: Path, home: Path) -> WorkloadData:
+def read_data(text: str, root: Path, home: Path, *, follow_links: bool) -> WorkloadData:
     """Return the data that the setting `text` names, with their digest.
 
-    Raises BadData if the text is neither a folder nor an S3 address, or if the folder cannot be
-    sent to machines.
+    follow_links: send files outside the folder to which its links lead. Raises BadData if the text
+    is neither a folder nor an S3 address, or if the folder cannot be sent to machines.
     """
     source, files = source_of(text, root), None
     if isinstance(source, Path):
@@ -79,6 +79,12 @@ def read_data(text: str, root: Path, home: Path) -> WorkloadData:
                 f"{source} holds SRIFT_HOME, which changes with every command: move one of them"
             )
         files = files_below(source)
+        for path in () if follow_links else map(source.joinpath, files):
+            if path.is_symlink() and not path.resolve().is_relative_to(source):
+                raise BadData(
+                    f"{path} leads out of the folder, to {path.resolve()}: copy that file, or set"
+                    " `follow_links = true` to send the files that links name"
+                )
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 
 

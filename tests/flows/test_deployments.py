@@ -319,6 +319,7 @@ def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_s
     files = [path for path in session.home.rglob("*") if path.is_file()]
     assert [path for path in files if secret in path.read_bytes()] == [session.home / FILE]
     session.process = session.start()
+    assert secret not in session.credential.encode()
     deployments = session.deployments()
     active = {"every-twenty-seconds": True, "paused": True, NIGHTLY["name"]: False}
     assert active == {name: deployments[name]["schedules"][0]["active"] for name in active}

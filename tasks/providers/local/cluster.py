@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCluster
+from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCluster, plain
 from tasks.providers.leases import HeldLease
 from tasks.providers.local.catalogue import LocalMachine
 from tasks.providers.local.cpu_shares import place, promised_to_others
@@ -187,7 +187,7 @@ class LocalCluster(RunningCluster):
         status, reason = self._hosts[index].process.poll(), ""
         if status is not None:
             log = self._log(index).read_text(errors="replace").strip()
-            reason = f"its agent ended with exit status {status}: {log[-_LOG_TAIL:]}"
+            reason = f"its agent ended with exit status {status}: {plain(log[-_LOG_TAIL:])}"
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _revoke_later(self, index: int, after_s: float) -> None:

@@ -175,6 +175,10 @@ def test_untrusted_words_of_files_left_behind_are_cleaned(here):
     words = {"reason": "dump.bin \x1b[31m(9 bytes)" + "x" * 10_000}
     write(here, "node-0/refused.json", words)
     write(here, "node-1/refused.json", "[")
+    written = "\x1b]0;title\x07two\nlines\x9b31m" + "x" * 99_999
+    write(here, "node-1/records/c.json", record("c", status="failed", reason=written))
     first, second = load(here).notes
+    reason = here.warehouse.select("raw_runs", {"run_id": "c"})["reason"][0]
+    assert reason.startswith("]0;titletwo\nlines31mx") and len(reason) < 20_000
     assert first.startswith("node-0 ") and len(first) < 600 and first.isprintable()
     assert second.startswith("node-1 ")

@@ -78,8 +78,10 @@ def test_no_link_leads_out_of_the_folder(project):
     (project / "secret" / "key").write_text("k")
     (project / "repo" / "link").symlink_to(project / "secret" / "key")
     (project / "repo" / "folder").symlink_to(project / "secret")
+    (project / "repo" / "conf.txt").symlink_to(".env")
+    (project / "repo" / ".env").write_text("k")
     _, source = settings(project).travelling("net")
-    assert set(source.left_out) == {"link", "folder"}
+    assert set(source.left_out) == {"link", "folder", "conf.txt"}
     assert not {"link", "folder/key"} & set(source.files)
 
 

@@ -84,6 +84,15 @@ def test_links_to_folders_and_odd_names_are_refused(project):
     assert settings(project).data("net") is not None
 
 
+def test_a_link_leads_out_of_the_folder_only_where_the_settings_allow_it(project):
+    (project / "secret").write_text("key")
+    (project / "photos" / "inside").symlink_to("a/one.bin")
+    assert settings(project).data("net") is not None
+    (project / "photos" / "labels").symlink_to("../secret")
+    assert_refused(project)
+    assert settings(project, 'photos"\nfollow_links = true # "').data("net") is not None
+
+
 def test_too_many_files_and_none_are_refused(project, monkeypatch):
     monkeypatch.setattr(workload_data, "MOST_FILES", 0)
     assert_refused(project)
