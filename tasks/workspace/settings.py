@@ -437,7 +437,7 @@ def load_settings(file: Path | None = None) -> Settings:
         raise SettingsError(
             f"no {FILE} in {here} or above it: change to a project's folder, or create {FILE}"
         )
-    if here != path.parent != file and path.stat().st_uid not in (0, os.geteuid()):
+    if file is None and path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
         raise SettingsError(
             f"{path} belongs to another user, and it names code to run: if you trust it, change to"
             f" {path.parent}"

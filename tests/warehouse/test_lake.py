@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import closing
 from itertools import count
 
 import pytest
@@ -104,6 +105,17 @@ def test_the_wait_is_bounded_and_the_error_names_the_writer(shared):
         hasty.transact(),
     ):
         pass
+
+
+def test_a_writer_that_lost_its_turn_commits_nothing(shared):
+    psycopg2 = pytest.importorskip("psycopg2")
+    where = {"host": shared.lake.host, "user": postgres.USER, "dbname": shared.lake.database}
+    with pytest.raises(WarehouseError), shared.transact() as writing:
+        append(writing, "raw_timings", [TIMING])
+        with closing(psycopg2.connect(**where)) as connection:
+            ends = "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'"
+            connection.cursor().execute(ends)
+    assert shared.select("raw_timings").empty
 
 
 def test_an_empty_lake_and_another_schema_are_errors(lake, tmp_path):
