@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from models.domain.workload import TENSOR_1D, grid_shape
-from models.step_time.communication import DENSITY
+from models.step_time.bytes_sent import DENSITY
 
 Layer = tuple[float, float]  # features of inputs and of outputs
 

@@ -1,12 +1,13 @@
-"""Decide if a launch may be made: its worst-case cost must fit under every dollar cap.
+"""Decide if a launch is permitted: its worst-case cost must fit under every dollar cap.
 
-    billed  = 60 ceil(deadline / 60) + LATE_S
-    worst   = price billed / 3600               price: the highest dollars per hour
-    allowed <=> spent + committed + claimed + worst <= cap
+    billed  = 60 ceil(deadline / 60) + LATE_S                maximum billed seconds
+    worst   = price x billed / 3600
+    permitted <=> spent + committed + claimed + worst <= cap
 
-`committed` is the worst-case cost of running machines. `claimed` are the dollars that other
-refreshes reserved. If the caps cannot pay for a deadline, the deadline is shortened, but not below
-the shortest useful deadline.
+The deadline is the time in seconds after which the machines stop themselves. `price` is the highest
+possible price in dollars per hour. `committed` is the worst-case cost of running machines.
+`claimed` is the amount that other refreshes have reserved. If a cap cannot pay for the deadline,
+the deadline is shortened, but not below the shortest useful deadline.
 """
 
 import math
@@ -16,19 +17,19 @@ from datetime import datetime
 
 from ..domain.cluster import Cluster, Offer
 
-_MINUTE_S = 60.0  # machines stop themselves after whole minutes; AWS bills at least one
-# The most seconds that are billed beyond the deadline. Three minutes pass at most before the
-# deadline's timer starts, and one until a machine is shut down. A launch may try spot and on demand
-# in every zone. No region has more than six zones, and each earlier attempt costs a minute.
+_MINUTE_S = 60.0  # machines stop themselves after whole minutes; AWS bills at least one minute
+# The maximum number of seconds that are billed after the deadline. At most three minutes pass
+# before the deadline's timer starts, and one minute until the machine is shut down. A launch may
+# try spot and on-demand in each of at most six zones. Each failed attempt costs a minute.
 LATE_S = 240.0 + 60.0 * (2 * 6 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cap:
-    """A limit in dollars and the amounts that already count against it.
+    """A limit in dollars, and the amounts that already count against it.
 
-    `committed_usd` is the worst-case cost of running machines. `claimed_usd` is reserved by other
-    refreshes; `claimed_by` names them.
+    `committed_usd` is the worst-case cost of running machines. `claimed_usd` is the amount that
+    other refreshes have reserved, and `claimed_by` are the names of these refreshes.
     """
 
     name: str
@@ -51,9 +52,9 @@ class Cap:
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    """The permission for a launch: its deadline and worst-case cost, or the reason for a refusal.
+    """The permission for a launch, with its deadline and worst-case cost, or a refusal.
 
-    `refusal` is empty if the launch is permitted.
+    `refusal` is the reason of a refusal; it is empty if the launch is permitted.
     """
 
     deadline_s: float = 0.0
@@ -62,7 +63,7 @@ class Allowance:
 
 
 def billed_s(deadline_s: float) -> float:
-    """Return the most seconds for which a machine with this deadline is billed."""
+    """Return the maximum number of seconds for which a machine with this deadline is billed."""
     return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + LATE_S
 
 
@@ -73,7 +74,7 @@ def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
 def longest_s(usd_per_hour: float, left_usd: float) -> float:
     """Return the longest deadline in seconds whose worst-case cost is at most `left_usd`.
 
-    The deadline is a whole number of minutes.
+    The deadline is a whole number of minutes. Returns 0 if `left_usd` does not pay for a minute.
     """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:
@@ -84,12 +85,15 @@ def longest_s(usd_per_hour: float, left_usd: float) -> float:
 def dearest_usd_per_hour(
     cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None
 ) -> float | None:
-    """Return the highest dollars per hour that the cluster may cost; None if a price is unknown.
+    """Return the highest possible dollars per hour of the cluster.
 
     A launch may use any zone of the region, so the highest price of the region counts. A spot price
-    may rise to the on-demand price. If the on-demand price is unknown, the bid is the limit:
-    `spot_margin` times the known spot price. Discounts do not count, because a savings plan may be
-    used up.
+    may rise to the on-demand price. If the on-demand price is unknown, a spot price may rise to the
+    bid, which is `spot_margin` times the known spot price. Discounts do not count, because a
+    savings plan may be used up.
+
+    Returns None if a price is unknown, or if neither an on-demand price nor `spot_margin` limits a
+    spot price.
     """
     known: dict[tuple[str, str, str], float] = {}
     for offer in (*offers, *cluster.members):
@@ -109,9 +113,9 @@ def dearest_usd_per_hour(
 
 
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
-    """Return the highest known dollars per hour of each instance type.
+    """Return the highest known price of each instance type in dollars per hour.
 
-    Spot prices are multiplied by `spot_margin`, which gives the bid.
+    For spot, it is the bid: the spot price times `spot_margin`.
     """
     dearest: dict[str, float] = {}
     for offer in offers:
@@ -127,11 +131,11 @@ def allow(
 ) -> Allowance:
     """Return the longest deadline, up to `wished_s`, whose worst-case cost fits under every cap.
 
-    The launch is refused if the deadline would be shorter than `least_s`, or if `usd_per_hour` is
-    unknown. `usd_per_hour` is the highest price that the launch may have.
+    `usd_per_hour` is the highest possible price of the launch. The launch is refused if the
+    deadline would be shorter than `least_s`, or if `usd_per_hour` is unknown (None).
     """
     if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
-        why = "its highest price is unknown (on-demand prices bound spot; see [ec2] markets)"
+        why = "its highest price is unknown (on-demand prices limit spot; see [ec2] markets)"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s = wished_s
@@ -139,7 +143,7 @@ def allow(
         deadline_s = min(wished_s, longest_s(usd_per_hour, tightest.left_usd))
     if deadline_s < least_s:
         needs = worst_usd(usd_per_hour, least_s)
-        why = f"at worst it would cost ${needs:.2f}; ${tightest.left_usd:.2f} is left of {tightest}"
+        why = f"it may cost up to ${needs:.2f}; ${tightest.left_usd:.2f} is left of {tightest}"
         return Allowance(refusal=why)
     return Allowance(deadline_s=deadline_s, worst_usd=worst_usd(usd_per_hour, deadline_s))
 

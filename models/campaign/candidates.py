@@ -33,16 +33,16 @@ _LEAST_PROFILED = 3  # batches that determine the line of one device
 class Costs:
     """The assumed seconds of launches and runs. The defaults are for local hosts."""
 
-    launch_s: float = 12.0  # once per launch: machines, agents, torchrun, importing torch
-    build_s: float = 0.5  # once per run, before its first step
-    steps: int = 15  # one trial, 2 of warm-up, about 10 timed, 2 without communication
+    launch_s: float = 12.0  # start of a launch: machines, agents, torchrun, importing torch
+    build_s: float = 0.5  # start of a run, before its first step
+    steps: int = 15  # of a run: 1 trial, 2 of warm-up, about 10 timed, 2 without communication
     train_most_s: float = 11.0  # the node ends the steps of a training run after about this time
-    probe_s: float = 7.0  # a sweep of all-reduces
-    core_step_s: float = 0.15  # a step of the least global batch on one core
-    minimum_s: float = 0.0  # the shortest time billed for a launch; a minute on EC2
+    probe_s: float = 7.0  # a probe: a sweep of all-reduces
+    core_step_s: float = 0.15  # a step with the minimum global batch on one core
+    minimum_s: float = 0.0  # the minimum time billed for a launch; a minute on EC2
 
     def run_s(self, step_s: float) -> float:
-        """Return the seconds of a training run on running machines; a step takes `step_s`."""
+        """Return the seconds of a training run with steps of `step_s`, on running machines."""
         return self.build_s + self.steps * step_s
 
     def billed_s(self, run_s: float) -> float:
@@ -64,8 +64,11 @@ class PlannedRun:
         nodes: the indices of the launch's machines on which the run takes place.
         devices: the number of devices used on each machine; empty means one on each machine.
         batches: samples per device of each machine. A profile lists the batches to try.
+        message_bytes: the message sizes of a probe (a sweep of all-reduces).
+        est_s: the estimated duration in seconds.
         seed: the random seed of a run that checks convergence.
-        steps, checkpoint_every: length of an elastic run and its checkpoint interval, in steps.
+        steps, checkpoint_every: the length of an elastic run and its checkpoint interval, in steps.
+            An elastic run measures the cost of losing a machine.
         lose_after_s: seconds after the first step at which the last machine of an elastic run is
             stopped; None if no machine is stopped.
         wait_s: seconds that an elastic run waits for the stopped machine.
@@ -137,10 +140,10 @@ class PlannedRun:
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return each distinct sub-cluster of a cluster with the instance types `names`.
+    """Return the distinct sub-clusters of a cluster with the instance types `names`.
 
-    The keys are the instance types of a sub-cluster. The values are the positions of the first
-    machines that form it.
+    A key has the instance types of a sub-cluster. Its value has the positions of the first machines
+    that form the sub-cluster.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
@@ -158,7 +161,7 @@ class Model:
         joint: a function that returns the joint distribution of log step times for setups.
         workloads: the (workload, mode) pairs that the model was trained on.
         types: the instance types that the model can predict.
-        fresh: runs, with `step_s`, that were measured but not used to train the model.
+        fresh: measured runs, with `step_s`, that the model was not trained on.
         predict: a function that returns predicted step times for setups, in a column `step_s`.
     """
 
@@ -170,7 +173,7 @@ class Model:
     predict: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
     def knows(self, trained: Trained, members: Sequence[str]) -> bool:
-        """Return True if the model can predict the (workload, mode) pair on these types."""
+        """Return True if the model can predict the (workload, mode) on these instance types."""
         return trained in self.workloads and self.types.issuperset(members)
 
 
@@ -179,8 +182,8 @@ def profile_of(
 ) -> PlannedRun:
     """Return a run that profiles the workload on one device, in the mode `mode.alone`.
 
-    The profile times PROFILE_BATCHES batches, which range from an eighth of the least global batch
-    to the greatest global batch.
+    The profile times up to PROFILE_BATCHES batch sizes, from an eighth of the minimum global batch
+    to the maximum global batch.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
@@ -207,8 +210,8 @@ def probe_of(members: tuple[str, ...], costs: Costs) -> PlannedRun:
 def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -> list[PlannedRun]:
     """Return runs that show if `mode` converges like the DDP mode that it would replace.
 
-    There is one run for each of the two modes and each seed, on both machines of `pair`. The list
-    is empty if the machines cannot train in the mode, or if they have more devices than the least
+    There is a run for each of the two modes and each seed, on both machines of `pair`. The list is
+    empty if the machines cannot train in `mode`, or if they have more devices than the minimum
     global batch has samples.
     """
     kind = pair.members[0].instance_type
@@ -225,7 +228,7 @@ def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -
             devices=(kind.devices,) * 2 if kind.devices > 1 else (),
             batches=(share, share),
             est_s=costs.build_s + train_s + prior_s(shown),
-            reason=f"does {mode.strategy} learn as {mode.dense.strategy} does",
+            reason=f"checks if {mode.strategy} converges like {mode.dense.strategy}",
             seed=seed,
         )
         for shown in (mode.dense, mode)
@@ -243,11 +246,15 @@ def training_runs(
 ) -> dict[Key, PlannedRun]:
     """Return the training runs of every workload on every cluster, by setup.
 
-    A workload is measured in all its modes and at all its global batches. For variety, it is also
-    measured at half the least batch and with two accumulation steps. Unequal machines share the
-    batch so that they finish together. Their speeds come from `profiles`, or from their numbers of
-    cores if a profile is missing. A machine with several devices is also measured with one device,
-    to show how much devices slow each other down.
+    A workload is measured in all its modes and with several global batches: its minimum, doublings
+    of the minimum, and its maximum. For variety, it is also measured with half the minimum, and
+    with two accumulation steps. Unequal machines share the batch so that they finish together.
+    Their speeds come from `profiles`, or from their numbers of cores if a profile is missing. A
+    machine with several devices is also measured with one device, which shows how much devices slow
+    each other down.
+
+    `model` predicts the step times from which the durations of the runs are estimated. Without a
+    prediction, a rough estimate is used.
     """
     lines = profiled_lines(profiles)
     found: dict[Key, tuple[Setup, Workload]] = {}
@@ -269,7 +276,7 @@ def training_runs(
 
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
-    """Return a run that measures `setup`. `step_s` is its expected step time in seconds."""
+    """Return a run that measures `setup`, whose expected step time is `step_s` seconds."""
     several = any(offer.instance_type.devices > 1 for offer in setup.cluster.members)
     return PlannedRun(
         kind="train",
@@ -288,17 +295,18 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if all devices support the mode, and the mode supports the device counts."""
+    """Return True if all devices support `mode`, and `mode` supports the numbers of devices."""
     types = [offer.instance_type for offer in cluster.members]
     able = all(computes(one.device, mode) for one in types)
     return able and runs_on([one.devices for one in types], mode)
 
 
 def profiled_lines(profiles: pd.DataFrame) -> Lines:
-    """Fit seconds per batch for each workload, mode and instance type with enough profiles.
+    """Fit a line of seconds by batch size for each profiled (workload, mode, instance type).
 
-    A line (a, k) means that one device needs a + k b seconds for forward and backward of b samples.
-    Three different batches must have been profiled.
+    A line (a, k) means that a device needs a + k b seconds for the forward and backward pass of b
+    samples. A key is left out if fewer than three batch sizes were profiled, or if the fitted k is
+    not above 0.
     """
     if not len(profiles):
         return {}
@@ -317,7 +325,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
 
 def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
-    """Yield the setups that `training_runs` measures for one workload, mode and cluster."""
+    """Yield the setups that `training_runs` measures for a workload, mode and cluster."""
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
     if not _trains(cluster, mode):
@@ -351,8 +359,9 @@ def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> I
 def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
     """Return a rough estimate of the seconds per step, for setups that no model can predict.
 
-    The work is assumed to be shared equally by all cores. A ring all-reduce of the gradients uses
-    the slowest network link and overlaps the computation.
+    The estimate is the larger of computation and communication, which overlap. All cores share the
+    computation equally. The communication is a ring all-reduce of the gradients over the slowest
+    network link.
     """
     types = [offer.instance_type for offer in setup.cluster.members]
     used = zip(types, setup.layout, strict=True)
@@ -364,10 +373,10 @@ def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
 
 
 class Schedule:
-    """The start and end of each run of one launch.
+    """The time that the runs of a launch take on each machine of its cluster.
 
-    Runs on one machine take place at the same time on different machines. A run on several machines
-    takes place alone.
+    Runs that need one machine take place at the same time on different machines. A run on several
+    machines takes place alone.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -383,7 +392,7 @@ class Schedule:
     def extra_s(self, run: PlannedRun) -> float:
         """Return the seconds by which `run` would extend the launch.
 
-        They are 0 if the run fits into a machine's idle time.
+        Returns 0 if the run fits into a machine's idle time.
         """
         if len(run.members) > 1:
             return run.est_s
@@ -399,6 +408,6 @@ class Schedule:
         return (node,)
 
     def _idlest(self, run: PlannedRun) -> int:
-        """Return the machine of the run's instance type with the fewest seconds of runs so far."""
+        """Return the index of the least busy machine that has the instance type of `run`."""
         nodes = (node for node, name in enumerate(self.names) if name == run.members[0])
         return min(nodes, key=self.alone_s.__getitem__)

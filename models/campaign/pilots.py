@@ -1,13 +1,13 @@
 """Choose the few runs (pilots) that would improve an uncertain choice most.
 
-The model's covariance S of log step times says how the result of a pilot p changes the expected log
-step time of setup c:
+The model's covariance S of log step times determines how the result of a pilot p changes the
+expected log step time of setup c:
 
     E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
-Pilots are chosen one after another. Regret is the loss of the chosen setup minus the least loss of
-all setups. The loss is in logs of the objective. `planner/choice_rule.py` defines the loss. Here,
-exceeding a limit always costs `overshoot_price`, even if the goal requires a probability.
+Pilots are chosen one after another. Regret is the loss of the chosen setup minus the lowest loss of
+all setups. `planner/choice_rule.py` defines the loss, a log of the objective plus a penalty for
+exceeding the limit. Here, the penalty applies even if the goal requires a probability.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,14 +33,15 @@ _ROUNDING = 1e-10
 
 @dataclass(frozen=True, kw_only=True)
 class Pilots:
-    """The chosen runs to measure (pilots), and the expected regret that remains after them.
+    """The runs chosen as pilots, and the expected regret that remains after them.
 
-    Regret is the loss of the chosen setup minus the least loss of all setups.
+    Regret is the loss of the chosen setup minus the lowest loss of all setups.
 
     Attributes:
-        chosen: positions of candidates. Each was the most valuable given the pilots before it.
-        regret: the expected regret of choosing without any pilot.
-        after: `after[n - 1]` is the expected regret of choosing after the first n pilots.
+        chosen: positions of the pilots in the frame of candidates. Each pilot is the most valuable
+            candidate, given the pilots before it.
+        regret: the expected regret of a choice without any pilot.
+        after: `after[n - 1]` is the expected regret of a choice after the first n pilots.
     """
 
     chosen: tuple[int, ...]
@@ -60,15 +61,15 @@ def choose_pilots(
     """Choose up to `count` runs (pilots) that would improve the choice for `goal` most.
 
     If no single run would change the choice, the run that is expected to change the predictions
-    most is taken, because two runs together may change the choice. No run is chosen if the choice
-    is certain.
+    most is chosen, because two runs together may change the choice. No run is chosen if the goal
+    has at most one setup to choose from.
 
     Args:
-        choice_set: setups that may be chosen for the goals.
-        candidates: one row for each setup that may be measured.
+        choice_set: the setups that may be chosen for the goals.
+        candidates: a row for each setup that may be measured.
         joint: a function that returns mean, covariance and noise of log step times for setups.
         goal: the name of the goal.
-        count: the largest number of pilots.
+        count: the maximum number of pilots.
         seed: the random seed of the simulated outcomes.
     """
     question = next((one for one in choice_set.questions if one.goal.goal == goal), None)
@@ -93,10 +94,10 @@ def choose_pilots(
 def simulated(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> Iterator[float]:
-    """Yield the mean regret of choosing now, then after the first of `pilots`, and so on.
+    """Yield the mean regret of a choice without pilots, after the first pilot, and so on.
 
-    Regret is the loss of the chosen setup minus the least loss of all setups. It is averaged over
-    joint draws of the true step times.
+    Regret is the loss of the chosen setup minus the lowest loss of all setups. It is averaged over
+    joint draws of the true step times. `pilots` are positions in `belief`.
     """
     random, size = np.random.default_rng(seed), len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))

@@ -4,9 +4,9 @@
     value = sum_f 1 / (1 + n_f)                  otherwise
 
 A feature f of a run is its cluster, its workload on that cluster, its mixture of machines, or its
-batch. n_f is the number of measured and planned runs that have the same feature. A model can
-predict a run if it was trained on the run's workload and mode and can predict its instance types.
-`value_of_information.py` computes the decrease of regret.
+batch. n_f is the number of measured and planned runs with the same feature. A model can predict a
+run if it was trained on the run's workload and mode, and knows the run's instance types.
+`value_of_information.py` computes the decrease of regret (the loss from a wrong choice).
 
 Planned runs lower the value of similar runs. While a launch is planned, a run's value falls by the
 share of its information that the planned runs already provide. After each planned launch, the
@@ -32,20 +32,20 @@ from .value_of_information import Belief, ChoiceSet, OpenChoice, run_values
 Feature = tuple[Any, ...]
 
 _ENOUGH_FAILURES = 2
-_PROBED_SIZES = 4  # a sweep with at least this many message sizes is complete
-# A run that saves 1 % of regret counts as much as one new feature. Ten pilots lower the regret of a
-# new workload by tens of per cent, so they compete with runs of well-known workloads.
+_PROBED_SIZES = 4  # a probe (a sweep of all-reduces) with this many message sizes is complete
+# A run that lowers regret by 1 % counts as much as one new feature. The first runs of a new
+# workload lower its regret by tens of per cent, so they compete with runs of well-known workloads.
 _REGRET_VALUE = 100.0
 _MOST_RUNS = 250  # values are computed for at most this many runs of a workload
-_MOST_FRESH = 300  # at most this many runs, measured after the model was fitted, update the belief
+_MOST_FRESH = 300  # at most this many runs outside the model's training data update the belief
 
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
     """The measurements of one provider so far. The frames are rows of marts and may be empty.
 
-    Runs before `stale_before` do not count. `drifting` maps each drifting instance type to a time.
-    Its runs up to this time do not count either.
+    Runs measured up to `stale_before` do not count. `drifting` maps each drifting instance type to
+    a time. Runs on this type that were measured up to this time do not count either.
     """
 
     runs: pd.DataFrame
@@ -58,13 +58,14 @@ class Past:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadValues:
-    """The values of one workload's runs. A value is the expected loss that a run avoids.
+    """The values of one workload's runs: the expected loss that each run would avoid.
 
     Attributes:
-        questions: the goals of the workload with the setups that may be chosen.
+        questions: the goals of the workload, each with the setups that may be chosen for it.
         belief: the joint normal distribution of the log step times of n setups.
         places: the position of each run's setup in `belief` and `regret`.
-        regret: (n,) the expected loss from wrong choices that a run of each setup would avoid.
+        regret: an (n,) array: the expected loss from wrong choices that a run of each setup would
+            avoid.
     """
 
     questions: Sequence[OpenChoice]
@@ -75,15 +76,15 @@ class WorkloadValues:
     def saves(self, run: PlannedRun) -> float:
         """Return the expected loss from wrong choices that `run` would avoid.
 
-        Planned runs are taken into account. The result is 0 if `run` is not in `places`.
+        Planned runs are taken into account. Returns 0 if `run` is not in `places`.
         """
         return self.regret[self.places[run]] if run in self.places else 0.0
 
     def after(self, run: PlannedRun) -> WorkloadValues:
-        """Return the values that remain after `run` was planned.
+        """Return the values that remain after `run` has been planned.
 
-        The distribution of step times is conditioned on the run. The value of each other run falls
-        by the share of its information that this run provides, which is their squared correlation.
+        The distribution of step times is conditioned on `run`. The value of each other run falls by
+        the share of its information that `run` provides: the squared correlation of the two runs.
         """
         place = self.places[run]
         alike = (self.belief.mean_shift([place])[:, 0] / self.belief.outcome_sd) ** 2
@@ -97,11 +98,11 @@ class Knowledge:
     """The information from measured and planned runs that determines the value of further runs.
 
     Attributes:
-        done: the identities (`_identity`) of runs that are not bought again.
+        done: the keys (see `_identity`) of runs that are not bought again.
         doubted: instance types that drift or have only stale runs. The model's predictions for
-            them are not used.
+            these types are not used.
         seen: the number of measured and planned runs with each feature.
-        model: the predictions of the model in use, if there is one.
+        model: the predictions of the model in use; None if there is no model.
         values: for each workload, the values of the runs that the model can predict.
     """
 
@@ -115,8 +116,8 @@ class Knowledge:
     def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
         """Build the knowledge from past measurements.
 
-        `devices` is the number of devices of each instance type, for rows without a layout. A setup
-        that failed twice is not tried again.
+        `devices` has the number of devices of each instance type, for rows without a layout. A run
+        that failed twice counts as done, so it is not tried again.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
@@ -125,7 +126,7 @@ class Knowledge:
         stale, fresh = set[str](), set[str]()
         for row, at in zip(rows_of(past.runs), measured_at, strict=True):
             names = types_of(row["cluster"])
-            # a run without a time (NaT) is not stale: all comparisons are False
+            # a run without a time (NaT) is not stale, because comparisons with NaT are False
             if at <= max([before, *(drifted[name] for name in names if name in drifted)]):
                 stale.update(names)
                 continue
@@ -170,9 +171,9 @@ class Knowledge:
         return 0.0 if values is None else values.saves(run)
 
     def needs(self, run: PlannedRun) -> bool:
-        """Return True if `run` is a profile or network sweep that was neither measured nor planned.
+        """Return True if the profile or probe `run` has been neither measured nor planned.
 
-        A sweep is not needed if the model can predict all its instance types.
+        A probe is not needed if the model can predict all its instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
         is_done = _identity_of(run) in self.done
@@ -186,7 +187,7 @@ class Knowledge:
         return _REGRET_VALUE * saved
 
     def add(self, run: PlannedRun) -> None:
-        """Treat a planned run as if it were measured."""
+        """Count the planned `run` as if it had been measured."""
         if run.kind != "train":
             self.done.add(_identity_of(run))
             return
@@ -201,7 +202,7 @@ class Knowledge:
     def revalue(self, workloads: Iterable[str]) -> None:
         """Recompute the values of the runs of `workloads`, taking the planned runs into account.
 
-        A run whose value is 0 keeps this value.
+        A value of 0 stays 0.
         """
         for name in self.values.keys() & set(workloads):
             old = self.values[name]
@@ -216,7 +217,7 @@ class Knowledge:
         saved = self.saves(run)
         if saved is None:
             return "little is known about this setup"
-        return f"may change a choice of {run.workload}; saves {saved:.1%} on average"
+        return f"may change a choice for {run.workload}; expected to save {saved:.1%}"
 
 
 def _identity_of(run: PlannedRun) -> Feature:
@@ -226,8 +227,8 @@ def _identity_of(run: PlannedRun) -> Feature:
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     """Return a key that is equal for rows that measure the same thing.
 
-    It consists of the kind and setup of a training run, the workload, mode and instance type of a
-    profile, or the machines of a network sweep.
+    The key has the kind of run and what it measures: the setup of a training run, the workload,
+    mode and instance type of a profile, or the machines of any other run.
     """
     kind, members = row["kind"], types_of(row["cluster"])
     if kind == "train":
@@ -240,7 +241,7 @@ def _features(key: Key) -> list[Feature]:
     workload, mode, machines, steps = key
     cluster = tuple(name for name, _, _ in machines)
     batch = steps * sum(count * share for _, count, share in machines)
-    # Clusters of equal machines are few. This feature counts them separately from mixed clusters.
+    # There are few clusters of equal machines, so they are counted separately from mixed clusters.
     mixture = len(cluster), len(set(cluster))
     return [
         ("cluster", cluster),
@@ -258,9 +259,9 @@ def _valued(
 ) -> WorkloadValues:
     """Return the values of at most _MOST_RUNS of the `runs`, all of which `model` can predict.
 
-    Runs of setups that may be chosen come first, then runs with few machine-seconds. `fresh` are
-    rows of runs, with `step_s`, that were measured after the model was fitted. They update the
-    model's distribution of step times.
+    Runs of setups that may be chosen are preferred, then runs with few machine-seconds. `fresh` are
+    rows of measured runs, with `step_s`, that the model was not fitted to. They update the model's
+    distribution of step times.
     """
     keys = {setup_key(setup) for setup in choice_set.setups}
 

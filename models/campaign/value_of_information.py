@@ -1,13 +1,13 @@
-"""Compute how much a run is expected to improve the choices of the table (knowledge gradient).
+"""Compute how much a run is expected to improve the published choices (knowledge gradient).
 
-    run r, standard normal z:  mean_c -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z
+    mean_c   -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z        for each setup c, after run r
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
-Log step times are jointly normal. `planner/choice_rule.py` defines the choice and its loss. The
-loss in this module always has the penalty for exceeding a limit, also for goals with a required
-probability. Regret is the loss of the choice minus the loss of the unknown best setup. A run does
-not change the loss of the best setup, so regret and loss decrease by the same amount (Frazier,
-Powell and Dayanik 2009).
+Log step times are jointly normal, and z is a standard normal variable: the outcome of the run.
+`planner/choice_rule.py` defines the choice and its loss. Here, the loss that a run saves always
+includes the penalty for exceeding a limit, even if the goal requires a probability. Regret is the
+loss of the choice minus the loss of the unknown best setup. A run does not change the loss of the
+best setup, so regret and loss decrease by the same amount (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ Joint = Callable[[pd.DataFrame], tuple[FloatArray, FloatArray, FloatArray]]
 
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations from its mean
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
-# A run is ignored for a goal if it saves less than LEAST_REGRET, or if it changes the choice with
-# less than LEAST_CHANCE. Otherwise runs would be bought for ever to compare nearly equal setups.
+# A run has no value for a goal if it saves less than LEAST_REGRET, or if its chance to change the
+# choice is below LEAST_CHANCE. Otherwise Srift would keep buying runs that compare nearly equal
+# setups. A setup is also ignored if its chance to keep the goal's limit is below LEAST_CHANCE.
 LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02
 _OUTCOMES = 41  # number of quantiles of a setup's step time for which its hours are computed
-_MOST, _MOST_SAFE = 30, 10  # setups kept for a goal: the best by objective, and the best by loss
+_MOST, _MOST_SAFE = 30, 10  # maximum setups for a goal: the best by objective, the best by loss
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Belief:
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> FloatArray:
-        """Return an (n, places) array: by how much a run at each place changes each of n means.
+        """Return an (n, places) array: how much a run at each place changes the mean of each setup.
 
-        The means are those of log step times. The measured value is assumed to be one standard
+        The means are those of log step times. The run's outcome is assumed to be one standard
         deviation above its mean.
         """
         return self.covariance[:, places] / self.outcome_sd[places]
@@ -85,8 +86,8 @@ class OpenChoice:
 
         hours = fixed_hours + hours_per_step_s x step_s,    usd = usd_per_hour x hours
 
-    Each array has one entry per setup. `places` are the positions of the setups in a `Belief`.
-    Start-up and interruptions make hours uncertain even for a known step time. For a known step
+    Each array has an entry per setup. `places` are the positions of the setups in a `Belief`.
+    Start-up and interruptions make hours uncertain even if the step time is known. Given the step
     time, log(hours / expected hours) has the mean `irreducible_mean` and the standard deviation
     `irreducible_sd`.
     """
@@ -103,8 +104,8 @@ class OpenChoice:
 def choice(question: OpenChoice, belief: Belief) -> int:
     """Return the position in `question.places` of the setup to choose now.
 
-    This is the setup with the least loss. If no setup keeps the goal's limit with the required
-    probability, it is the setup that is most likely to keep the limit.
+    The setup with the lowest loss is chosen. If no setup keeps the goal's limit with the required
+    probability, the setup that is most likely to keep the limit is chosen.
     """
     found = judged(question, belief.mean[:, None], belief.variance)
     return int(choices(question, *found)[0, 0])
@@ -113,7 +114,7 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 def gain(
     question: OpenChoice, belief: Belief, runs: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return two (runs,) arrays: expected decrease of regret, and chance of another choice.
+    """Return two (runs,) arrays: the expected decrease of regret, and the chance of a new choice.
 
     `runs` are the positions in `belief` of the setups to run.
     """
@@ -130,10 +131,10 @@ def gain(
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective of each setup, and how likely the setup keeps the goal's limit.
+    """Return the log objective of each setup, and the probability that it keeps the goal's limit.
 
     `mean` and `variance` describe log step seconds. They have the shape (setups, runs, outcomes) or
-    broadcast to it.
+    broadcast to this shape, which is also the shape of the results.
     """
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
@@ -152,10 +153,10 @@ def aim_and_meeting(
 def judged(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective and the `Meeting` of the question's setups for each draw.
+    """Return the result of `aim_and_meeting` for draws of the mean log step seconds.
 
-    `mean` is an (n, draws) array and `variance` an (n,) array of log step seconds, for all n setups
-    of the belief. Results have the shape (setups of the question, 1, draws). See `aim_and_meeting`.
+    `mean` is an (n, draws) array and `variance` an (n,) array, for all n setups of a `Belief`.
+    Results have the shape (setups of the question, 1, draws).
     """
     places = question.places
     return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
@@ -164,8 +165,9 @@ def judged(
 def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntArray:
     """Return a (runs, outcomes) array: the position of the setup chosen after each outcome.
 
-    If no setup has a finite loss, the setup that is most likely to keep the limit is chosen. Of
-    equally good setups, the first is chosen.
+    `log_aim` and `meeting` are the results of `aim_and_meeting`. The setup with the lowest loss is
+    chosen. If no setup has a finite loss, the setup that is most likely to keep the limit is
+    chosen. Among equally good setups, the first is chosen.
     """
     loss = losses(question.goal, log_aim, meeting)
     none = ~np.isfinite(loss).any(axis=0)
@@ -176,9 +178,9 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> FloatArray:
-    """Return an (n,) array: the expected decrease of regret by a run of each setup in `belief`.
+    """Return an (n,) array: how much a run of each setup in `belief` is expected to lower regret.
 
-    The decrease is summed over `questions`. It is 0 for setups whose position is not in `runs`. A
+    The result is the sum over `questions`. It is 0 for setups whose position is not in `runs`. A
     question counts only if the run saves at least LEAST_REGRET and changes the choice with a
     probability of at least LEAST_CHANCE.
     """
@@ -193,7 +195,7 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
 class ChoiceSet:
     """The setups of a workload that may still be chosen, and the goals for which they compete.
 
-    The `places` of the questions are positions in `setups`.
+    `places` of each question are positions in `setups`.
     """
 
     setups: tuple[Setup, ...]
@@ -210,12 +212,10 @@ def choice_set_of(
 ) -> ChoiceSet:
     """Return the setups that may still be chosen for a goal of `workload`.
 
-    Only the best batch split of each cluster and market is considered. For each goal, the 30 setups
-    with the least expected objective and the 10 setups with the least loss are returned. The rows
-    of `predictions` are in the order of `setups`.
-
-    Raises:
-        ValueError: if the loss of a goal cannot be computed.
+    Only the best setup of each cluster is considered. For each goal, up to 30 setups with the
+    lowest expected objective and up to 10 setups with the lowest loss are returned. A goal is left
+    out if fewer than two setups compete for it. The rows of `predictions` are in the order of
+    `setups`.
     """
     if not setups:
         return ChoiceSet(setups=(), questions=())
@@ -247,7 +247,10 @@ def choice_set_of(
 
 
 def _contending(goal: Goal, costs: JobCosts) -> IntArray:
-    """Return the positions of setups that may be chosen for `goal`, sorted by the objective."""
+    """Return the positions of the setups that may be chosen for `goal`, sorted by the objective.
+
+    The array is empty if no setup with a known price has at least LEAST_CHANCE to keep the limit.
+    """
     usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)
     meeting = meeting_of(goal, costs.drawn)

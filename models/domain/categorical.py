@@ -13,9 +13,9 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
-    """Return a pair: the distinct rows in order of first appearance, and an index array.
+    """Return the distinct rows, and a (rows,) array with the position of each row among them.
 
-    The second item is a (rows,) array with the position of each row in the first item.
+    Distinct rows are in order of first appearance.
     """
     places: dict[Value, int] = {}
     codes = [places.setdefault(row, len(places)) for row in rows]
@@ -54,7 +54,7 @@ class Keys(Sequence[str]):
         return self.names[int(self.codes[at])]
 
     def __add__(self, other: Keys) -> Keys:
-        """Return the concatenation of both sequences. Its `names` are the names of both."""
+        """Concatenate two sequences. The `names` of the result are the distinct names of both."""
         table = Keys.of((*self.names, *other.names))
         mine, theirs = table.codes[: len(self.names)], table.codes[len(self.names) :]
         return Keys(table.names, np.concatenate([mine[self.codes], theirs[other.codes]]))

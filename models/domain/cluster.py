@@ -15,8 +15,8 @@ ANY_ZONE = "any"  # the price holds in every zone of its region
 
 # Spot Advisor publishes the share of a type's machines interrupted within a month as one of five
 # ranges: below 5 %, 5 to 10, 10 to 15, 15 to 20 and above 20 %. The values are the ranges'
-# midpoints; the last range is open, and 30 % is a guess. An unlisted type is mostly new or scarce.
-# It counts as the worst range, since a false warning costs a job less than a missing warning.
+# midpoints; the last range is open, and 30 % is a guess. A type without a range is usually new or
+# scarce. It gets the worst range, since a false warning costs a job less than a missing warning.
 ADVISED_MONTHLY_SHARE = (0.025, 0.075, 0.125, 0.175, 0.30)
 _MONTH_HOURS = 730.5  # a twelfth of 365.25 days
 
@@ -25,11 +25,11 @@ _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*
 
 
 def bucket_hazard(bucket: int | None) -> float:
-    """Convert a frequency class of EC2's Spot Advisor to interruptions per hour of one machine.
+    """Return one spot machine's interruptions per hour from its class in EC2's Spot Advisor.
 
-    `bucket` is the class, 0 to 4. None and any other number are treated as the worst class. A class
-    states the share of machines that are interrupted in a month. The rate is -log(1 - share) /
-    hours per month.
+    `bucket` is the class of interruption frequency, 0 to 4. None and any other number are treated
+    as the worst class. A class is a range of the share of machines that are interrupted within a
+    month. The rate is -log(1 - share) / (hours per month).
     """
     shares = dict(enumerate(ADVISED_MONTHLY_SHARE))
     share = shares.get(-1 if bucket is None else bucket, ADVISED_MONTHLY_SHARE[-1])
@@ -38,9 +38,10 @@ def bucket_hazard(bucket: int | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
-    """A kind of machine, as its provider describes it.
+    """A kind of machine, as its provider ("ec2" or "local") describes it.
 
-    `cores` is the number of vCPUs of an EC2 instance, or the CPU quota of a local host.
+    `devices` is the number of GPUs; a local host has one device, its CPU. `device` is the name of
+    the device. `cores` is the number of vCPUs of an EC2 instance, or the CPU quota of a local host.
     `bandwidth_gbps` is the sustained network rate in Gbit/s. `device_tflops` is the peak fp32 rate
     of one device in TFLOP/s; None means unknown.
     """
@@ -57,7 +58,7 @@ class InstanceType:
 
     @property
     def digest(self) -> str:
-        """Return twelve hex digits that change if a field of the instance type changes.
+        """Return a hash of all fields, as twelve hex digits.
 
         Runs that were measured under a different digest are not used.
         """
@@ -68,11 +69,11 @@ class InstanceType:
 class Offer:
     """An instance type at a price in one market (on-demand or spot) and zone.
 
-    `usd_per_hour` is the price that this installation pays for the machine; None means unknown, not
-    free. If that price differs from the public price, `own_price` says why and
-    `public_usd_per_hour` is the public price. `storage_usd_per_hour` pays for the volume, and
-    `other_usd_per_hour` for the public address and requests to S3. If the price is an estimate,
-    `price_source` says so.
+    `usd_per_hour` is the price that the user's account pays for the machine; None means unknown,
+    not free. If this price differs from the public price, `own_price` says why, and
+    `public_usd_per_hour` is the public price. `storage_usd_per_hour` is the price of the volume.
+    `other_usd_per_hour` is the price of the public IP address and of requests to S3. If the price
+    is an estimate, `price_source` says so.
     """
 
     instance_type: InstanceType
@@ -93,7 +94,7 @@ class Offer:
     def list_usd_per_hour(self) -> float | None:
         """Return the public price if it is known, else `usd_per_hour`.
 
-        A bid for a spot machine must be compared with the public price.
+        Spot bids are based on public prices, because a discount of the account does not lower them.
         """
         return self.usd_per_hour if self.public_usd_per_hour is None else self.public_usd_per_hour
 
@@ -108,7 +109,10 @@ class Offer:
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Return dollars per hour including volume, address and requests; None if unknown."""
+        """Return dollars per hour of machine, volume, IP address and S3 requests.
+
+        Returns None if the price of the machine is unknown.
+        """
         extra = self.storage_usd_per_hour + self.other_usd_per_hour
         return None if self.usd_per_hour is None else self.usd_per_hour + extra
 
@@ -131,9 +135,10 @@ class Cluster:
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
-        """Return three prices in dollars per hour: machines, volumes, and addresses with requests.
+        """Return three prices per hour in dollars: machines, volumes, and everything else.
 
-        The price of the machines is None if the price of any machine is unknown.
+        The third price is for public IP addresses and S3 requests. The first is None if the price
+        of any machine is unknown.
         """
         prices = [offer.usd_per_hour for offer in self.members]
         known = [usd for usd in prices if usd is not None]
@@ -148,9 +153,9 @@ class Cluster:
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Return dollars per hour of machines, volumes, addresses and requests.
+        """Return dollars per hour of machines, volumes, IP addresses and S3 requests.
 
-        Returns None if a machine's price is unknown.
+        Returns None if the price of any machine is unknown.
         """
         machines, storage, other = self.bill_per_hour
         return None if machines is None else machines + storage + other
@@ -190,20 +195,20 @@ def parse_cluster(text: str) -> tuple[str, ...]:
 
 
 def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, ...]:
-    """Parse whole numbers joined by `+`, one for each of `count` instances.
+    """Return `count` whole numbers, one for each instance, from text such as `4+8`.
 
     A single number applies to all instances. `what` is the name of the value in error messages, for
     example "layout".
 
     Raises:
-        ValueError: if a number is not whole and positive, or if there are neither 1 nor `count`
+        ValueError: if a number is not whole and positive, or if the text has neither 1 nor `count`
             numbers.
     """
     try:
         exact = [float(number) for number in str(text).strip().split("+")]
         numbers = tuple(map(int, exact))
     except (ValueError, OverflowError):
-        raise ValueError(f"{what} {text!r}: not whole numbers joined by '+'") from None
+        raise ValueError(f"{what} {text!r}: must be whole numbers joined by '+'") from None
     if numbers != tuple(exact) or min(numbers) < 1:
         raise ValueError(f"{what} {text!r}: every number must be a whole number of at least 1")
     if len(numbers) == 1:

@@ -20,7 +20,7 @@ Numbers = tuple[int, ...]
 
 @lru_cache(maxsize=65536)  # a million rows name only a few clusters
 def types_of(cluster: str) -> tuple[str, ...]:
-    """Return the instance type of each machine of `cluster`: `parse_cluster` with a cache."""
+    """Return the instance type of each machine of `cluster`, like `parse_cluster`, but cached."""
     return parse_cluster(cluster)
 
 
@@ -29,8 +29,8 @@ def machines_of(
 ) -> tuple[Numbers, Numbers]:
     """Return two tuples with one number per instance: devices used, and batch per device.
 
-    An empty `layout` means that all devices are used. `devices` has the number of devices of each
-    instance type; a type that is not in it has 1.
+    An empty `layout` means that all devices are used. `devices` maps instance types to their number
+    of devices. A type that is not in `devices` has one device.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
@@ -68,10 +68,11 @@ def modes_of(frame: pd.DataFrame) -> list[Mode]:
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:
-    """Return the columns cluster, layout and batch_per_device after sorting machines by type.
+    """Return the columns cluster, layout and batch_per_device with machines sorted by type.
 
     Cluster `1xb+1xa` with layout `4+8` becomes `1xa+1xb` with layout `8+4`. Machines of one type
-    keep their order, because layouts `4+8` and `8+4` are different placements.
+    keep their order, because layouts `4+8` and `8+4` are different placements. `devices` maps
+    instance types to their number of devices.
 
     Raises:
         ValueError: if a cluster, layout or batch cannot be parsed.
@@ -93,7 +94,7 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
 def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:
     """Raise ValueError if one of `names` is not in `known`.
 
-    `what` says in the message what the names are, for example "workload".
+    `what` is the kind of name in the error message, for example "workload".
     """
     for name in sorted(set(names) - set(known)):
         raise ValueError(f"unknown {what} {name!r}; {nearest_names(name, known)}")
@@ -113,11 +114,11 @@ def setup_key(setup: Setup) -> Key:
 def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     """Return the key of a measurement row's setup; see `setup_key`.
 
-    A missing layout means that all devices are used. `devices` has the number of devices of each
-    instance type.
+    A missing layout means that all devices are used. `devices` maps instance types to their number
+    of devices.
 
     Raises:
-        ValueError: if cluster, layout or batches cannot be parsed.
+        ValueError: if the cluster, layout or batch cannot be parsed.
     """
     cluster, layout = str(row["cluster"]), row.get("layout")
     layout = "" if _absent(layout) else str(layout)
@@ -138,8 +139,9 @@ def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
     """Count the measurements of each setup. The keys of the result are those of `setup_key`.
 
-    If the frame has a column `runs`, a row stands for that many measurements. Otherwise each row is
-    one measurement. `types` give the number of devices for rows without a layout.
+    A row of the frame `runs` stands for as many measurements as its column `runs` says, or for one
+    measurement if there is no such column. Rows without a layout use all devices of the machines;
+    `types` provides their number.
     """
     devices = {kind.name: kind.devices for kind in types}
     counted: Counter[Key] = Counter()

@@ -1,16 +1,18 @@
-"""List legal names of settings, and suggest corrections for a misspelt name."""
+"""Define the characters that names may contain, and suggest corrections for misspelt names."""
 
 import difflib
 from collections.abc import Iterable
 
-# A name of a workload or instance type must fit into `2xNAME+1xNAME`, a run's label and a path.
+# Workloads and instance types. Their names become part of cluster names (`2xNAME+1xNAME`), of the
+# labels of runs, and of paths.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 def nearest_names(name: str, known: Iterable[object], *, otherwise: str | None = None) -> str:
-    """Return the end of an error message: up to three `known` names that are similar to `name`.
+    """Return a hint for the end of an error message, such as `did you mean 'conv'?`.
 
-    If no name is similar, return `otherwise`. If `otherwise` is None, list all known names.
+    The hint names up to three of the `known` names that are similar to `name`. If none is similar,
+    the hint is `otherwise`, or a list of all known names if `otherwise` is None.
     """
     names = sorted(str(each) for each in known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

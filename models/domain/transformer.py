@@ -1,9 +1,12 @@
-"""Derive the facts of a transformer from its shape or from a Hugging Face `config.json`."""
+"""Compute parameters, gradient bytes and FLOPs of a transformer from its configuration.
+
+The configuration is a Hugging Face `config.json`, or the sizes in Srift's own names.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-# Our name of each size, then its names in configurations of Llama, GPT-2, MPT and their relatives.
+# For each size, the settings that may contain it: of Srift, Llama, GPT-2, MPT and similar models.
 _NAMES = {
     "layers": ("layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "hidden": ("hidden", "hidden_size", "n_embd", "d_model"),
@@ -15,20 +18,22 @@ _NAMES = {
     "vocabulary": ("vocab_size",),
     "parameters": ("parameters",),
 }
-_REFUSED = ("expert", "encoder_decoder")  # parts of the names of settings
-USUAL_TOKENS = 2**20  # of a global batch
+_REFUSED = ("expert", "encoder_decoder")  # a setting whose name contains one of these is refused
+USUAL_TOKENS = 2**20  # default tokens per global batch
 
 
 def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) -> dict[str, float]:
-    """Return the facts of `Workload` that follow from a transformer's shape.
+    """Return the fields of `Workload` that follow from a transformer's configuration.
 
-    A sample is a sequence of `sequence` tokens; the default is the configuration's longest
-    sequence. With N parameters, a sample takes (6 N + 12 * layers * hidden * sequence) * sequence
-    FLOPs. N leaves out norms and biases, which are less than 1 % of all parameters. Gradients have
-    four bytes each.
+    The fields are parameters, gradient_bytes, flops_per_sample, layers, hidden and sequence. A
+    sample is a sequence of `sequence` tokens; the default is the configuration's maximum length.
+    With N parameters, a sample takes (6 N + 12 * layers * hidden * sequence) * sequence FLOPs. If
+    the configuration does not state N, it is computed without norms and biases, which are less than
+    1 % of all parameters. A gradient has four bytes per parameter.
 
-    Raises ValueError if a size is missing or is not a positive whole number, or if the network is a
-    mixture of experts or has a separate encoder.
+    Raises:
+        ValueError: if a size is missing or is not a positive whole number, or if the network is a
+            mixture of experts or has a separate encoder.
     """
     for name, value in config.items():
         keys = [name, *(value if isinstance(value, Mapping) else ())]
@@ -45,7 +50,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
         if value is None and name in needed:
             raise ValueError(f"there is no {' or '.join(_NAMES[name])}")
         if value is not None and not _is_size(value):
-            raise ValueError(f"{name} is {value!r}, and must be a whole number of at least 1")
+            raise ValueError(f"{name} is {value!r}, but must be a whole number of at least 1")
     layers, hidden, tokens = (int(sizes[name]) for name in needed[:3])
     parameters = int(sizes["parameters"] or _parameters(config, layers, hidden, sizes))
     return {

@@ -1,4 +1,4 @@
-"""Define training jobs: workloads, modes, goals, and the setups that run them."""
+"""Define a workload (a training job), its modes and goals, and a setup (one way to run it)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # DDP with compressed gradients: 16 bits per entry; low-rank factors; only the largest entries.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
-# DDP with Adasum instead of the mean: of gradients; of the weight changes of each device's step.
+# DDP with Adasum instead of the mean, applied to gradients or to each device's weight update.
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
 UPDATES_SHARED = "zero1"  # DDP with sharded optimizer states and updates
 # Tensor parallelism: layers split over a row of devices, a square grid, or several square grids.
@@ -25,7 +25,7 @@ SERVED = ("ps-1", "ps-2", "ps-4")  # gradients averaged by 1, 2 or 4 parameter s
 TABLES = "tables"  # DDP with each embedding table on one device
 _GATHERED = ("fsdp", "zero2")
 STRATEGIES = ("ddp", *_GATHERED, *COMPRESSED, *COMBINED, UPDATES_SHARED, *TENSOR, *SERVED, TABLES)
-# The planner chooses these strategies only if a workload names no others.
+# The planner chooses these strategies only if a workload allows no others.
 UNPLANNED = (POWERSGD_SENT, ADASUM_DELTA, "ps-2", "ps-4")
 # Activations recomputed in the backward pass; torch.compile; sharded states in host memory.
 _SWITCHES = ("checkpointing", "compile", "offload")
@@ -61,7 +61,7 @@ class Mode(NamedTuple):
     def sharded(self) -> bool:
         """True if weights, gradients or optimizer state are sharded over the devices.
 
-        More devices then need less memory each.
+        With more devices, each device needs less memory.
         """
         return self.strategy in (*_GATHERED, UPDATES_SHARED)
 
@@ -72,7 +72,7 @@ class Mode(NamedTuple):
 
     @property
     def compressed(self) -> bool:
-        """True if gradients are compressed, so that convergence must be checked."""
+        """True if gradients are compressed. Compression may slow convergence."""
         return self.strategy in COMPRESSED
 
     @property
@@ -95,9 +95,10 @@ class Mode(NamedTuple):
 
     @property
     def must_be_faster(self) -> bool:
-        """True if the planner may choose the mode only if it is reliably faster than DDP.
+        """True if the planner may choose the mode only where it is reliably faster than DDP.
 
-        The upper bound of the predicted step time must then be below the prediction for DDP.
+        Reliably faster means that the upper bound of the mode's predicted step time is below the
+        prediction for DDP.
         """
         return self.compressed or self.divided or self.servers > 0
 
@@ -129,10 +130,10 @@ class Mode(NamedTuple):
     def runs_on(
         self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray
     ) -> BoolArray:
-        """Return a (clusters,) mask: True if the cluster can train in this mode.
+        """Return a (clusters,) mask that is True for clusters that can train in this mode.
 
-        All arguments are (clusters,) arrays: the number of `machines`, the `fewest` and the `most`
-        devices used on any machine, and the number of `ranks`.
+        All arguments are (clusters,) arrays. A cluster has `machines` machines and `ranks` devices.
+        `fewest` and `most` are the minimum and maximum number of devices used on a machine.
         """
         several = ranks > 1
         able: BoolArray
@@ -177,9 +178,9 @@ MODES = tuple(
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
 
-# Each 1 % over the limit costs 10 % of the objective. On measured setups, this price gives nearly
-# the least regret, and exceeds the limit as often as a required probability of 0.9
-# (BENCHMARKS.md, "Choices").
+# Each 1 % over the limit costs 10 % of the objective. On measured setups, choices with this price
+# have nearly the lowest regret. They exceed the limit as often as choices that must meet it with
+# probability 0.9 (BENCHMARKS.md, "Choices").
 OVERSHOOT_PRICE = 10.0
 
 
@@ -187,8 +188,9 @@ OVERSHOOT_PRICE = 10.0
 class Goal:
     """What to minimise for a workload, and under which limit (see `planner/choice_rule.py`).
 
-    `p_required` is the probability with which the limit must be met. If it is None, a setup may
-    exceed the limit: each 1 % over it costs `overshoot_price` % of the objective.
+    `hours` is a deadline and `usd` a budget. `p_required` is the probability with which the limit
+    must be met. If it is None, a setup may exceed the limit: each 1 % over it costs
+    `overshoot_price` % of the objective.
     """
 
     goal: str
@@ -219,8 +221,9 @@ class Workload:
 
     `modes` are the modes in which the workload may be trained. `parameters`, `gradient_bytes` and
     `flops_per_sample` are None until a profile, an import or a transformer's shape provides them.
-    The shape of a transformer is `layers`, their width `hidden`, and `sequence`, the tokens of a
-    sample; other workloads have None. `checkpoint_bytes` is None until a checkpoint was written.
+    The shape of a transformer is the number of `layers`, the width `hidden`, and `sequence`, the
+    tokens per sample; for other workloads, all three are None. `checkpoint_bytes` is None until a
+    checkpoint has been written.
     """
 
     name: str
@@ -257,8 +260,8 @@ def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
 class Setup:
     """A workload on a cluster, with everything else that determines the step time.
 
-    `layout` has the number of devices used on each instance. `batch_per_device` has the number of
-    samples per device for each instance.
+    `layout` has the number of devices used on each instance. `batch_per_device` has, for each
+    instance, the number of samples that a device processes in one accumulation step.
     """
 
     workload: str

@@ -1,13 +1,17 @@
-"""Model the seconds from a request until its machines work, and the chance that it is granted.
+"""Model the start-up seconds of machines, and the chance that a request for them is granted.
 
-    log seconds = mu_market + u_type,market + b (log n - c) + noise      n machines of one request
+    log seconds = mu_market + u_type,market + b (log n - c) + noise
     p_type,market,zone ~ Beta(requests granted and refused)
     p_gang(n) = p^(1 + (n - 1) (1 - shared))
 
-A gang is the set of all machines of a cluster, which must run at the same time. A launch ends when
-its last machine works. Machines of one launch take similar times, so each further machine adds
-little information. Refusals are correlated: if one machine is available, the next machine is more
-likely to be available.
+Start-up seconds pass from the request until the last machine of a launch works. n is the number of
+machines, c is the mean of log n, and b is the effect of log n. mu, u and the noise are explained in
+log_seconds.py. Machines of one launch take similar times. Therefore, a launch counts as one
+observation per instance type.
+
+p is the chance that a request for one machine is granted. A gang is the set of all machines of a
+cluster, which must run at the same time; p_gang is its chance. Refusals are correlated: if one
+machine is available, the next machine is more likely to be available.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +26,12 @@ from .log_seconds import LogSeconds
 
 TypeInMarket = tuple[str, str]  # instance type, market
 
-# Median seconds from request to running of GCP's virtual machines with one GPU (CM-DARE's launches
-# [P]: 55 on demand, 45 preemptible).
+# Median seconds from request to running of GCP's virtual machines with one GPU. The published data
+# of CM-DARE have 55 on-demand launches and 45 preemptible launches.
 PRIOR_S: Mapping[str, float] = {"on-demand": 69.0, "spot": 87.0}
-# Standard deviations of log seconds: of a provider's market from the prior; of an instance type
-# from its market (GCP's GPUs: up to 0.1); of a launch from its instance type (GCP: 0.04 to 0.12,
-# more with a few stragglers).
+# Standard deviations of log seconds. Market: a provider's market around the prior. Type: an
+# instance type around its market (GCP's GPUs: up to 0.1). Launch: a launch around its instance type
+# (GCP: 0.04 to 0.12, more with a few stragglers).
 _MARKET_SD, _TYPE_SD, _LAUNCH_SD = 0.5, 0.15, 0.1
 # Mean and standard deviation of b. If n machines start independently with spread _LAUNCH_SD, the
 # last takes about exp(0.07 log n) times the seconds of one machine, for n up to 16.
@@ -42,8 +46,8 @@ def fit_startup(
     """Fit start-up seconds for each market and instance type.
 
     `launches` has a row per launch and instance type, with columns instance_type, market, machines
-    (number in the launch) and seconds. `prior_s` has the prior median seconds of each market.
-    `slope` is the prior mean and standard deviation of b, the effect of the log number of machines.
+    (the number of machines in the launch) and seconds. `prior_s` has the prior median seconds of
+    each market. `slope` is the prior mean and standard deviation of the effect of log(machines).
 
     Raises:
         ValueError: if a market is unknown or seconds are not above 0.
@@ -63,9 +67,9 @@ def gang_startup(
 ) -> tuple[FloatArray, FloatArray]:
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of their logs.
 
-    `pools` are (instance type, market) pairs. `counts` (clusters, pools) is the number of machines
-    from each pool, at least one per cluster. A cluster is ready when its slowest instance type is
-    ready.
+    `model` is the result of `fit_startup`. `pools` are (instance type, market) pairs. `counts` is a
+    (clusters, pools) array with the number of machines from each pool, at least one per cluster. A
+    cluster is ready when its slowest instance type is ready.
     """
     keys = [(market, name) for name, market in pools]
     medians = model.log_medians(keys)[:, 0]
@@ -76,9 +80,9 @@ def gang_startup(
 
 TypeInZone = tuple[str, str, str]  # instance type, market, zone
 
-# Guesses, because no figures are public: the prior chance that a request is granted; the number of
-# requests that the prior counts as; and how far the machines of a pool are refused together (1:
-# always all or none, 0: independently).
+# Guesses, because no figures are public. _GRANTED: the prior chance that a request is granted.
+# _REQUESTS: the number of requests that the prior counts as. _SHARED: 1 if the machines of a pool
+# are always granted or refused together, 0 if they are refused independently.
 _GRANTED, _REQUESTS = {"on-demand": 0.97, "spot": 0.85}, 5.0
 _SHARED = 0.7
 
@@ -92,8 +96,8 @@ class AvailabilityModel:
     def gangs(self, pools: Sequence[TypeInZone], counts: FloatArray) -> FloatArray:
         """Return a (clusters,) array: the chance that a cluster gets all its machines at once.
 
-        `counts` (clusters, pools) is the number of machines from each pool, which is an instance
-        type in a market and zone. Pools are assumed to be independent.
+        A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
+        the number of machines from each pool. Pools are assumed to be independent.
         """
         chances = [self.granted.get(pool, _GRANTED[pool[1]]) for pool in pools]
         exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
@@ -104,8 +108,8 @@ def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
     """Fit the probability that a request is granted, for each instance type, market and zone.
 
     `requests` has a row per request and instance type, with columns instance_type, market, zone and
-    granted. A request for many machines counts like a request for one machine. Refusals therefore
-    make a type look scarcer than it is.
+    granted. A request for many machines counts like a request for one machine, so refusals of large
+    requests make a type look scarcer than it is.
     """
     found = requests.groupby(["instance_type", "market", "zone"])["granted"].agg(["sum", "size"])
     prior = found.index.get_level_values("market").map(_GRANTED).to_numpy(float)

@@ -2,11 +2,10 @@
 
     seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise)
 
-The factor in parentheses is a line that CM-DARE [Li et al. 2020] measured on the storage of another
-cloud.
-x is the log of the line's seconds. mu, u and b have normal priors around 0. The two numbers of the
-line are not fitted, because measurements of a few workloads do not determine both. The measurements
-do show the distance from the line (mu), and whether it grows with the size of the checkpoint (b).
+The first factor is a line that CM-DARE [Li et al. 2020] measured on the storage of another cloud. x
+is the log of this factor. mu, u and b have normal priors around 0. The two numbers of the line are
+not fitted, because measurements of a few workloads do not determine both. Measurements do show the
+distance from the line (mu), and whether the distance grows with the size of the checkpoint (b).
 """
 
 from collections.abc import Sequence
@@ -38,20 +37,23 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
 class CheckpointModel:
     """Predicts the seconds to write a checkpoint.
 
-    `ratio` models the measured seconds divided by the seconds of a published line, `_line`.
+    `ratio` models the measured seconds divided by the seconds of CM-DARE's line (see `_line`).
     """
 
     ratio: LogSeconds
 
     def seconds(self, state_bytes: float, types: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-        """Return two (types,) arrays: predicted seconds, and standard deviations of their logs."""
+        """Return two (types,) arrays: median seconds, and standard deviations of log seconds.
+
+        `state_bytes` is the size of the checkpoint. `types` are names of instance types.
+        """
         x = _line(np.full(len(types), state_bytes))
         middle, log_sd = self.ratio.predict([("", name) for name in types], x)
         return np.exp(x + middle), log_sd
 
 
 def _line(state_bytes: ArrayLike) -> FloatArray:
-    """Return log seconds to write `state_bytes`, by the line 3.6 s + 0.02 s/MB from CM-DARE."""
+    """Return the log of CM-DARE's seconds to write `state_bytes`: 3.6 s + 0.02 s/MB."""
     return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
 
 

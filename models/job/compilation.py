@@ -14,32 +14,32 @@ import pandas as pd
 
 from ..domain.workload import Mode
 
-# Seconds to compile one shape of a small network on one core. In a sharded network, each part is
-# compiled separately. The standard deviations of logs, between workloads and between repeats, are
-# guesses.
+# Seconds to compile one input shape of a small network on one core. They count twice for FSDP and
+# ZeRO-2, which compile each block separately. The standard deviations of log seconds, between
+# workloads and between repeats, are guesses.
 COMPILE_S = 40.0
 _PRIOR_SD, _REPEAT_SD = 1.0, 0.2
 
 
 def prior_s(mode: Mode) -> float:
-    """Return the compilation seconds to assume if no compilation was measured.
+    """Return the compilation seconds to assume before any compilation was measured.
 
-    They are 0 if `mode` does not use torch.compile.
+    Returns 0 if `mode` does not use torch.compile.
     """
     return mode.compiled * (1 + mode.gathered) * COMPILE_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileModel:
-    """The compilation seconds learned for each pair of workload and mode."""
+    """The fitted compilation seconds of each (workload, mode)."""
 
     learned: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
 
     def seconds(self, workload: str, mode: Mode) -> float:
-        """Return the expected compilation seconds of one start of the job.
+        """Return the predicted compilation seconds of one start of the job.
 
-        A replacement of a machine restarts the job and compiles again. The seconds are 0 if `mode`
-        does not use torch.compile.
+        Returns 0 if `mode` does not use torch.compile. Each replacement of a machine starts the job
+        again, and the job then compiles again.
         """
         return self.learned.get((workload, mode), prior_s(mode)) if mode.compiled else 0.0
 

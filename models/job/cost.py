@@ -1,7 +1,10 @@
 """Estimate the hours and dollars of the whole job on each setup, with random draws of both.
 
-hours = expected_hours(ceil(samples / global batch) step_s)
-usd   = hours x dollars per hour of the cluster (machines, storage, addresses and requests)
+    hours = expected_hours(ceil(samples / global batch) step_s / 3600)
+    usd   = hours x usd_per_hour
+
+`expected_hours` adds start-up, checkpoints and interruptions (duration.py). usd_per_hour is the
+price of the cluster: machines, storage, IP addresses and S3 requests.
 """
 
 from __future__ import annotations
@@ -32,14 +35,16 @@ class JobCosts:
 
     Arrays are (setups,); `hours_by_draw` and `sampled_hours` are (setups, draws).
 
+    - `predictions` has the step time of each setup.
+    - `conditions` has the start-up, checkpoint and interruption parameters of each setup.
     - `usd_per_hour` is the price of the whole cluster, or NaN if a price is unknown.
     - `hours` are expected hours.
-    - `hours_by_draw` are the expected hours if the step time had the drawn value.
-    - `sampled_hours` are hours with drawn step time, start-up and interruptions.
+    - `hours_by_draw` are the expected hours for each draw of the step time.
+    - `sampled_hours` are hours with drawn step time, start-up, checkpoints and interruptions.
     - `interruptions` is the expected number of interruptions.
     - `interruption_risk` is the chance of at least one interruption.
-    - `cluster` is a number that is equal for setups with the same machines, markets and zones. Such
-      setups divide the batch differently among the machines.
+    - `cluster` numbers the distinct clusters: setups with the same machines, markets and zones have
+      the same number.
     """
 
     setups: Sequence[Setup]
@@ -58,22 +63,22 @@ class JobCosts:
         return self._priced(what, self.hours)
 
     def drawn(self, what: str) -> FloatArray:
-        """Return a (setups, draws) array of drawn hours, or dollars if `what` is "usd".
+        """Return a (setups, draws) array of drawn hours, or of drawn dollars if `what` is "usd".
 
-        Step times, start-up and interruptions are drawn.
+        Step time, start-up, checkpoints and interruptions are drawn.
         """
         return self._priced(what, self.sampled_hours)
 
     def expected_by_draw(self, what: str) -> FloatArray:
-        """Return a (setups, draws) array: expected hours for each draw of the step time.
+        """Return a (setups, draws) array: expected hours or dollars for each draw of the step time.
 
-        The array has dollars if `what` is "usd". Start-up and interruptions are not drawn, so that
-        they add no noise to comparisons of setups.
+        `what` is "hours" or "usd". Start-up, checkpoints and interruptions have their expected
+        values, so they add no noise to comparisons of setups.
         """
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
-        """Return `hours`, or their price in dollars if `what` is "usd" (NaN if it is unknown)."""
+        """Return `hours`, or their price if `what` is "usd". An unknown price is NaN."""
         return hours if what == "hours" else (self.usd_per_hour * hours.T).T
 
 
@@ -82,8 +87,8 @@ def cost_at(
 ) -> tuple[float, float]:
     """Return the expected hours and dollars of a job with `steps` steps of `step_s` seconds.
 
-    `conditions` has the start-up, checkpoint and interruption parameters of one cluster. If an
-    argument is NaN, the result is NaN.
+    `conditions` has the start-up, checkpoint and interruption parameters of one cluster. Both
+    results are NaN if `step_s` is NaN. The dollars are NaN if `usd_per_hour` is NaN.
     """
     hours = float(expected_hours([steps * step_s / 3600.0], conditions)[0])
     return hours, hours * usd_per_hour
@@ -105,8 +110,9 @@ def job_costs(
         setups: the setups to compare.
         predictions: the result of StepTimeModel.predict, with a row for each of `setups`.
         step_draws: (setups, draws) step seconds, drawn jointly.
-        job_conditions: start-up, checkpoint and interruption models; default: priors (`Stated`).
-        seed: the seed of the draws of start-up and interruptions.
+        job_conditions: start-up, checkpoint and interruption models. The default is `Stated`, which
+            has published rates and prior durations.
+        seed: the seed of the draws of start-up, checkpoints and interruptions.
     """
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours

@@ -1,16 +1,22 @@
 """Compute the expected and drawn hours of a job with start-up, interruptions and checkpoints.
 
-    checkpoint    c, from checkpoints.py
-    interval      I = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c,  M where c >= 2M
-                  M = 1 / h is the mean time between interruptions; I is from [Daly 2006]
-    running       r = work + (n - 1) c    n equal pieces of at most I, with a checkpoint between two
-    interruptions N = n (exp(h s) - 1), s = r / n, each taking 1/h - s / (exp(h s) - 1) of its piece
-    hours           = start-up + r + N (lost + replacement)
+    M     = 1 / h                         mean hours between interruptions
+    I     = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c;  I = M if c >= 2M      [Daly 2006]
+    r     = work + (n - 1) c              hours of steps and checkpoints
+    s     = r / n                         hours of a piece
+    N     = n (exp(h s) - 1)              expected number of interruptions
+    lost  = 1/h - s / (exp(h s) - 1)      mean hours of a piece that an interruption loses
+    hours = start-up + r + N (lost + replacement)
 
-h is the hazard: the expected number of interruptions per hour. The formulas are exact for
-memoryless interruptions (derived for Srift). A cluster needs all its machines, so its hazard is the
-sum of the machines' hazards. An interruption during a replacement restarts the replacement. Real
-interruptions come in bunches. Therefore the hazard of each draw is multiplied by Gamma variables.
+h is the hazard: the expected number of interruptions per hour. c is the hours to write a checkpoint
+(checkpoints.py). I is the optimal interval between checkpoints. The work is divided into n equal
+pieces, where n is the smallest number with which no piece has more than I hours of work. A
+checkpoint is written between two pieces.
+
+The formulas are exact for memoryless interruptions (derived for Srift). A cluster needs all its
+machines, so its hazard is the sum of the machines' hazards. An interruption during a replacement
+restarts the replacement. Real interruptions come in bunches. Therefore, the drawn number of
+interruptions has a random hazard (see `drawn_hours`).
 """
 
 from __future__ import annotations
@@ -26,11 +32,11 @@ from ..domain.numeric import FloatArray, IntArray
 from .interruption_rates import passing
 
 STARTUP_S = 12.0  # prior: start local hosts, agents and torchrun, until the first step
-REPLACEMENT_S = 22.0  # prior: resume of an elastic job after a cut link on local hosts
+REPLACEMENT_S = 22.0  # prior: an elastic job on local hosts resumes after a cut link
 _LEAST_HAZARD = 1e-9  # per hour; below it, differences of exponentials lose all digits
-_MOST = 30.0  # expected interruptions per piece; such a job never ends, and exp must stay finite
-# A variance of a hazard below the first number is treated as 0. Variances whose logs differ by less
-# than the second number share quantiles.
+_MOST = 30.0  # maximum of h s in exp, which must stay finite; a job with more never ends
+# A variance below the first number is treated as 0. Log variances are rounded to multiples of the
+# second number, so that similar variances share their quantiles.
 _NO_VARIANCE, _ALIKE = 1e-6, 0.05
 _RISK_DRAWS = 400
 
@@ -38,8 +44,8 @@ _RISK_DRAWS = 400
 class Conditions(NamedTuple):
     """Start-up, checkpoint and interruption parameters of clusters; each array is (clusters,).
 
-    - `hazard_per_hour` is the expected number of interruptions per hour.
-    - `doubt` is the relative variance of its estimate.
+    - `hazard_per_hour` is the expected number of interruptions per hour (the hazard).
+    - `doubt` is the relative variance of the hazard's estimate.
     - `bunching` is the relative variance of the true hazard over days and weeks.
     - `..._s` and `..._log_sd` describe a lognormal duration: its mean in seconds, and the standard
       deviation of its log.
@@ -91,10 +97,10 @@ class Conditions(NamedTuple):
 
 
 def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> FloatArray:
-    """Return the hours of work between two checkpoints that minimise lost time, after Daly.
+    """Return Daly's optimal checkpoint interval: the hours of work between two checkpoints.
 
     `checkpoint_hours` is the time to write a checkpoint. `hazard_per_hour` is the expected number
-    of interruptions per hour. If it is 0, the interval is very long.
+    of interruptions per hour. A hazard of 0 gives a very long interval.
     """
     mean = 1 / np.maximum(hazard_per_hour, 1e-12)
     cost = np.asarray(checkpoint_hours, dtype=float)
@@ -104,9 +110,9 @@ def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> Fl
 
 
 def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
-    """Return the least number of equal pieces into which work is cut by checkpoints; at least 1.
+    """Return the number of equal pieces into which checkpoints divide the work.
 
-    No piece is longer than `interval_hours`.
+    It is the smallest number, at least 1, with which no piece is longer than `interval_hours`.
     """
     ratio = np.asarray(work_hours, dtype=float) / np.maximum(interval_hours, 1e-9)
     return np.asarray(np.maximum(np.ceil(ratio - 1e-9), 1.0), dtype=float)
@@ -115,8 +121,8 @@ def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
 def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
     """Return the expected hours of jobs, including start-up, checkpoints and interruptions.
 
-    `work_hours` are the hours of training steps, (clusters,) or (clusters, draws). The result has
-    the same shape.
+    `work_hours` are the hours of training steps, of shape (clusters,) or (clusters, draws). The
+    result has the same shape.
     """
     job = _job(work_hours, conditions)
     lost = job.interruptions * (job.lost + job.replacement)
@@ -124,9 +130,10 @@ def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
 
 
 def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
-    """Return the expected number of interruptions of jobs, in the shape of `work_hours`.
+    """Return the expected number of interruptions of jobs.
 
-    `work_hours` are the hours of training steps, (clusters,) or (clusters, draws).
+    `work_hours` are the hours of training steps, of shape (clusters,) or (clusters, draws). The
+    result has the same shape.
     """
     return _job(work_hours, conditions).interruptions.T
 
@@ -134,8 +141,9 @@ def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> Flo
 def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: int) -> FloatArray:
     """Return a (clusters,) array: the chance of at least one interruption.
 
-    The chance is 1 - E[exp(-hazard x running hours)]. The hazard, the number of interruptions per
-    hour, is drawn in the same way as in `drawn_hours`.
+    The chance is 1 - E[exp(-hazard x running hours)], where running hours include checkpoints. The
+    expectation is the mean over random hazards, drawn in the same way as in `drawn_hours`.
+    `work_hours` (clusters,) are the hours of training steps.
     """
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
@@ -146,14 +154,15 @@ def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: in
 def drawn_hours(
     work_hours: FloatArray, expected_work_hours: ArrayLike, conditions: Conditions, *, seed: int
 ) -> FloatArray:
-    """Return a (clusters, draws) array: drawn hours of jobs.
+    """Return a (clusters, draws) array: random draws of the hours of jobs.
 
     `work_hours` (clusters, draws) are drawn hours of training steps. `expected_work_hours`
     (clusters,) is their expectation. Start-up, checkpoints and interruptions are drawn here.
 
     The number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1,
-    for the uncertainty of the estimated rate and for bunches of interruptions. Their variances are
-    `doubt` and `bunching` of `conditions`; `bunching` is reduced for long jobs.
+    for the uncertainty of the estimated hazard and for bunches of interruptions. The first has the
+    variance `doubt`. The second has the variance `bunching x (1 + passing(expected_work_hours))`,
+    which is smaller for long jobs.
 
     All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """
@@ -173,11 +182,11 @@ def drawn_hours(
 
 
 class _Job(NamedTuple):
-    """Expected hours of jobs and the mean number of interruptions; arrays are (..., clusters)."""
+    """Expected hours and interruptions of jobs. Arrays are (clusters,) or (draws, clusters)."""
 
     work: FloatArray
     running: FloatArray  # work and checkpoints
-    piece: FloatArray  # the most that an interruption can lose
+    piece: FloatArray  # between two checkpoints; an interruption loses at most a piece
     interruptions: FloatArray
     lost: FloatArray  # mean hours of work that an interruption loses
     replacement: FloatArray  # mean hours of a replacement, including interrupted attempts
@@ -186,7 +195,7 @@ class _Job(NamedTuple):
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     """Return expected hours and interruptions of jobs whose training steps take `work_hours`.
 
-    `work_hours` is (clusters,) or (clusters, draws).
+    `work_hours` is (clusters,) or (clusters, draws). The arrays of the result are transposed.
     """
     work = np.asarray(work_hours, dtype=float).T
     write = conditions.checkpoint_s / 3600
@@ -207,9 +216,9 @@ def _rate(
 ) -> FloatArray:
     """Return a (draws, clusters) array: drawn interruption rates divided by their mean.
 
-    `doubted` and `shock` are (draws, 1) uniform draws. The first is for the uncertainty of the
-    rate's estimate, the second for bunches of interruptions. `work_hours` are the expected hours of
-    the jobs.
+    `doubted` and `shock` are (draws, 1) uniform draws. `doubted` is for the uncertainty of the
+    estimated rate, `shock` for bunches of interruptions. `work_hours` are the expected hours of the
+    jobs.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)
@@ -218,7 +227,7 @@ def _rate(
 def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
     """Return six independent (draws, 1) arrays of stratified uniform draws.
 
-    Each array has one draw in each of `draws` equal parts of (0, 1).
+    Each array has one draw in each of `draws` equal intervals of (0, 1), in random order.
     """
     rng = np.random.default_rng(seed)
     strata = np.arange(draws)[:, None]
@@ -235,8 +244,8 @@ def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
     """Return a (draws, clusters) array: quantiles of Gamma variables with mean 1.
 
-    The quantile is 1 if the variance is 0. Variances that differ by less than 5 % get the same
-    quantiles. This saves time, because thousands of setups have only a few different variances.
+    The quantile is 1 if the variance is 0. Variances are rounded to steps of 5 %. This saves time,
+    because thousands of setups then have only a few different variances.
     """
     steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)
     kinds, at = np.unique(steps, return_inverse=True)

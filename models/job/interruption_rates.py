@@ -1,17 +1,19 @@
-"""Estimate interruptions per hour of spot machines for each type and zone, and how they bunch.
+"""Estimate the interruption rate of spot machines by type and zone, and its variance over time.
 
     m_type      ~ lognormal around offset x the type's advised rate
     lambda_zone ~ Gamma(shape 1, mean m_type)
     N_window    ~ Poisson(lambda_zone hours G)
     G           ~ Gamma(mean 1, variance bunching (1 + tau / (tau + hours)))
 
-The advised rate comes from EC2's Spot Advisor. N_window counts the interruptions in an observed
-period of machine-hours. With shape 1, a zone's rate may lie anywhere between 0 and a few times the
-mean; the few zones of a type are too little data to learn another shape. The Gamma-Poisson pair is
-conjugate; observations move a zone's rate from the mean of its type towards the observed rate.
+Rates are interruptions per machine-hour: m_type of an instance type, lambda_zone of the type in a
+zone. EC2's Spot Advisor publishes the advised rate. `offset` is a factor for all types. N_window is
+the number of interruptions in an observed period, and `hours` are its machine-hours. With shape 1,
+a zone's rate may lie anywhere between 0 and a few times the mean; the few zones of a type are too
+little data to learn another shape. Gamma and Poisson are conjugate: observations move a zone's rate
+from the mean of its type towards the observed rate.
 
-G is demand that hits a zone for hours and drifts during weeks, because interruptions are not
-memoryless [CM-DARE, Li et al. 2020].
+G is the demand in a zone, relative to its mean. Demand rises for hours and drifts during weeks, so
+interruptions come in bunches and are not memoryless [CM-DARE, Li et al. 2020].
 
 An interruption takes either all machines of a type in a zone, or a single machine. n machines of a
 type in a zone suffer `shared + n (1 - shared)` times the interruptions of one machine.
@@ -33,22 +35,22 @@ TypeInZone = tuple[str, str]  # instance type, zone
 Pair = tuple[float, float] | FloatArray
 SpotPool = tuple[str, str, float]  # instance type, zone, advised interruptions per hour
 
-# Standard deviations of logs: of the factor between Spot Advisor's rates, whose definition is not
-# published, and our rates; and of a type's deviation from that factor.
+# Standard deviations of logs: of `offset`, because Spot Advisor does not publish how its rates are
+# defined; and of a type's deviation from `offset` x its advised rate.
 _OFFSET_SD, _TYPE_SD = 1.5, 0.7
-# Prior mean of bunching; the weight of this prior, in squared expected interruptions; and tau.
+# Prior mean of bunching; the weight of this prior, in squared expected interruptions; tau in hours.
 _BUNCHING, _BUNCHING_WEIGHT, _SHOCK_HOURS = 1.0, 4.0, 24.0
-# If demand is a random walk, its mean in a future period differs from its mean in the record. For a
-# period as long as the record, the variance of this difference is this many times the variance
-# within the record (2/3 and 1/6 of the variance that the walk gains in the period) [D].
+# If demand is a random walk, its mean in a future period differs from its mean in the record. If
+# both are equally long, the variance of this difference is 2/3 of the variance that the walk gains
+# in the period. The variance within the record is 1/6 of it. 4 is their ratio (derived for Srift).
 _AHEAD = 4.0
-_SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take the whole zone
+_SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take all machines of a pool
 
 
 def passing(hours: ArrayLike) -> FloatArray:
-    """Return the share of the variance of temporary demand that affects jobs of length `hours`.
+    """Return the share of the variance of temporary demand that remains in its mean over `hours`.
 
-    High demand lasts about a day, so that it averages out in long jobs.
+    High demand lasts about a day, so it averages out during a long job.
     """
     length = np.maximum(hours, 0.0)
     return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + length), dtype=float)
@@ -58,10 +60,10 @@ def passing(hours: ArrayLike) -> FloatArray:
 class HazardModel:
     """The posterior of the hazard: interruptions per hour of one spot machine.
 
-    - `types`: mean and standard deviation of the log rate of each instance type.
-    - `zones`: shape and rate of the Gamma posterior of each (instance type, zone).
-    - `offset`: mean and standard deviation of the log of (rate / rate advised by Spot Advisor).
-    - `bunching`: the variance of the factor by which demand changes the rate.
+    - `types`: the mean and standard deviation of each instance type's log hazard.
+    - `zones`: the shape and rate of the Gamma posterior of each (instance type, zone).
+    - `offset`: the mean and standard deviation of log(hazard / rate that Spot Advisor publishes).
+    - `bunching`: the relative variance of the hazard over time, due to demand.
     - `shared`: the share of a machine's interruptions that take all machines of its type in the
       zone.
     """
@@ -78,9 +80,9 @@ class HazardModel:
         """Return three (clusters,) arrays: interruptions per hour, their uncertainty, and bunching.
 
         The uncertainty is the relative variance of the estimate. Bunching is the relative variance
-        of the true rate over time. It is smaller for a cluster in several zones, because their
-        demand is assumed to be independent. `counts` (clusters, pools) is the number of machines
-        from each pool, which is an instance type in a zone.
+        of the true rate over time. Bunching is smaller for a cluster with several pools, because
+        the demand for different pools is assumed to be independent. A pool is an instance type in a
+        zone. `counts` is a (clusters, pools) array with the number of machines from each pool.
         """
         rate, doubt = self.rates(pools).T
         of_pool = np.where(counts > 0, self.shared + counts * (1 - self.shared), 0.0) * rate
@@ -89,25 +91,26 @@ class HazardModel:
         return total, weights @ doubt, self.bunching * weights.sum(axis=1)
 
     def rates(self, pools: Sequence[SpotPool]) -> FloatArray:
-        """Return a (pools, 2) array for one machine of each pool (instance type in a zone).
+        """Return a (pools, 2) array: one machine's interruptions per hour, and their uncertainty.
 
-        Column 0 is the number of interruptions per hour, column 1 the relative variance of this
+        A pool is an instance type in a zone. The uncertainty is the relative variance of the
         estimate.
         """
         return np.array([self._rate(*pool) for pool in pools], dtype=float).reshape(-1, 2)
 
     def _rate(self, instance_type: str, zone: str, advised: float) -> tuple[float, float]:
-        """Return one machine's interruptions per hour, and the estimate's relative variance.
+        """Return one machine's interruptions per hour, and the relative variance of the estimate.
 
-        `advised` is the rate that Spot Advisor publishes.
+        `advised` is the rate that Spot Advisor publishes. Both results are 0 if `advised` is 0 and
+        the type was never observed.
         """
         if instance_type not in self.types and advised <= 0:
             return 0.0, 0.0
         unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
         middle, doubt = self.types.get(instance_type, unseen)
-        # The advised rate counts as the mean, not the median: a prior uncertainty of a factor of
-        # four must not make spot look four times as bad before the first launch. The uncertainty
-        # of the type counts less if its zone was observed.
+        # The advised rate counts as the mean, not the median. Otherwise the prior uncertainty, a
+        # factor of four, would make spot look four times as bad before the first launch. The
+        # uncertainty of the type counts less if the zone was observed.
         shape, rate = self.zones.get((instance_type, zone), (1.0, np.exp(-middle)))
         of_type = np.expm1((doubt / shape) ** 2)
         return shape / rate, (1 + 1 / shape) * (1 + of_type) - 1
@@ -119,7 +122,9 @@ def fit_hazard(
     advised: Mapping[str, float] | None = None,
     together: pd.DataFrame | None = None,
 ) -> HazardModel:
-    """Fit interruptions per hour to observed machine-hours. Without rows, return the prior.
+    """Fit interruptions per hour to observed machine-hours.
+
+    If `windows` has no rows, the rates are those of the prior.
 
     Args:
         windows: a row per observed period, with columns instance_type, zone, hours (machine-hours,
@@ -140,7 +145,10 @@ def fit_hazard(
     prior = np.log(listed.where(listed > 0, bucket_hazard(None)).to_numpy())
 
     def minus_log_posterior(theta: FloatArray) -> float:
-        """Return the negative log posterior at `theta`: deviations of types, then the offset."""
+        """Return the negative log posterior at `theta`.
+
+        `theta` has the deviation of each instance type, followed by the offset.
+        """
         logs = (prior + theta[-1] + theta[:-1])[at] + np.log(hours)
         likelihood = count * logs - (count + 1) * np.logaddexp(0.0, logs)
         deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD])
@@ -171,11 +179,11 @@ def fit_hazard(
 
 
 def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
-    """Estimate by how much interruption counts vary more than Poisson counts.
+    """Estimate the relative variance of the interruption rate over time.
 
-    The result is the variance of the factor on the rate. `windows` has a row per observed period.
-    `zone_rate` has the interruptions per hour of each (instance type, zone). The prior counts as
-    additional observations.
+    It follows from how much more interruption counts vary than Poisson counts. `windows` has a row
+    per observed period. `zone_rate` has the interruptions per hour of each (instance type, zone).
+    The prior counts as additional observations.
     """
     pools = pd.MultiIndex.from_frame(windows[["instance_type", "zone"]])
     hours, count = windows[["hours", "interruptions"]].to_numpy(dtype=float).T

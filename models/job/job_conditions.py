@@ -1,7 +1,7 @@
 """Derive start-up, checkpoint and interruption parameters of clusters, from priors or launches.
 
 A job starts when all machines of its cluster have started. Only spot machines are interrupted. The
-probability that an interrupted machine has a given type is the type's share of all interruptions.
+seconds of a replacement are the mean over instance types, weighted by their interruptions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Conditions before any launch: published interruption rates, equal seconds for all types."""
+    """Conditions before any launch: published interruption rates, and prior durations.
+
+    All instance types have the same durations.
+    """
 
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
 
@@ -51,8 +54,8 @@ class Stated:
     ) -> Conditions:
         """Return the start-up, checkpoint and interruption parameters of clusters.
 
-        `counts` (clusters, pools) is the number of machines from each pool. `state_bytes` is the
-        size of a checkpoint.
+        `counts` is a (clusters, pools) array with the number of machines from each pool.
+        `state_bytes` is the size of a checkpoint.
         """
         rates = [pool.interruptions_per_hour * (pool.market == "spot") for pool in pools]
         return Conditions.certain(
@@ -69,8 +72,8 @@ class Learned:
 
     If `hazard` is None, the published interruption rates of the pools apply. If `availability` is
     None, every request is granted. Reading a checkpoint is assumed to take as long as writing it.
-    `restarts` gives the seconds of a replacement. Before the first observed replacement, it is
-    assumed to take as long as a start-up.
+    `restarts` gives the seconds of a replacement. Before the first observed replacement, a
+    replacement is assumed to take as long as a start-up.
     """
 
     startup: LogSeconds
@@ -85,9 +88,9 @@ class Learned:
     ) -> Conditions:
         """Return the start-up, checkpoint and interruption parameters of clusters.
 
-        `counts` (clusters, pools) is the number of machines from each pool. `state_bytes` is the
-        size of a checkpoint. The slowest machine of a cluster determines the seconds to write and
-        to read it.
+        `counts` is a (clusters, pools) array with the number of machines from each pool.
+        `state_bytes` is the size of a checkpoint. The slowest machine of a cluster determines the
+        seconds to write and to read a checkpoint.
         """
         spot = counts * np.array([pool.market == "spot" for pool in pools])
         losses: FloatArray = spot * np.array([pool.interruptions_per_hour for pool in pools])
@@ -124,7 +127,7 @@ class Learned:
     def _startup(
         self, pools: Sequence[Pool], counts: NDArray[np.int64]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return two (clusters,) arrays: mean start-up seconds, and their log's standard deviation.
+        """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of logs.
 
         The seconds include retries of refused requests.
         """
@@ -138,11 +141,11 @@ class Learned:
         pools: Sequence[Pool],
         counts: NDArray[np.int64],
     ) -> tuple[FloatArray, FloatArray]:
-        """Return start-up seconds and log deviations including the retries of refused requests.
+        """Add the seconds of retries after refused requests to start-up seconds.
 
         `launch_s` and `log_sd` (clusters,) are the mean start-up seconds without retries, and the
-        standard deviations of their logs. The two results have the same meaning, but include
-        retries.
+        standard deviations of log seconds. Returns the same two arrays with retries. Without an
+        availability model, they are returned unchanged.
         """
         if self.availability is None:
             return launch_s, log_sd

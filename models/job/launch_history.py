@@ -1,6 +1,7 @@
 """Build the training data of the start-up, interruption and availability models from launches.
 
-In all functions, `machines` is the mart `machines`, which has a row per launched machine.
+In all functions, `machines` has the rows of the warehouse's mart of that name: a row per launched
+machine.
 """
 
 import pandas as pd
@@ -25,7 +26,11 @@ def launches(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def windows(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return spot machine-hours and interruptions, with a row per type, zone and UTC day."""
+    """Return spot machine-hours and interruptions, with a row per instance type, zone and day.
+
+    A machine counts on the UTC day on which it was requested. The columns are instance_type, zone,
+    hours and interruptions; the index is the day.
+    """
     held = spot_held(machines)
     by_day = held.groupby(["instance_type", "zone", held["asked_at"].dt.floor("D")])
     found = by_day.agg(hours=("hours", "sum"), interruptions=("interrupted", "sum"))
@@ -33,10 +38,10 @@ def windows(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def together(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return how many spot machines each launch lost at once, with a row per launch and pool.
+    """Return how many spot machines each launch lost to interruptions, by pool.
 
-    A pool is an instance type in a zone. The columns are machines (number that ran) and lost. Pools
-    without losses are left out.
+    A pool is an instance type in a zone. The result has a row per launch and pool, with columns
+    machines (number that ran) and lost. Pools without losses are left out.
     """
     pools = spot_held(machines).groupby(["lease_id", "instance_type", "zone"])["interrupted"]
     found = pools.agg(machines="size", lost="sum")
@@ -47,8 +52,8 @@ def together(machines: pd.DataFrame) -> pd.DataFrame:
 def requests(machines: pd.DataFrame, refusals: pd.DataFrame) -> pd.DataFrame:
     """Return which requests for machines were granted, with a row per request and instance type.
 
-    The columns are instance_type, market, zone and granted. `refusals` has a row per refused
-    request.
+    The columns are instance_type, market, zone and granted (True or False). `refusals` has a row
+    per refused request, with columns cluster, market and zone.
     """
     granted = machines.drop_duplicates(["lease_id", *_POOL])
     types = refusals["cluster"].map(lambda name: sorted(set(parse_cluster(name))))

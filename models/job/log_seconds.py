@@ -2,8 +2,9 @@
 
     log seconds = mu_group + u_group,member + b (x - mean x) + noise
 
-A group is, for example, a market or an outcome; a member is an instance type. mu_group and b have
-normal priors, and u is normal around 0, so the posterior is that of a linear regression. The
+A group is, for example, a market or the outcome of a restart; a member is an instance type. x is a
+covariate, for example the log number of machines, and b is its effect. mu_group and b have normal
+priors, and u is normal around 0, so the posterior is that of a Bayesian linear regression. The
 standard deviation of the noise is the pooled spread around each member's mean, shrunk towards its
 prior.
 """
@@ -26,10 +27,10 @@ _SPREAD_WEIGHT = 6.0  # number of observations that the prior of the noise count
 class LogSeconds:
     """The prior or the posterior of log durations, by group and by member of a group.
 
-    `groups` and `members` have the mean and standard deviation of the log median at x = `centre`,
-    by group and by (group, member). `slope` is the effect of x. `member_sd` is the standard
-    deviation of the members of a group. `noise_sd` is the standard deviation of repeated durations.
-    A prior has no members.
+    `groups` and `members` map a group, or a (group, member), to the mean and standard deviation of
+    its log median at x = `centre`. `slope` is the mean and standard deviation of the effect of x.
+    `member_sd` is the standard deviation of log medians between the members of a group. `noise_sd`
+    is the standard deviation of the logs of repeated durations. A prior has no members.
     """
 
     groups: Mapping[str, Normal]
@@ -40,9 +41,9 @@ class LogSeconds:
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return a (keys, 2) array: the log median of each (group, member), and its deviation.
+        """Return a (keys, 2) array: for each (group, member), the log median and its uncertainty.
 
-        The deviation is a standard deviation. An unknown member has the median of its group.
+        The uncertainty is a standard deviation. An unknown member has the median of its group.
         """
         found = []
         for key in keys:
@@ -54,7 +55,7 @@ class LogSeconds:
     def predict(
         self, keys: Sequence[tuple[str, str]], x: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Predict the log duration of each (group, member) in `keys` at `x`, which is (keys,).
+        """Predict the log duration of each (group, member) in `keys` at `x`, a (keys,) array.
 
         Returns two (keys,) arrays: log medians, and standard deviations of the log of a new
         duration.
@@ -73,7 +74,8 @@ class LogSeconds:
     def fitted(self, observed: pd.DataFrame) -> LogSeconds:
         """Return the posterior, given observed durations.
 
-        `observed` has a row per duration, with columns group, member, seconds and x.
+        `observed` has a row per duration, with columns group, member, seconds and x. If it has no
+        rows, the result is `self`.
 
         Raises:
             ValueError: if seconds are not above 0 or a group is unknown.
@@ -97,7 +99,7 @@ class LogSeconds:
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:
-            """Return the posterior mean and covariance of all coefficients for a given noise."""
+            """Return the mean and covariance of all coefficients, given `noise_sd`."""
             covariance = np.linalg.inv(design.T @ design / noise_sd**2 + np.diag(sd**-2.0))
             shift = covariance @ (design.T @ (logs - design @ mean)) / noise_sd**2
             return mean + shift, covariance

@@ -12,7 +12,7 @@ import pandas as pd
 from .duration import REPLACEMENT_S
 from .log_seconds import LogSeconds
 
-# Priors. On local hosts, torchrun's elastic mode took 10 s after a kill in first trials.
+# Prior seconds. On local hosts, torchrun's elastic mode took 10 s after a kill in first trials.
 PRIOR_S = {"fewer": 10.0, "replaced": REPLACEMENT_S}
 NO_RESTARTS = LogSeconds(
     groups={outcome: (math.log(seconds), 0.7) for outcome, seconds in PRIOR_S.items()},

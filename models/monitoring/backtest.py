@@ -1,4 +1,4 @@
-"""Fit a model to one frame of runs, predict the runs of another frame, and compute the errors.
+"""Fit a model to a training frame of runs, predict a test frame of runs, and compute the errors.
 
 Errors are |predicted - measured| / measured. Predictions never use measurements of the predicted
 runs.
@@ -23,7 +23,7 @@ COLUMNS = (
 _KIND = ["workload", "cluster", "strategy", "precision", "switches"]
 # Columns that a prediction may use. Measurements and their origin are left out.
 _SETUP = [*_KIND, "layout", "batch_per_device", "accumulation_steps", "provider"]
-_MOST_NAMED = 8  # names listed in a sentence
+_MOST_NAMED = 8  # maximum number of names in a sentence
 
 
 def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFrame:
@@ -31,9 +31,9 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 
     Returns:
         A frame with the index of `test`. The columns are `predicted_step_s` and its 90 % interval
-        from `low_s` to `high_s`. If a row cannot be predicted, these three are NaN and
-        `unpredicted` is the reason. `guessed` is True if `data` has facts about the workload but no
-        measurements of it.
+        from `low_s` to `high_s`. If a row cannot be predicted, these three are NaN and the column
+        `unpredicted` has the reason. `guessed` is True if the row was predicted from facts about
+        the workload, such as its FLOPs, without measurements of it.
 
     Raises:
         ValueError: if `data` has nothing to learn from or rows of several providers.
@@ -55,7 +55,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     """Return a row of facts for each instance type in the runs of `data` or in `asked`.
 
-    If the number of devices of a type is unknown, one device is assumed.
+    Facts that `data` does not have are missing. The exception is `devices`, whose default is 1.
     """
     known = data.instance_types.drop_duplicates("name").set_index("name")
     clusters = {*data.runs["cluster"], *asked["cluster"]}
@@ -68,8 +68,8 @@ def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return errors and interval coverage by workload, by number of instances, and in total.
 
-    `predicted` is the result of `backtest`. Rows without a prediction are left out. COLUMNS names
-    the result's columns.
+    `predicted` is the result of `backtest` for the runs `test`. Rows without a prediction are left
+    out. The columns of the result are COLUMNS.
     """
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
         measured_s=test["step_s"].astype(float),
@@ -86,11 +86,14 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
-    """Return sentences that say which rows were not predicted or only guessed, and how many."""
+    """Return sentences with the number of rows that were not predicted, guessed, or not learned.
+
+    `data` is the training data. `predicted` is the result of `backtest` for the runs `test`.
+    """
     counts = {
         "no prediction": Counter(filter(None, predicted["unpredicted"])),
         "guessed from flops_per_sample alone": Counter(test["workload"][predicted["guessed"]]),
-        "TRAIN rows in a mode that is not learned": Counter(data.runs["workload"])
+        "TRAIN rows not learned because of their mode": Counter(data.runs["workload"])
         - Counter(valid_runs(data.runs)["workload"]),
     }
     sentences = []

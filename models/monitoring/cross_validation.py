@@ -1,13 +1,14 @@
 """Measure the model's errors and interval coverage on setups that it was not fitted to.
 
-A split divides the runs into groups. The model is fitted without a group and then predicts the
-group's runs. This is repeated for each group of each split. The groups of the splits are:
+A split divides the runs into groups. For each group of each split, a model is fitted without the
+group's runs and then predicts them. The groups of the splits are:
 
     workload       all runs of a workload and mode on several machines
     cluster_size   all runs on clusters with the same number of instances
-    setup          a fifth of all pairs of workload and cluster
+    setup          the runs of a random fifth of all combinations of workload, mode and cluster
 
-If a split has more than eight groups, they are joined to eight at random.
+If there are more than eight combinations of workload and mode, they are merged at random into eight
+groups of the split `workload`.
 
 Errors are |predicted - measured| / measured. Coverage is the share of measurements within their
 90 % interval.
@@ -37,7 +38,7 @@ COLUMNS = (
     *("coverage_90", "median_width"),
 )
 _SCORED = [*STEP, "split", "group", "row", "run_id", "setup", "measured_s"]
-_FOLDS, _MOST_GROUPS = 5, 8  # groups of the split "setup"; groups of a split
+_FOLDS, _MOST_GROUPS = 5, 8  # groups of the split "setup"; maximum groups of the split "workload"
 
 # Split, group, training data without the group, and the runs of the group.
 HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
@@ -46,7 +47,10 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
-    """Yield (split, group name, training data without the group, runs of the group)."""
+    """Yield (split, group name, training data without the group, runs of the group).
+
+    The training data for a cluster size above 1 also has no probes of clusters of this size.
+    """
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)
     setup = _folds(np.array(_setups(runs), dtype=object), _FOLDS, seed)
@@ -66,14 +70,14 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
 
 
 def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
-    """Assign equal labels to one of `count` random folds, and return each label's fold name."""
+    """Return the name of a random fold for each label. Equal labels are in the same fold."""
     codes, names = pd.factorize(labels, sort=True)
     fold = np.random.default_rng(seed).permutation(len(names))[codes] % count
     return np.array([f"fold {number}" for number in fold])
 
 
 def _label(workload: str, mode: Mode) -> str:
-    """Return a text such as `resnet in bf16 fsdp`; the default mode is left out."""
+    """Return a text such as `resnet in bf16 fsdp`, or only `resnet` in the default mode."""
     return workload if mode == MODES[0] else f"{workload} in {mode}"
 
 
@@ -99,10 +103,10 @@ def fitted(
     """Return the model fitted to all data, and a frame of held-out predictions.
 
     A split (workload, cluster_size or setup) divides the runs into groups, each of which is held
-    out once. The frame has a row for each run and split. A row has split, group, row (the position
-    among the valid runs), run_id, setup (a label of workload, mode and cluster), measured_s,
-    step_s, step_low_s and step_high_s. A group is missing if a model without it cannot be fitted or
-    cannot predict it.
+    out once. The frame has a row for each run and split. Its columns are split, group, row (the
+    position among the valid runs), run_id, setup (a label of workload, mode and cluster),
+    measured_s, and the prediction step_s with its 90 % interval from step_low_s to step_high_s. A
+    group is missing if no model can be fitted without it, or if that model cannot predict it.
 
     Args:
         data: one provider's measurements.
@@ -118,7 +122,7 @@ def fitted(
 
 
 def _held_out_scores(work: HeldOut, *, seed: int) -> pd.DataFrame | None:
-    """Fit a model without the held-out group `work` and predict the group's runs.
+    """Fit a model without the held-out group `work`, and return predictions of the group's runs.
 
     Returns None if the model cannot be fitted or cannot predict the runs.
     """
@@ -144,8 +148,8 @@ def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
     """Return errors and interval coverage, with a row for each split and group of held-out runs.
 
-    COLUMNS names the columns. The group "all" has all rows of a split. `median_width` is the median
-    of (high - low) / predicted.
+    `scored` is the frame of `fitted`. The columns of the result are COLUMNS. The group "all" has
+    all rows of a split. `median_width` is the median of (high - low) / predicted.
     """
     rows = [
         {"split": split, "group": name, **scores(group)}
@@ -156,9 +160,10 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, float | int]:
-    """Return the number of rows, their mean errors, and the coverage and width of their intervals.
+    """Return the number of rows, their errors, and the coverage and width of their intervals.
 
-    The 50 % and 80 % intervals are derived from the 90 % interval of a log-normal distribution.
+    The 50 % and 80 % intervals are those of the log-normal distribution that has the row's 90 %
+    interval.
     """
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)

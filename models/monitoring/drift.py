@@ -1,9 +1,9 @@
 """Detect drift: too many recent runs lie outside their predicted 90 % intervals.
 
-    chance = P(at least as many of n runs outside),   outside ~ binomial(n, 1/10)
+    chance = P(X >= runs outside their intervals),   X ~ binomial(runs, 1/10)
 
-The runs on each instance type in each zone are a group, and each group is tested. A Bonferroni
-correction accounts for the number of groups.
+The runs on an instance type in a zone are a group. Each group is tested. A Bonferroni correction
+accounts for the number of groups.
 """
 
 from collections.abc import Mapping
@@ -18,22 +18,24 @@ from ..step_time.model import StepTimeModel
 from .cross_validation import predictions_of
 
 Group = tuple[str, ...]  # scope (always "type"), instance type, zone
-Since = Mapping[Group, pd.Timestamp | None]  # drifting groups, and since when
+Since = Mapping[Group, pd.Timestamp | None]  # the start of the drift of each drifting group
 Row = dict[str, Any]
 
 GROUP = ("scope", "instance_type", "zone")
-_MISSES = 0.1  # share of runs outside correct 90 % intervals
-_CHANCE = 0.05  # chance of a false alarm in any group if nothing drifts
+_MISSES = 0.1  # expected share of runs outside their 90 % intervals if the model is right
+_CHANCE = 0.05  # chance of at least one false alarm if no group drifts
 _LEAST_RUNS = 5  # a group with fewer runs is not tested
-_MOST_RUNS = 30  # the most recent runs of a group that count
-# A drift has a direction if at least this many times more runs are slower than faster, or reverse.
+_MOST_RUNS = 30  # only this many of a group's most recent runs count
+# A drift has a direction if runs that are too slow are at least this many times as frequent as runs
+# that are too fast, or the reverse.
 _ONE_SIDED = 2.0
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return the runs measured after all training runs of `model`, with the model's predictions.
 
-    The columns are those of `predictions_of`, and cluster, zone ("" if unknown) and measured_at.
+    The columns are those of `predictions_of`, with additional columns cluster, zone ("" if unknown)
+    and measured_at.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     at = pd.to_datetime(column(runs, "measured_at", None))
@@ -44,14 +46,16 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
-    """Return a row of the table raw_drift for each instance type and zone.
+    """Return rows of the table raw_drift: for each group of runs, if it drifts and since when.
 
     A group is an instance type in a zone. `scored` is the result of `recent`. `before` maps the
-    groups that were drifting so far to the start of the drift. The group with the smallest chance
-    drifts if its chance times the number of groups is at most 5 %. Then its runs are removed and
-    the next group is tested. A run on several instance types therefore counts against one type
-    only. A drift from `before` continues while at least half of the group's recent runs are outside
-    their intervals, and keeps its start.
+    groups that have been drifting so far to the start of their drift.
+
+    The group with the smallest chance drifts if its chance times the number of tested groups is at
+    most 5 %. Then its runs are removed, and the group with the next smallest chance is tested. A
+    run on several instance types therefore counts against one type only. A drift in `before`
+    continues, with its old start, while at least half of the group's recent runs are outside their
+    intervals.
     """
     if not len(scored):
         return []
@@ -85,10 +89,10 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
 
 
 def _measures(runs: pd.DataFrame) -> Row:
-    """Return the columns of raw_drift that describe a group of runs.
+    """Return the columns of raw_drift for a group of runs, with `drifting` set to False.
 
-    They describe the runs outside their predicted intervals: number, direction (slower or faster),
-    chance and first time. The column `drifting` is False; `judge` changes it.
+    The columns describe the runs outside their predicted intervals: their number, their direction
+    (slower or faster), the chance of so many, and the time of the first.
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]
@@ -113,9 +117,7 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the probability of at least this many runs outside their intervals.
-
-    The model is assumed to be right.
+    """Return the chance of at least this many runs outside their intervals if nothing drifts.
 
     Returns 1 if the group has too few runs to test.
     """
@@ -123,10 +125,10 @@ def _chance(row: Row) -> float:
 
 
 def drift_sentence(row: Mapping[str, Any]) -> str:
-    """Return a sentence that describes a drifting row of the mart `drift`."""
+    """Return a sentence that describes a drifting row of the warehouse's mart `drift`."""
     return (
         f"drift since {row['since']:%Y-%m-%d %H:%M} UTC: {row['instance_type']} in"
         f" {row['zone'] or 'unknown zone'}, {row['direction']},"
-        f" {row['median_ratio'] - 1:+.0%} in the median; {row['outside']} of {row['runs']} recent"
-        " runs are outside their intervals. The next campaign measures again"
+        f" median {row['median_ratio'] - 1:+.0%}; {row['outside']} of {row['runs']} recent runs are"
+        " outside their 90 % intervals. The next campaign measures this type again"
     )

@@ -1,7 +1,8 @@
-"""Decide if a new model (challenger) replaces the model in use (champion).
+"""Decide if a new model (the challenger) replaces the model in use (the champion).
 
-New measurements should count in the next answer. Therefore the challenger is promoted, unless its
-errors exceed the champion's errors on the same runs by more than noise.
+New measurements should count in the next answer. Therefore, the challenger is promoted by default.
+It is refused if, on the same runs, its errors are larger than the champion's by more than noise, or
+its 90 % intervals cover too few measurements.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from ..step_time.model import StepTimeModel
 from .cross_validation import known_of, predictions_of, scores, summarise
 
 _ENOUGH_ROWS, _LEAST_COVERAGE = 20, 0.8
-LARGE_ERROR = 0.25  # if the mean error on held-out setups is larger, answers have a warning
-_FRESH_ROWS = 8  # with this many runs that are new to the champion, only these are compared
-_FEWEST_SETUPS = 3  # setups needed to distinguish a difference from noise
+LARGE_ERROR = 0.25  # above this mean error on held-out setups, answers carry a warning
+# If at least this many runs are new to the champion, the models are compared on these runs only.
+# Coverage is compared only on at least this many runs.
+_FRESH_ROWS = 8
+_FEWEST_SETUPS = 3  # minimum number of setups to distinguish a difference from noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +41,15 @@ def verdict(
     """Decide if the new model `challenger` replaces the model in use, `champion`.
 
     If there are at least 8 runs that the champion was not trained on, the models are compared on
-    these runs, which were held out of the challenger. Otherwise they are compared on all runs. Both
-    models may have been trained on some of these. If the definitions of all the champion's
-    workloads have changed, the champion is ignored.
+    these runs. The challenger's predictions of them are held-out predictions. Otherwise the models
+    are compared on all runs, and both may have been trained on some of them. If the definitions of
+    all the champion's workloads have changed, the champion is ignored.
 
     Args:
         data: one provider's measurements.
-        scored: the held-out rows of the challenger with their predictions, from
-            `cross_validation.fitted`.
+        scored: held-out predictions, the second result of `cross_validation.fitted`.
         challenger: the newest model.
-        champion: the model in use, if any.
+        champion: the model in use; None if there is none.
     """
     if champion is None:
         return decide(scored, None)
@@ -65,28 +67,31 @@ def verdict(
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Promotion:
     """Apply the rule by which a new model replaces the model in use.
 
-    The challenger is promoted if there is no champion, if it knows `news`, or if no run can be
-    compared. Otherwise it is refused in two cases:
+    The challenger is promoted if there is no champion. It is refused if it predicts step times that
+    are not finite. It is promoted if only the challenger knows some workload or instance type
+    (`news`), or if no run can be compared. Otherwise it is refused in two cases:
 
     - Its mean error on the runs that both models predict is higher by more than noise. Noise is
-      estimated by a bootstrap over setups: the 95 % quantile of the decrease must be below 0.
-    - Its 90 % intervals cover less than 80 % of these runs, and fewer than the champion's.
+      estimated by a bootstrap over at least 3 setups: the 95 % quantile of the decrease in error is
+      below 0.
+    - There are at least 8 such runs, and its 90 % intervals cover less than 80 % of them, and fewer
+      than the champion's intervals.
 
     Args:
         challenger: rows with predictions of the challenger.
-        champion: predictions of the champion from `predictions_of`; None without a champion.
+        champion: predictions of the champion from `predictions_of`; None if there is no champion.
         news: the workloads and instance types that only the challenger knows, as text.
     """
     more = f"it knows {news}" if news else ""
     if champion is None:
         board = summarise(challenger)
-        error = f"mean error {_mean_error(board):.1%}" if len(board) else "not judged"
+        error = f"mean error {_mean_error(board):.1%}" if len(board) else "error unknown"
         return _promotion(True, more or "no champion", error, _coverage_short(board))
     if not np.isfinite(challenger["step_s"].astype(float)).all():
         return _promotion(False, "it predicts step times that are not finite")
     pairs = pd.DataFrame({"now": _errors(challenger), "before": _errors(champion)}).dropna()
     if not len(pairs):
-        return _promotion(True, more or "no run to compare challenger and champion on")
+        return _promotion(True, more or "no run that both challenger and champion can predict")
     setup = challenger.groupby("row")["setup"].first()
     high, setups = _noise(pairs["before"] - pairs["now"], setup)
     worse = setups >= _FEWEST_SETUPS and high < 0
@@ -101,7 +106,7 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
         bool(news) or not (worse or narrow),
         more,
         numbers,
-        "higher by more than noise" if worse else "",
+        "the error is higher by more than noise" if worse else "",
         f"90 % intervals cover {covers:.0%}, champion {covered:.0%}" if narrow else "",
     )
 
@@ -112,12 +117,13 @@ def _promotion(promote: bool, *because: str) -> Promotion:
 
 
 def caution(scoreboard: pd.DataFrame) -> str:
-    """Return a warning about the model's errors or intervals; empty if none is needed.
+    """Return a warning about the model's errors or intervals, or "" if both are acceptable.
 
-    The warning is shown with the model's answers.
+    `scoreboard` is the result of `cross_validation.summarise`. The warning is shown with the
+    model's answers.
     """
     if not len(scoreboard):
-        return "the model was not judged on held-out rows"
+        return "the model was not tested on held-out runs"
     error = _mean_error(scoreboard)
     large = f"mean error {error:.1%} on held-out setups" if error > LARGE_ERROR else ""
     return ", ".join(filter(None, [large, _coverage_short(scoreboard)]))
@@ -130,11 +136,11 @@ def _mean_error(scoreboard: pd.DataFrame) -> float:
 
 
 def _coverage_short(scoreboard: pd.DataFrame) -> str:
-    """Return the names of the splits whose intervals cover too few rows; "" if there are none."""
+    """Return a warning about the splits whose intervals cover too few rows; "" if none does."""
     judged = scoreboard[(scoreboard["group"] == "all") & (scoreboard["rows"] >= _ENOUGH_ROWS)]
     return ", ".join(
         f"90 % intervals cover {row['coverage_90']:.1%} of {row['rows']} rows held out by"
-        f" {row['split'].replace('_', ' ')}, not {_LEAST_COVERAGE:.0%}"
+        f" {row['split'].replace('_', ' ')}, not at least {_LEAST_COVERAGE:.0%}"
         for _, row in judged[judged["coverage_90"] < _LEAST_COVERAGE].iterrows()
     )
 
@@ -147,8 +153,8 @@ def _errors(scored: pd.DataFrame) -> pd.Series[float]:
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, int]:
     """Return the 95 % quantile of the mean gain, and the number of setups.
 
-    The quantile comes from a bootstrap that resamples setups. `gain` is the decrease of the error
-    of each run. `setup` is the label of each run's setup. Both series are indexed by run.
+    The quantile comes from a bootstrap that resamples setups. `gain` is each run's decrease in
+    error. `setup` is the label of each run's setup. Both series are indexed by run.
     """
     sums = gain.groupby(setup.loc[gain.index]).agg(["sum", "size"]).to_numpy(float)
     # fixed seed: equal predictions must lead to equal decisions

@@ -1,9 +1,9 @@
 """Compute the regret of published choices from runs that were measured after publication.
 
-    regret = exp(loss of the choice - least loss of the measured setups) - 1
+    regret = exp(loss of the choice - lowest loss of the measured setups) - 1
 
-`planner/choice_rule.py` defines the loss, which is computed here with measured step times. A job's
-hours of work are proportional to the step time. A choice that misses its constraint counts as a
+`planner/choice_rule.py` defines the loss. Here it is computed with measured step times, to which a
+job's hours of training steps are proportional. A choice that misses its constraint counts as a
 failure and has no regret.
 """
 
@@ -49,18 +49,20 @@ def judge(
     """Return a row of the table raw_ledger for each published first choice that was measured later.
 
     A question is a goal of a workload on a provider. A promise is the answer to a question in one
-    publication (a chosen setup with its predictions). A promise is judged if its setup was measured
-    later. If the same setup and market were published several times, each run counts only for the
-    last judged promise before the run. Rivals are the other setups of the same answer. A rival that
-    was published in several markets counts once, with its best rank.
+    publication: ranked setups with their predictions, of which the first is the choice. A promise
+    is judged if its choice was measured later. If several promises for a question chose the same
+    setup and market, each run counts only for the last judged promise before the run. Rivals are
+    the other setups of the same answer. A rival that was published in several markets counts once,
+    with its best rank.
 
     Args:
         promises: published rows with their rank.
         runs: measured runs.
         workloads: facts of the workloads, for the checkpoint sizes.
         devices: the number of devices of each instance type, for rows without a layout.
-        conditions: start-up times and interruptions. Default: the rates stated with each offer.
-        overshoot_price: the price of exceeding a limit, see `planner/choice_rule.py`.
+        conditions: start-up, checkpoint and interruption models. The default is `Stated`, which has
+            prior durations and the interruption rates of the published rows.
+        overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
     """
     if promises.empty:
         return []
@@ -105,8 +107,8 @@ def _outcome(
     """Return the published row of a setup, with hours, dollars and loss at its measured step time.
 
     `runs` are the setup's runs, joined with its published row. The measured step time is the median
-    of their step times. `known` has the start-up and interruption models. `sizes` has the
-    checkpoint bytes of each workload.
+    of the runs' step times. `known` has the start-up, checkpoint and interruption models. `sizes`
+    has the checkpoint bytes of each workload.
     """
     (row, *_), step_s = rows_of(runs), float(runs["measured_step_s"].median())
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
@@ -177,8 +179,8 @@ def _digest(text: str) -> str:
 def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
     """Return counts, mean and worst regret, and the share of measurements within their intervals.
 
-    `ledger` has rows of the mart regret_ledger. A value is None if there is no row to compute it
-    from.
+    `ledger` has rows of the mart regret_ledger. Regrets and the share are None if there is no row
+    to compute them from.
     """
     regret = ledger["regret"][ledger["verdict"] == "compared"].astype(float)
     within = ledger["within_interval"].astype(float)

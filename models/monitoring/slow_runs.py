@@ -1,19 +1,21 @@
-"""Find runs that took longer than their predicted interval, and name the likely cause.
+"""Find runs whose step time is above its predicted 90 % interval, and name the likely cause.
 
     excess = measured step time - predicted step time
     excess communication = sync_s - predicted exposed communication
 
 The first of these causes that applies is named:
 
-    host      the host took away at least a tenth of the processor time that the machines wanted
-    speed     the reference computation beside the run was also slower: the machine is slow
-    machine   without communication, a step of one machine is longer than on equal machines
+    host      CPU steal: the hypervisor withheld at least a tenth of the CPU time that was needed
+    speed     the reference computation beside the run was also slower than usual
+    machine   without communication, one machine needs longer for a step than equal machines do
     link      at least half of the excess is excess communication
     input     making batches takes at least a third of the step
-    compute   all machines compute more slowly than predicted
+    compute   otherwise: all machines compute more slowly than predicted
 
-In data-parallel training, the steps of all ranks end at the same time. Whole step times therefore
-do not show which rank is slow.
+sync_s is the measured seconds of a step that ranks wait for communication. The reference
+computation is a fixed amount of work beside each run, which shows how fast the machine is. In
+data-parallel training, the steps of all ranks end at the same time. Whole step times therefore do
+not show which rank is slow.
 """
 
 from collections.abc import Mapping
@@ -26,10 +28,10 @@ import pandas as pd
 from ..domain.cluster import parse_cluster, parse_numbers
 from ..domain.setup_table import rows_of
 
-TAKEN = 0.1  # a run is disturbed if the host takes this share of the wanted processor time
-_DEVIATIONS = 3.0  # a machine is slow above this many standard deviations of log fixed-work seconds
-# A machine is slow only if it takes at least this share longer than equal machines, or if the fixed
-# work takes at least this share longer than usual.
+TAKEN = 0.1  # a run is disturbed if the hypervisor withholds this share of the needed CPU time
+_DEVIATIONS = 3.0  # a machine is slow above this many standard deviations of log reference seconds
+# A machine is slow only if it takes at least this share longer than equal machines, or if its
+# reference computation takes at least this share longer than usual.
 _LEAST_APART = 0.1
 # The link is the cause if communication is at least the first share of the excess. Input is the
 # cause if making batches takes at least the second share of the step.
@@ -42,17 +44,17 @@ Cause = tuple[str, str, str]  # cause, detail, instance type
 def alarms(
     runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tuple[str, str], float]
 ) -> list[dict[str, Any]]:
-    """Return a row of the table raw_alarms for each run that took longer than its interval.
+    """Return a row of the table raw_alarms for each run that was slower than its interval.
 
-    The newest run comes first.
+    Rows are sorted from the newest run to the oldest.
 
     Args:
         runs: rows of the mart run_details with an additional column `slowness`: the seconds of the
             reference computation divided by its usual seconds.
-        predicted: step_s, step_high_s and exposed_communication_s for the rows of `runs`, in the
-            same order.
+        predicted: a row for each row of `runs`, in the same order, with columns step_s, step_high_s
+            and exposed_communication_s (seconds of communication that computation does not hide).
         input_share: the share of a step that making batches took in profiles, by workload and
-            instance type. A run with `loader_workers` uses its measured `input_s` instead.
+            instance type. For a run with `loader_workers`, the measured `input_s` is used instead.
     """
     found = []
     for run, expected in zip(rows_of(runs), rows_of(predicted), strict=True):
@@ -75,23 +77,24 @@ def alarms(
 
 
 def sentence(row: Row) -> str:
-    """Return a sentence that describes a row of the mart `alarms`: a slow run and its cause."""
+    """Return a sentence that describes a slow run and its cause. `row` is of the mart `alarms`."""
     return (
         f"slow run {row['run_id']} at {row['measured_at']:%Y-%m-%d %H:%M} UTC: {row['workload']} on"
-        f" {row['cluster']} took {row['measured_s']:.3g} s a step,"
+        f" {row['cluster']} took {row['measured_s']:.3g} s per step,"
         f" {row['measured_s'] / row['predicted_s'] - 1:.0%} more than predicted: {row['detail']}"
     )
 
 
 def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> Cause:
-    """Return the likely cause of a slow run; the module's docstring lists the causes.
+    """Return the likely cause of a slow run, a detail for the user, and the slow instance type.
 
-    `expected` is the run's prediction. `input_share` is the share of a step that making batches
-    takes, by workload and instance type.
+    The module's docstring lists the causes. The instance type is "" unless the cause is a machine,
+    or slow computation on a cluster of one type. `expected` is the run's prediction. `input_share`
+    is explained at `alarms`.
     """
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:
-        return "host", f"the host took {taken:.0%} of the processor time away", ""
+        return "host", f"the hypervisor withheld {taken:.0%} of the CPU time", ""
     if slowness > slow_from(_number(run, "usual_spread")):
         return "speed", f"slow machine: fixed work took {slowness - 1:.0%} longer than usual", ""
     types = parse_cluster(run["cluster"])
@@ -102,21 +105,21 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
     step_s, sync_s = run["step_s"], _number(run, "sync_s")
     exposed_s = expected["exposed_communication_s"]
     if sync_s - exposed_s >= _LINK * (step_s - expected["step_s"]):
-        return "link", f"slow link: {sync_s:.3g} s of waiting, {exposed_s:.3g} s predicted", ""
+        return "link", f"slow link: {sync_s:.3g} s of waiting, but {exposed_s:.3g} s predicted", ""
     share = max(input_share.get((run["workload"], name), 0.0) for name in types)
     if pd.notna(run.get("loader_workers")):
         share = _number(run, "input_s") / step_s
     if share >= _INPUT:
         return "input", f"making batches takes {share:.0%} of a step", ""
-    known = f", with fixed work at {slowness - 1:+.0%}" if np.isfinite(slowness) else ""
-    detail = f"slow code: all machines compute slower than predicted{known}"
+    known = f" (fixed work: {slowness - 1:+.0%} time)" if np.isfinite(slowness) else ""
+    detail = f"slow code: all machines compute more slowly than predicted{known}"
     return "compute", detail, types[0] if len(set(types)) == 1 else ""
 
 
 def _number(row: Row, name: str) -> float:
     """Return the value of column `name`, or NaN if the row has no value.
 
-    All comparisons with NaN are False.
+    Comparisons with NaN are False, so a missing value names no cause.
     """
     value = row.get(name)
     return float("nan") if value is None else float(value)
@@ -134,8 +137,9 @@ def slow_from(usual_spread: float) -> float:
 def slow_machines(speeds: pd.DataFrame) -> list[str]:
     """Return a sentence for each machine that is slower than usual for its instance type.
 
-    `speeds` has one row for each run and machine. Its columns are lease_id, node, instance_type,
-    reference_s (seconds of the reference computation), usual_s and usual_spread.
+    `speeds` has a row for each run and machine. Its columns are lease_id (the launch), node,
+    instance_type, reference_s (seconds of the reference computation), usual_s (the usual seconds on
+    the instance type) and usual_spread (see `slow_from`).
     """
     machines = speeds.groupby(["instance_type", "lease_id", "node"]).agg(
         {"reference_s": "median", "usual_s": "first", "usual_spread": "first"}
@@ -144,7 +148,7 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
     slow = machines[machines["reference_s"] > machines["usual_spread"].map(slow_from) * usual_s]
     return [
         f"slow machine: node {row['node']} of {row['lease_id']} ({row['instance_type']}) took"
-        f" {row['reference_s']:.3g} s for fixed work, usually {row['usual_s']:.3g} s"
+        f" {row['reference_s']:.3g} s for fixed work, which usually takes {row['usual_s']:.3g} s"
         for row in rows_of(slow.reset_index())
     ]
 
@@ -152,9 +156,10 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
 def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
     """Return the node that is slowest compared with equal machines, and how much slower it is.
 
-    The second item is a / b - 1. a is the node's seconds per step without communication, b the
-    median of these seconds on equal machines. Equal machines have the same instance type, devices
-    and batch per device. Returns (0, 0.0) if the run has no seconds for each rank.
+    The second item is a / b - 1, where a is the node's seconds per step without communication, and
+    b the median of these seconds on equal machines. Equal machines have the same instance type,
+    number of devices used and batch per device. Returns (0, 0.0) if no node is slower than its
+    equals, or if the run did not record the seconds of each rank.
     """
     rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(run["layout"], len(types), "layout")

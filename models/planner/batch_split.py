@@ -2,9 +2,9 @@
 
     T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
 
-B is the number of samples in one micro-step. Machine i has d_i devices, and each device computes
-b_i samples in T_i(b_i) seconds. All machines finish after tau seconds. Every b_i is rounded to
-whole samples.
+A micro-step processes B samples; an optimizer step has as many micro-steps as accumulation steps.
+Machine i has d_i devices, and each device computes b_i samples in T_i(b_i) seconds. All machines
+finish after tau seconds. Every b_i is rounded to whole samples.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ from ..step_time.machine_specs import computes
 from ..step_time.model import StepTimeModel
 from ..step_time.setup_arrays import SetupArrays
 
-_LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split must stay finite
+_LEAST_SECONDS_PER_SAMPLE = 1e-12  # keeps the split finite if the line fitted to a profile is flat
 _ROUNDING = 1e-9  # tolerance in samples
 ACCUMULATION_STEPS = (1, 2, 4)
 
@@ -36,9 +36,9 @@ def finish_together(
     """Return the samples per device of each machine with which all machines finish together.
 
     `lines` has the line (a, k) of each machine: a device computes b samples in a + k b seconds.
-    `devices` has the number of devices of each machine; the default is one. The samples of all
-    devices add up to `total`. Returns None if a machine would get no sample, or if no whole numbers
-    add up to `total`.
+    `devices` has the number of devices of each machine; by default, each machine has one. The
+    samples of all devices add up to `total`. Returns None if a machine would get no sample, or if
+    no whole numbers add up to `total`.
     """
     count = np.ones((1, len(lines)), dtype=np.int64)
     each = count if devices is None else np.array([devices], dtype=np.int64)
@@ -56,9 +56,9 @@ def split_groups(
     0 in padding. `devices` is the number of devices of one machine of the type. A device of the
     type computes b samples in `a` + `k` b seconds.
 
-    Returns a (clusters, types) array: the samples of one device, summed over all machines of the
-    type. If the sum is not a multiple of the number of machines, the first (sum mod count) machines
-    get one sample per device more. The row of a cluster that cannot be split contains only zeros.
+    Returns a (clusters, types) array: the samples per device, summed over the machines of the type.
+    If a sum is not a multiple of `count`, each device of the first (sum mod count) machines gets an
+    additional sample. The row of a cluster that cannot be split has only zeros.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -72,7 +72,7 @@ def split_groups(
     left = total - (samples * devices).sum(axis=1)
     possible &= left >= 0
     active = np.flatnonzero(possible & (left > 0))
-    # Rounding down left some samples. Each goes to the type that finishes first with it.
+    # Rounding down left some samples. Each goes to the type that would finish first with it.
     while len(active):
         n, d = count[active], devices[active]
         able = (n > 0) & (d <= left[active, None])
@@ -90,20 +90,20 @@ def split_groups(
 
 
 def global_batches(least: int, most: int) -> tuple[int, ...]:
-    """Return the global batches to compare: `least`, 2 `least`, 4 `least`, ... and `most`.
+    """Return the global batches to compare: doublings of `least`, up to `most`, and `most`.
 
     Raises:
         ValueError: if the range is empty or starts below 1.
     """
     if not 1 <= least <= most:
         raise ValueError(
-            f"the range of global batches {least} to {most} is invalid: use 1 <= least <= most"
+            f"global batches must satisfy 1 <= least <= most, but the range is {least} to {most}"
         )
     doublings = [least * 2**power for power in range((most // least).bit_length())]
     return tuple(sorted({*doublings, most}))
 
 
-# Reasons why a cluster has no batch split.
+# Reasons why clusters have no batch split. Each completes a text such as "2 clusters".
 OBSTACLES = (
     "that run no tolerated mode",
     "whose devices cannot share the batch",
@@ -123,7 +123,7 @@ class BatchSplits:
         cluster: (splits,) positions among the enumerated clusters.
         kind: (splits, types) positions in `types`, or -1 for padding.
         count: (splits, types) numbers of machines of each type.
-        samples: (splits, types) samples in a micro-step of one device, summed over all machines of
+        samples: (splits, types) samples of one device in a micro-step, summed over all machines of
             the type.
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
@@ -148,7 +148,10 @@ class BatchSplits:
 
     @property
     def device(self) -> IntArray:
-        """Return a (splits,) array: a number for each kind of device; -1 for several kinds."""
+        """Return a (splits,) array: the number of the split's kind of device; -1 for several kinds.
+
+        Kinds of device are numbered in alphabetical order.
+        """
         names = sorted({one.device for one in self.types})
         code = np.array([names.index(one.device) for one in self.types] + [-1])[self.kind]
         first = code[:, :1]
@@ -215,9 +218,9 @@ def splits_of(
     """Return all batch splits of each cluster in each mode of the workload.
 
     `counts` is a (clusters, types) array with the number of machines of each type. `totals` are the
-    global batches to split. For each number in ACCUMULATION_STEPS that divides a global batch there
-    is one split, if it fits in the memory of all devices. If none fits, the smallest larger number
-    of steps that fits is used. Splits in which a machine gets no sample are left out.
+    global batches to split. Each number in ACCUMULATION_STEPS that divides a global batch gives a
+    split, if the split fits in the memory of all devices. If no split fits, the smallest larger
+    number of steps whose split fits is used. Splits in which a machine gets no sample are left out.
     """
     width = int((counts > 0).sum(axis=1).max())
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
@@ -296,7 +299,7 @@ def splits_of(
 
 
 def _step_counts(total: int) -> list[int]:
-    """Return the divisors of `total` that are in ACCUMULATION_STEPS, then all larger divisors."""
+    """Return the divisors of `total` in ACCUMULATION_STEPS, followed by all larger divisors."""
     divisors = [each for each in range(1, total + 1) if total % each == 0]
     usual = [each for each in divisors if each in ACCUMULATION_STEPS]
     return usual + [each for each in divisors if each > max(usual)]
@@ -313,8 +316,9 @@ def _largest_batches(
     """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
 
     Row 0 holds the batches without gradient accumulation, row 1 the batches with accumulation. The
-    last column is for padding. No batch exceeds `most`. Sharded weights, gradients and optimizer
-    state are divided by the number of `ranks`. If the memory need is unknown, the result is `most`.
+    last column is for padding. No batch exceeds `most`; a batch is 0 if no sample fits. Sharded
+    weights, gradients and optimizer state are divided by the number of `ranks`. If the required
+    memory is unknown, the batch is `most`.
     """
 
     found: dict[tuple[float, ...], int] = {}
@@ -326,7 +330,7 @@ def _largest_batches(
             )
 
         capacity = kind.device_memory_gib * 2**30
-        ends = capacity, peak(1), peak(most)  # most types share them
+        ends = capacity, peak(1), peak(most)  # equal for most types, so the search runs only once
         if ends not in found:
             found[ends] = bisect_left(
                 range(1, most + 1), True, key=lambda batch: peak(batch) > capacity

@@ -34,8 +34,9 @@ MOST_ZONES = 4
 class Supply:
     """The clusters that can be chosen: combinations of up to `max_hosts` machines from `offers`.
 
-    `fits` takes a cluster and returns the reason why it can never be launched, or an empty string.
-    `vetoes` maps each mode (precision, strategy, switches) that may not be chosen to the reason.
+    `fits` takes a cluster and returns the reason why it can never be launched, or an empty string
+    if it can. `vetoes` maps each mode (precision, strategy, switches) that may not be chosen to the
+    reason.
     """
 
     offers: Sequence[Offer]
@@ -47,12 +48,12 @@ class Supply:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The candidates of a workload. `frame` has one row per candidate.
+    """The candidates of a workload. `frame` has a row per candidate.
 
     The columns `split`, `zone` and `condition` of `frame` are positions in `splits`, `zones` and
     `conditions`. The column `cluster` is equal for candidates with the same machines in the same
-    market and zone. `usd_per_hour` is the price of all machines with storage and other costs; it is
-    NaN if a price is unknown.
+    market and zone. The column `usd_per_hour` is the price of all machines with storage and other
+    costs; it is NaN if a price is unknown.
 
     Each entry of `zones` maps instance types to the offers of one market and zone. `compile_s` is a
     (modes,) array with the seconds of compilation before the first step. `frame` may contain
@@ -71,7 +72,7 @@ class Candidates:
         return len(self.frame)
 
     def compared(self) -> str:
-        """Return a phrase with the numbers of clusters compared and left out, by reason."""
+        """Return a phrase such as `112 clusters (left out: 2 with too little memory)`."""
         unpriced = self.frame.loc[self.frame["usd_per_hour"].isna(), "cluster"].nunique()
         left_out = {**self.left_out, "without a price": unpriced}
         left = ", ".join(f"{count:,} {why}" for why, count in left_out.items() if count)
@@ -89,7 +90,8 @@ class Candidates:
     def setups(self, rows: IntArray, fits: Refusal) -> Iterator[Setup]:
         """Yield the candidates at positions `rows` as setups, if their cluster can be launched.
 
-        `fits` takes a cluster and returns the reason why it cannot be launched, or an empty string.
+        `fits` takes a cluster and returns the reason why it cannot be launched, or an empty string
+        if it can.
         """
         refused: dict[int, bool] = {}
         for row, cluster in zip(rows.tolist(), self.column("cluster", rows).tolist(), strict=True):
@@ -106,7 +108,7 @@ class Candidates:
         return np.argsort(self.column("usd_per_hour").round(9), kind="stable")
 
     def with_hours(self, step_s: FloatArray, samples: int) -> Candidates:
-        """Add the columns `hours` and `usd`, the expected cost of the whole job.
+        """Return the candidates with two more columns: expected `hours` and `usd` of the whole job.
 
         `step_s` is a (splits,) array of predicted seconds per step. `samples` is the number of
         samples of the whole job.
@@ -171,7 +173,7 @@ Zone = tuple[str, str, str]  # market, region, zone
 
 
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
-    """Remove the offers of zones that cannot win, and return all other offers in order.
+    """Return the offers, in their order, without those of zones that cannot win.
 
     A zone cannot win if another zone of the same market sells all of its instance types at no
     higher price and no higher interruption rate. Of equal zones, the first by name is kept. If more
@@ -204,9 +206,10 @@ def _zone(offer: Offer) -> Zone:
 
 
 def _beats(ours: Mapping[str, Offer], theirs: Mapping[str, Offer]) -> bool:
-    """Return True if `ours` has all types of `theirs` at no higher price or interruption rate.
+    """Return True if `ours` has all types of `theirs` at no higher price and interruption rate.
 
-    Each argument has the offers of one market and zone, by instance type.
+    Each argument maps instance types to the offers of one market and zone. Offers of different
+    markets never beat each other.
     """
     return all(
         (own := ours.get(name)) is not None

@@ -1,18 +1,19 @@
-"""Compute the loss of each setup; the planner chooses the setup with the least loss.
+"""Compute the loss of each setup; the planner chooses the setup with the lowest loss.
 
 The campaign, the pilots and the regret ledger use the same rule.
 
     overshoot = E[max(0, log used - log limit)]
-    loss      = log objective + overshoot_price x overshoot      if no probability is required
+    loss      = infinite      if P(used <= limit) < p_required (if not stated: one half), otherwise
     loss      = log objective                                    if p_required is stated
-    loss      = infinite if P(used <= limit) is below p_required, or below one half without it
+    loss      = log objective + overshoot_price x overshoot      if p_required is not stated
 
 `used` is the limited quantity, hours or dollars. It is uncertain because of step times, start-up
 and interruptions. With an `overshoot_price` of c, exceeding the limit by 1 % is as bad as an
 objective that is c % higher.
 
-With n machines, hours fall as n^-e and dollars rise as n^(1 - e). A safety margin of 1 % therefore
-costs (1 - e) / e % under a deadline, but e / (1 - e) % under a budget.
+If hours scale with the number of machines n as n^-e, dollars scale as n^(1 - e). Then a safety
+margin of 1 % costs (1 - e) / e % of the dollars under a deadline, but e / (1 - e) % of the hours
+under a budget.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,16 +26,17 @@ from scipy.special import ndtr
 from ..domain.numeric import BoolArray, FloatArray
 from ..domain.workload import Goal
 
-# Least probability of a choice to meet its limit, if no probability is required.
+# A choice keeps its limit with at least this probability, even if the goal requires none.
 EVEN_ODDS = 0.5
 _ROUNDING = 1e-12
 _LEAST_SD, _FAR_BELOW = 1e-6, 1e3  # in logs: keep the normal density and its argument finite
 
 
 class Meeting(NamedTuple):
-    """The probability that a setup keeps a limit, and by how much it is expected to exceed it.
+    """The probability that a setup keeps a limit, and the expected excess over the limit.
 
-    `overshoot` is E[max(0, log(used / limit))]; `used` are the setup's hours or dollars.
+    `chance` is the probability. `overshoot` is E[max(0, log(used / limit))], where `used` are the
+    setup's hours or dollars.
     """
 
     chance: FloatArray
@@ -42,7 +44,7 @@ class Meeting(NamedTuple):
 
 
 def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the share of draws that are at most `limit`, and their mean overshoot of it.
+    """Return the share of draws that are at most `limit`, and the mean overshoot of all draws.
 
     `used` is a (..., draws) array of hours or dollars. The overshoot is max(0, log(used / limit)).
     """
@@ -63,8 +65,8 @@ def known_meeting(used: FloatArray, limit: float) -> Meeting:
 def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
     """Return the probability that log-normal values are at most `limit`, and their overshoot.
 
-    `log_used` is the mean and `sd` the standard deviation of the log of each value. The two arrays
-    are broadcast. The overshoot is E[max(0, log(used / limit))].
+    `log_used` and `sd` are the means and standard deviations of the logs of the values. The two
+    arrays are broadcast. The overshoot is E[max(0, log(used / limit))].
     """
     spread = np.maximum(np.asarray(sd, dtype=float), _LEAST_SD)
     beyond = np.maximum(np.asarray(log_used, dtype=float) - np.log(limit), -_FAR_BELOW)
@@ -78,17 +80,18 @@ def meeting_of(
     used: Callable[[str], FloatArray],
     meeting: Callable[[FloatArray, float], Meeting] = drawn_meeting,
 ) -> Meeting:
-    """Return how likely setups keep the limit of `goal`; 1 if the goal has no limit.
+    """Return the Meeting of each setup: the probability that it keeps the limit of `goal`.
 
-    `used` takes "hours" or "usd" and returns the setups' hours or dollars. `meeting` computes the
-    result from these values and the limit.
+    If the goal has no limit, the probability is 1 and the overshoot 0. `used` takes "hours" or
+    "usd" and returns the setups' hours or dollars. `meeting` computes the result from these values
+    and the limit.
     """
     limit = np.inf if goal.limit is None else goal.limit
     return meeting(used(goal.constraint or goal.objective), limit)
 
 
 def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
-    """Return the loss of each setup; the planner chooses the setup with the least loss.
+    """Return the loss of each setup; the planner chooses the setup with the lowest loss.
 
     The loss is the log of the objective. If the goal requires no probability of keeping its limit,
     a penalty for exceeding the limit is added. The loss is infinite if the probability of keeping
@@ -101,16 +104,16 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus the penalty for exceeding the limit.
 
-    A probability that the goal requires is ignored.
+    The probability that the goal requires is ignored.
     """
     return log_objective + goal.overshoot_price * meeting.overshoot
 
 
 def misses(goal: Goal, chance: FloatArray) -> BoolArray:
-    """Return a mask: True for each `chance` below the probability that the goal requires.
+    """Return a mask that is True where `chance` is below the probability that the goal requires.
 
-    `chance` is the probability to keep the limit. If the goal requires no probability, EVEN_ODDS is
-    required.
+    `chance` is the probability of keeping the limit. If the goal states no required probability, it
+    is EVEN_ODDS.
     """
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     return chance < required - _ROUNDING

@@ -1,9 +1,9 @@
-"""Enumerate clusters: how many machines of each instance type they have.
+"""Enumerate clusters by their number of machines of each instance type.
 
-If there are few combinations, all are enumerated. Otherwise there are two groups. The first has
-clusters of one type with any number of machines. The second has clusters of two or three types,
-whose machine counts are taken from a list such as 1, 2, 4, 8. The list is denser at small counts,
-because one more machine changes a cluster of 3 much more than a cluster of 48.
+If there are few combinations, all are enumerated. Otherwise, clusters of one type have any number
+of machines, and clusters of two or three types have machine counts from a list (a ladder) such as
+1, 2, 4, 8. A ladder is denser at small counts, because one more machine changes a cluster of 3 much
+more than a cluster of 48.
 """
 
 import math
@@ -71,7 +71,8 @@ def clusters_of(
     """Yield each enumerated cluster that can be launched.
 
     All machines of a cluster are of one market and zone. `fits` takes a cluster and returns the
-    reason why it cannot be launched, or an empty string.
+    reason why it cannot be launched, or an empty string if it can. If a market and zone has more
+    than `most` combinations of machines, some are skipped (see `compositions`).
     """
     for group in sold_together(offers):
         found = compositions(len(group), max_hosts=max_hosts, most=most, most_mixed=most)
@@ -82,9 +83,9 @@ def clusters_of(
 
 
 def sold_together(offers: Sequence[Offer]) -> list[dict[str, Offer]]:
-    """Return the cheapest offer of each instance type, by name, for each market and zone.
+    """Return, for each market and zone, a dictionary of the cheapest offer of each instance type.
 
-    The instance types of a market and zone are sorted by name.
+    The keys are the names of the instance types, in alphabetical order.
     """
     groups: dict[tuple[str, str, str], dict[str, Offer]] = {}
     for offer in sorted(offers, key=lambda one: (one.instance_type.name, price_or_inf(one))):

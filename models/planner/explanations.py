@@ -1,4 +1,4 @@
-"""Explain in sentences why a setup was chosen or not chosen, or why no setup is feasible."""
+"""Explain in words why a setup was chosen or not chosen, or why no setup is feasible."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from .choice_rule import EVEN_ODDS, drawn_meeting
 Row = dict[str, Any]
 
 _SAME = 1e-6  # relative difference below which two amounts are equal
-_MEASURED = 0.05  # doublings to the nearest measurement below which a setup counts as measured
-_SMALL = 0.005  # share of a step, or probability, that is too small to mention
+# A setup counts as measured if it is less than this many doublings away from a measurement. A
+# doubling is a factor of two in batch, devices or machines.
+_MEASURED = 0.05
+_SMALL = 0.005  # probabilities below this are not mentioned
 _GIB = 2.0**30
 _UNITS = {"usd": "dollars", "hours": "hours"}
 _LIMITS = {"usd": "budget", "hours": "deadline"}
@@ -32,8 +34,8 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     """Format hours or dollars: `1.93 h`, `2.50 min`, `$12.50`, `$0.0123`.
 
     `what` is the unit of `value`: "hours" or "usd". The text has at least two decimals and three
-    significant digits. If `up` is True, the amount is rounded up. A limit that is printed this way
-    is then not below `value`.
+    significant digits. If `up` is True, the amount is rounded up, so that it can be used as a limit
+    that `value` keeps.
     """
     scale, shown = 1.0, "${}"
     if what == "hours":
@@ -47,10 +49,10 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
 
 
 def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
-    """Return a sentence that says why `row` was chosen and what limits its speed.
+    """Return a text that says why `row` was chosen and what limits its speed.
 
-    `rival` is the second-best row; None if there is none. `clusters` says how many clusters were
-    compared and left out.
+    `rival` is the second-best row; None if there is none. `clusters` is a phrase that says how many
+    clusters were compared and left out.
     """
     aim, what = goal.objective, goal.constraint
     best = "cheapest" if aim == "usd" else "fastest"
@@ -70,7 +72,7 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
 
 
 def nearest(predicted: pd.Series[Any]) -> str:
-    """Return a phrase about the distance between a prediction's setup and the nearest measurement.
+    """Return a phrase about the distance from the predicted setup to the nearest measurement.
 
     If reading the input is the bottleneck, the phrase also says what would help.
     """
@@ -79,17 +81,17 @@ def nearest(predicted: pd.Series[Any]) -> str:
         said += f"; more {predicted['input_by']} would help"
     doublings = float(predicted.get("nearest_doublings", np.nan))
     if doublings < _MEASURED:
-        said += "; measured itself"
+        said += "; this setup was measured"
     elif np.isfinite(doublings):
         said += f"; nearest measurement {doublings:.1f} doublings away"
     return said
 
 
 def loser(row: Row, first: Row, goal: Goal) -> str:
-    """Return a sentence that says why `row` was not chosen.
+    """Return a text that says why `row` was not chosen.
 
-    The sentence compares `row` with the chosen row `first`. If `row` probably exceeds the goal's
-    limit, the sentence gives the probability.
+    The text compares `row` with the chosen row `first`. If `row` is too likely to exceed the goal's
+    limit, the text gives the probability.
     """
     what, other = goal.constraint, "hours" if goal.objective == "usd" else "usd"
     behind = _difference(row, first, goal.objective)
@@ -103,11 +105,11 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 
 
 def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
-    """Explain that no cluster keeps the goal's limit.
+    """Return a text that says that no cluster keeps the goal's limit, and what would be possible.
 
-    The text states the least limit that a cluster keeps with the required probability, and names
-    that cluster. It also names the cluster that is most likely to keep the stated limit. `order`
-    are the positions in `costs` to consider, sorted by expected hours or dollars.
+    The text states the lowest limit that a cluster keeps with the required probability, and names
+    that cluster. It also names the cluster that is most likely to keep the stated limit, unless
+    that is very unlikely. `order` are the positions in `costs` to consider.
     """
     what, limit = goal.constraint or "hours", goal.limit or 0.0
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
@@ -130,7 +132,7 @@ def _cluster(cluster: Cluster) -> str:
 
 
 def named(row: Row) -> str:
-    """Return the row's cluster and market as text, with the mode if it is not the default."""
+    """Return a text such as `2xg5.xlarge (spot) in bf16 fsdp`, without a default mode."""
     mode = Mode(row["precision"], row["strategy"], row["switches"])
     named = f"{row['cluster']} ({row['market']})"
     return named if mode == Mode() else f"{named} in {mode}"
@@ -152,12 +154,13 @@ def _difference(row: Row, against: Row, what: str) -> str:
 def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     """Return a sentence that says why no machine on offer can train the workload.
 
-    The reason is too little device memory, or a global batch that cannot be divided equally among
-    the devices of a machine. The text is empty if neither is the reason.
+    The reason is devices that support none of the workload's modes, too little device memory, or a
+    global batch that cannot be divided equally among the devices of a machine. The text is empty if
+    none of these is the reason.
     """
     types = list({one.instance_type.name: one.instance_type for one in supply.offers}.values())
     if not any(computes(one.device, mode) for one in types for mode in workload.modes):
-        return f"no device on offer computes in {', '.join(map(str, workload.modes))}"
+        return f"no device on offer supports {' or '.join(map(str, workload.modes))}"
     needed = [
         min(
             model.peak_bytes(workload.name, one.name, 1, supply.max_hosts * one.devices, mode=mode)
@@ -167,8 +170,8 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     ]
     if all(least > one.device_memory_gib * _GIB for least, one in zip(needed, types, strict=True)):
         return (
-            "no device on offer has the memory for one sample of this workload: about"
-            f" {min(needed) / _GIB:.3g} GiB are needed, and the largest has"
+            "no device on offer has enough memory for one sample of this workload: about"
+            f" {min(needed) / _GIB:.3g} GiB are needed, and the largest device has"
             f" {max(one.device_memory_gib for one in types):.3g} GiB"
         )
     counts = sorted({one.devices for one in types})
@@ -176,6 +179,6 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     if any(total % count == 0 for total in totals for count in counts):
         return ""
     return (
-        f"no machine on offer can share a global batch of {' or '.join(map(str, totals))} equally"
+        f"no machine on offer can divide a global batch of {' or '.join(map(str, totals))} equally"
         f" among its devices: use a multiple of {' or '.join(map(str, counts))}"
     )

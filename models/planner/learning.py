@@ -19,12 +19,12 @@ import pandas as pd
 from ..domain.workload import Mode, Workload
 
 LEARNING_STEPS, LEARNING_WINDOWS = 200, 40
-LEARNING_MOST_S = 90.0  # seconds of one run: enough for LEAST_WINDOWS windows of 2 s steps
+LEARNING_MOST_S = 90.0  # maximum seconds of a run: enough for LEAST_WINDOWS windows of 2 s steps
 LEARNING_SEEDS = (1, 2)
 AVERAGED = 4  # windows averaged at each end of a run
 LEAST_WINDOWS = 8  # windows that every compared run must have
-MOST_TRIES = 3  # largest number of runs of a strategy for each seed, failed runs included
-TOLERANCE = 0.1  # a strategy's last loss may exceed DDP's by this share of the fall of DDP's loss
+MOST_TRIES = 3  # maximum number of runs of a strategy per seed, failed runs included
+TOLERANCE = 0.1  # a strategy's last loss may exceed DDP's by this share of DDP's decrease
 _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 
@@ -77,10 +77,10 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
 
 
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
-    """Compare the losses of DDP's runs, `dense`, with those of the strategy's runs, `own`.
+    """Compare the losses of DDP's runs (`dense`) with those of the strategy's runs (`own`).
 
-    Both frames have one row per seed, in the same order. Returns None if DDP diverged, if the runs
-    are too short, or if DDP's loss did not fall enough.
+    Both frames have a row per seed, in the same order. Returns None if DDP diverged, if the runs
+    are too short, or if DDP's loss fell by no more than its seeds differ.
     """
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]
@@ -102,21 +102,21 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
 
 
 def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
-    """Return the modes of the workload that may not be chosen, each with the reason.
+    """Return the modes of the workload that may not be chosen, as {mode: reason}.
 
-    These are modes with compressed gradients that were not shown to converge like DDP. `runs` are
-    rows of the mart `learning`.
+    These are modes with compressed gradients for which no run has shown that they converge like
+    DDP. `runs` are rows of the mart `learning`.
     """
     found = {}
     for mode in _doubted(workload):
         known, dense = verdict(runs, workload, mode), mode.dense.strategy
         if known is None:
-            found[mode] = f"{mode.strategy}: no run has shown that it learns as {dense} does"
+            found[mode] = f"{mode.strategy}: no run has shown yet that it converges like {dense}"
         elif not known.passes:
             loss = f"{known.loss:.3g} after {known.steps} steps"
             found[mode] = (
-                f"{mode.strategy}: its loss is {loss}, {dense}'s {known.dense:.3g}"
-                f" ({known.allowed:.3g} allowed)"
+                f"{mode.strategy}: its loss is {loss}, while {dense} reaches {known.dense:.3g}"
+                f" (at most {known.allowed:.3g} is allowed)"
             )
     return found
 
@@ -124,9 +124,9 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
 def unknown_learning(
     runs: pd.DataFrame, workloads: Sequence[Workload]
 ) -> list[tuple[Workload, Mode]]:
-    """Return the (workload, mode) pairs that must still be run to check their convergence.
+    """Return the (workload, mode) pairs whose convergence must still be checked by runs.
 
-    Pairs that were tried often enough are left out. `runs` are rows of the mart `learning`.
+    Pairs that have been tried often enough are left out. `runs` are rows of the mart `learning`.
     """
     return [
         (workload, mode)
@@ -142,9 +142,9 @@ def _doubted(workload: Workload) -> list[Mode]:
 
 
 def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
-    """Return True if each seed of the mode was run MOST_TRIES times.
+    """Return True if the mode has at least MOST_TRIES runs per seed, counted over all seeds.
 
-    Runs with a `cause` do not count: they failed because of the machine, the data or the
+    Runs with a `cause` do not count, because they failed due to the machine, the data or the
     requirements.
     """
     known = _of_mode(runs, workload, mode)

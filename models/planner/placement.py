@@ -1,7 +1,7 @@
 """Choose the rank order of machines in which a step's communication is fastest.
 
 Communication is a sequence of rounds. In a round, pairs of machines send to each other at the same
-time. Measured links give the seconds of a round:
+time. The seconds of a round follow from measured links:
 
     max t + sharing (sum t - max t),     t = latency + bytes x seconds per byte, for each pair
 
@@ -17,11 +17,12 @@ import numpy as np
 
 from ..domain.numeric import FloatArray, IntArray
 
-EXACT = 8  # all orders are compared up to this number of machines, which has 40,320 orders
-# Least share of the communication seconds that a new order must save. A smaller gain does not
+EXACT = 8  # up to this number of machines, all orders are compared; 8 machines have 40,320 orders
+# Minimum share of the communication seconds that a new order must save. A smaller gain does not
 # justify a new order, because runs in different orders are harder to compare.
 LEAST_GAIN = 0.05
-# A gain must exceed this many standard errors. With three sweeps, noise alone does so in 5 of 100.
+# A gain must exceed this many standard errors. With three sweeps, noise alone does so in 5 % of
+# cases.
 SURE = 3.0
 _STARTS = 32  # random starts of a local search
 _TIES = 1e-4  # weight of the tie-breaking cost in `_costs`
@@ -62,7 +63,7 @@ class Order:
     """The chosen rank order of machines.
 
     `gain` is the share of communication seconds that the fastest order saves, estimated by
-    cross-validation. If the gain is too small or uncertain, `order` is the present order.
+    cross-validation. If the gain is too small or too uncertain, `order` is the present order.
     """
 
     order: tuple[int, ...]
@@ -97,7 +98,7 @@ def halvings(machines: int, size: float) -> tuple[Round, ...]:
 def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
     """Return an (orders,) array: the total seconds of `rounds` for each rank order.
 
-    `orders` is an (orders, n) array: the machine at each of n ranks.
+    `orders` is an (orders, n) array with the machine at each of n ranks.
     """
     total = np.zeros(len(orders))
     for one in rounds:
@@ -110,7 +111,7 @@ def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> Float
 
 
 def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Return the rank order of machines in which the communication rounds take least time.
+    """Return the rank order of machines in which the communication rounds take the shortest time.
 
     If there are at most EXACT machines, all orders are compared. Otherwise a local search is used.
     """
@@ -123,7 +124,7 @@ def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     """Return the best rank order that local searches from several starts find.
 
-    A search exchanges the two machines whose exchange saves most time, until no exchange saves
+    A search repeatedly swaps the two machines whose swap saves the most time, until no swap saves
     time.
     """
     random, machines = np.random.default_rng(0), np.arange(links.machines)
@@ -152,7 +153,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
         ValueError: if there are fewer than two sweeps.
     """
     if len(sweeps) < 2:
-        raise ValueError(f"{len(sweeps)} sweeps are too few: measure two or more sweeps")
+        raise ValueError(f"at least two sweeps are needed, not {len(sweeps)}")
     unchanged = tuple(range(sweeps[0].machines))
     gains = []
     for left_out, sweep in enumerate(sweeps):
@@ -167,7 +168,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
 
 
 def _median(sweeps: Sequence[Links]) -> Links:
-    """Return links with the median latencies, seconds per byte and sharing of all sweeps."""
+    """Return links whose latencies, seconds per byte and sharing are medians over all sweeps."""
     return Links(
         latency_s=np.median([one.latency_s for one in sweeps], axis=0),
         byte_s=np.median([one.byte_s for one in sweeps], axis=0),

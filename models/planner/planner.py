@@ -28,10 +28,10 @@ from .ranking import Row, infeasible_row, recommend, summary
 
 DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
 LOOKED, DRAWN = 2000, 400
-# Assumed standard deviations of log hours. The shortlist keeps the best candidates for each value,
-# because the margin that a required probability needs depends on the uncertainty.
+# Assumed standard deviations of log hours or dollars. The shortlist keeps the best candidates for
+# each value, because the safety margin below a limit depends on the uncertainty.
 _SPREADS = (0.03, 0.1, 0.3)
-_OF_A_GROUP = 2  # the most candidates of one cluster and mode for each criterion of a shortlist
+_OF_A_GROUP = 2  # maximum candidates of a cluster and mode for each criterion of a shortlist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def plan(
         supply: the machines on offer, with limits and with modes that may not be chosen.
         model: predicts step times.
         runs: measurement rows, used to count how often each setup was measured.
-        top: the most rows per goal.
+        top: the maximum number of rows per goal, not counting other kinds of device.
         seed: the random seed of the joint draws.
 
     Raises:
@@ -110,10 +110,13 @@ def plan(
         seed=seed,
     )
 
-    def notes(setup: Setup) -> str:
-        others = able_modes(setup, list(supply.vetoes))
-        vetoed = [supply.vetoes[one] for one in others if one.dense == setup.mode.dense]
-        return "; ".join(filter(None, [compared(setup, asked, model), *vetoed]))
+    def notes(shown: Sequence[Setup]) -> list[str]:
+        found = []
+        for setup, text in zip(shown, compared(shown, asked, model), strict=True):
+            others = able_modes(setup, list(supply.vetoes))
+            vetoed = [supply.vetoes[one] for one in others if one.dense == setup.mode.dense]
+            found.append("; ".join(filter(None, [text, *vetoed])))
+        return found
 
     published = recommend(
         workload,
@@ -142,7 +145,7 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     """Return the workload with only the modes that may be chosen.
 
     `vetoes` are modes that may not be chosen. Adasum and UNPLANNED strategies remain only if the
-    workload allows no other mode.
+    workload allows no other mode. It is unknown how many steps Adasum needs to converge.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]
@@ -150,9 +153,9 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
 
 
 def nothing(workload: Workload, why: str = "", status: str = "infeasible") -> Recommendation:
-    """Return the answer for a workload without candidates: one row per goal, with `status`.
+    """Return the answer for a workload without candidates: a row per goal, with `status`.
 
-    `why` is the reason in these rows. If it is empty, a general reason is used.
+    `why` is the reason in these rows. If `why` is empty, a general reason is used.
     """
     why = why or "no cluster on offer can be launched here; more instance types would help"
     rows = [infeasible_row(workload, goal, why, status) for goal in workload.goals]
@@ -162,7 +165,7 @@ def nothing(workload: Workload, why: str = "", status: str = "infeasible") -> Re
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
     """Return every candidate of the workload in the modes that may be chosen.
 
-    Returns None if the supply has no offers or if no mode may be chosen.
+    Returns None if the supply has no offers, or if no mode may be chosen.
 
     Raises:
         ValueError: if the workload's range of global batches is empty.
@@ -182,11 +185,13 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
 def _that_fit(
     found: Candidates, goals: Sequence[Goal], supply: Supply
 ) -> tuple[Candidates, IntArray]:
-    """Return the candidates with estimated hours, and the positions of the LOOKED best of them.
+    """Return the candidates that can be launched, and the positions of the best LOOKED of them.
 
-    The step-time formula estimates the hours. `supply.fits`, which checks if a cluster can be
-    launched, is slow. Therefore only the clusters of the best candidates are checked. If a cluster
-    cannot be launched, its candidates are dropped and the best are selected again.
+    `found` has the hours and dollars that the step-time formula estimates. `supply.fits`, which
+    checks if a cluster can be launched, is slow. Therefore, only the clusters of the best
+    candidates are checked. If a cluster cannot be launched, its candidates are dropped and the best
+    candidates are selected again. The returned candidates may include clusters that were not
+    checked, but none at the returned positions.
     """
     cluster, able, refused = found.column("cluster"), set[int](), set[int]()
     usd, device = found.column("usd").astype(float), found.splits.device[found.column("split")]
@@ -202,7 +207,8 @@ def _that_fit(
             (refused if why else able).add(int(clusters[at]))
         if len(refused) == before:
             place = np.cumsum(kept) - 1
-            return replace(found, frame=found.frame[kept]), place[rows]
+            left_out = {**found.left_out, "that cannot be launched": len(refused)}
+            return replace(found, frame=found.frame[kept], left_out=left_out), place[rows]
 
 
 def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:
@@ -222,13 +228,15 @@ def shortlist(
 ) -> IntArray:
     """Return the positions of about `count` candidates that may be chosen or explain a choice.
 
-    The result has the candidates closest to the Pareto frontier of `hours` and `usd`. For each goal
-    it also has the candidates with the least loss, under each assumed uncertainty in _SPREADS. It
-    also has near misses, because explanations mention them. A near miss has a better objective than
-    the best candidate, but exceeds the limit. Each criterion takes at most _OF_A_GROUP
-    candidates with the same number in `group`. The best candidate of each kind of device is added;
-    `device` has the number of each candidate's kind, -1 for several kinds. If at most `count`
-    candidates have finite hours, all of them are returned.
+    The result has the candidates closest to the Pareto frontier of `hours` and `usd`. For each
+    goal, it also has the candidates with the lowest loss, for each uncertainty in _SPREADS, and
+    near misses, because explanations mention them. A near miss has a better objective than the best
+    candidate, but exceeds the limit. Each criterion takes at most _OF_A_GROUP candidates with the
+    same number in `group`.
+
+    The best candidates of each kind of device are added. `device` has the number of each
+    candidate's kind of device; -1 stands for several kinds. If at most `count` candidates have
+    finite hours, all of them are returned.
     """
     usable = np.flatnonzero(np.isfinite(hours))
     if len(usable) <= count:
@@ -251,7 +259,7 @@ def shortlist(
 
 
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
-    """Return the positions of the `count` least finite scores, the least first.
+    """Return the positions of the `count` lowest finite scores, in ascending order of score.
 
     At most _OF_A_GROUP positions are taken from each group.
     """
@@ -264,7 +272,7 @@ def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
 
 
 def _first_of_each(score: FloatArray, device: IntArray) -> IntArray:
-    """Return the position of the least score of each kind of device, if it is finite."""
+    """Return, for each kind of device, the position of the lowest score if it is finite."""
     finite = np.where(np.isnan(score), np.inf, score)
     kinds = (np.flatnonzero(device == kind) for kind in range(device.max(initial=-1) + 1))
     least = [at[np.argmin(finite[at])] for at in kinds if len(at)]
@@ -274,8 +282,8 @@ def _first_of_each(score: FloatArray, device: IntArray) -> IntArray:
 def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
     """Return a (rows,) array: how far each row is above the Pareto frontier.
 
-    This is log(dollars of the row / dollars of the cheapest row that is at least as fast). Rows on
-    the frontier have the value 0.
+    The distance is log(dollars of the row / dollars of the cheapest row that is at least as fast).
+    Rows on the frontier have the value 0.
     """
     front = undominated(hours, usd)
     if not len(front):
@@ -289,17 +297,19 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
 
     Rows with an infinite value are left out.
     """
-    order = np.lexsort((usd, hours))
-    order = order[np.isfinite(hours[order]) & np.isfinite(usd[order])]
-    least = np.minimum.accumulate(usd[order])
-    before = np.concatenate([[np.inf], least[:-1]])[: len(order)]
-    return order[usd[order] < before]
+    order = np.flatnonzero(np.isfinite(hours) & np.isfinite(usd))
+    order = order[np.argsort(hours[order])]
+    for _ in range(2):  # the first pass, sorted by hours alone, is fast and leaves few rows
+        before = np.minimum.accumulate(np.append(np.inf, usd[order]))[:-1]
+        order = order[usd[order] < before]
+        order = order[np.lexsort((usd[order], hours[order]))]
+    return order
 
 
 def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[Row]:
-    """Return one row for each setup at positions `front`, which form the Pareto frontier.
+    """Return a row for each setup at positions `front`, which form the Pareto frontier.
 
-    If exactly one goal has a limit, each row has the probability to keep that limit.
+    If exactly one goal has a limit, each row has the probability of keeping that limit.
     """
     limited = [goal for goal in goals if goal.constraint is not None]
     chance = meeting_of(limited[0], costs.drawn).chance if len(limited) == 1 else None

@@ -1,10 +1,13 @@
-"""Rank setups for each goal of a workload and fill the planner's columns of the table.
+"""Rank setups for each goal of a workload, and fill the planner's columns of the published table.
 
-p_meets = share of joint draws (of step times, start-up and interruptions) that keep the limit
-p_best  = share of draws of step times in which the setup would be chosen if the draw were true
+    p_meets_constraint = share of joint draws in which the setup keeps the goal's limit
+    p_best             = share of step-time draws in which the setup would be the best choice
+
+A joint draw has step times, start-up, checkpoints and interruptions. For p_best, only step times
+are drawn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,35 +46,36 @@ def recommend(
     runs: pd.DataFrame | None = None,
     top: int = 5,
     clusters: str = "",
-    notes: Callable[[Setup], str] = lambda _: "",
+    notes: Callable[[Sequence[Setup]], Sequence[str]] = lambda shown: [""] * len(shown),
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
     Each goal has up to `top` rows, ranked from 1 by loss. Each row is a cluster with its best batch
     split. The first row has the status "recommended". Every other row has the status "alternative"
-    or "misses_constraint". The last of them are near misses: clusters with a better objective that
-    miss the constraint. Further rows have the best cluster of each other kind of device. If no setup may be chosen for a goal, the goal has one row with the status
-    "infeasible" or "no_price", and its reason says what would be feasible.
+    or "misses_constraint". The last of these rows are near misses: clusters with a better objective
+    that miss the constraint. Further rows have the best cluster of each other kind of device.
 
-    A price is None if it is unknown. `offers` holds the offers of the row's machines.
+    If no setup may be chosen for a goal, the goal has one row with the status "infeasible" or
+    "no_price", and the row's reason says what would be feasible. A price is None if it is unknown.
+    `offers` holds the offers of the row's machines.
 
     Args:
         workload: the training job with its goals.
         costs: hours and dollars of the setups to rank.
         runs: measurement rows, used to count how often each setup was measured.
-        top: the most rows per goal.
-        clusters: the clusters compared, as the explanation mentions them. Default: the number of
-            clusters in `costs`.
-        notes: a function that returns further text for the reason of a setup.
+        top: the maximum number of rows per goal, not counting other kinds of device.
+        clusters: a phrase about the clusters compared, for the explanation. The default is the
+            number of clusters in `costs`.
+        notes: a function that returns further text for the reason of each setup.
     """
     clusters = clusters or f"{len(np.unique(costs.cluster))} clusters"
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
     shown = [row for row in rows if row["cluster"] is not None]
     setups = [costs.setups[row.pop("at")] for row in shown]
     measured = runs_of(setups, pd.DataFrame() if runs is None else runs)
-    for row, setup, number in zip(shown, setups, measured, strict=True):
+    for row, note, number in zip(shown, notes(setups), measured, strict=True):
         row["measured_runs"] = number
-        row["reason"] = "; ".join(filter(None, [row["reason"], notes(setup)]))
+        row["reason"] = "; ".join(filter(None, [row["reason"], note]))
     return rows
 
 
@@ -126,16 +130,20 @@ def _device(cluster: Cluster) -> str:
 
 
 def best_splits(order: IntArray, cluster: IntArray) -> IntArray:
-    """Keep only the first position of each cluster in `order`, which is sorted by loss.
+    """Return the best setup of each cluster, in the order of `order`.
 
-    `cluster` has the number of each setup's cluster.
+    `order` are positions of setups, the best first. `cluster` has the number of each setup's
+    cluster.
     """
     _, firsts = np.unique(cluster[order], return_index=True)
     return order[np.sort(firsts)]
 
 
 def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
-    """Return, for each setup at `best`, the share of step-time draws in which its loss is least."""
+    """Return p_best: for each setup at `best`, the share of draws in which it has the lowest loss.
+
+    Only step times are drawn. A draw in which no setup keeps the limit counts for no setup.
+    """
     meeting = meeting_of(goal, lambda what: costs.expected_by_draw(what)[best], known_meeting)
     loss = losses(goal, np.log(costs.expected_by_draw(goal.objective)[best]), meeting)
     chosen = np.argmin(loss.round(9), axis=0)[np.isfinite(loss).any(axis=0)]
@@ -146,8 +154,9 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
     """Return the row of a goal that no setup of `costs` meets.
 
-    If the goal has a limit, the reason names the cluster closest to it, and a limit that would be
-    feasible. `usable` is a mask of setups that may be chosen.
+    If the goal has a limit, the reason names a limit that would be feasible, and its cluster.
+    `usable` is a mask of the setups with known hours and dollars. If there are none, the status is
+    "no_price".
     """
     if goal.constraint is None or not usable.any():
         why = "no cluster on offer has a known price; a price would help"
@@ -157,7 +166,7 @@ def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArr
 
 
 def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infeasible") -> Row:
-    """Return the row of a goal for which no setup may be chosen. It has no cluster."""
+    """Return the row, without a cluster, of a goal for which no setup may be chosen."""
     batches = {workload.global_batch_least, workload.global_batch_most}
     batch = batches.pop() if len(batches) == 1 else None
     row = _question(workload, goal) | {"rank": 1, "status": status, "global_batch": batch}
@@ -180,7 +189,8 @@ def _question(workload: Workload, goal: Goal) -> Row:
 def summary(costs: JobCosts, at: int) -> Row:
     """Return a row with the setup at position `at`, its offers, expected hours and dollars.
 
-    `usd` is exactly the sum of its items. It is None, like `usd_machines`, if a price is unknown.
+    `usd` is the exact sum of `usd_machines`, `usd_storage` and `usd_other`. `usd` and
+    `usd_machines` are None if a price is unknown.
     """
     setup, hours = costs.setups[at], float(costs.hours[at])
     price, storage, other = setup.cluster.bill_per_hour

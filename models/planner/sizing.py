@@ -1,17 +1,19 @@
 """Apply the sizing rules of Zou et al. to measured runs.
 
 The rules describe strong scaling: the global batch stays the same and is shared by G units. A unit
-is a machine with a given number of devices, or one device of a machine. T(G) is the measured step
-time on G units.
+is a machine with a given number of devices, or one device of a machine. T(G) is the step time on G
+units. O is the overhead and P the parallel work in seconds.
 
     efficiency   T(1) / (G T(G))
-    rule         T(G) = O + P / G, R = O / P: efficiency (1 + R) / (1 + G R)
-    largest      floor((1 + R - alpha) / (alpha R)) units have an efficiency of at least alpha
-    bandwidth    2 (G - 1) / G gradient bytes, sent within the backward pass after the first bucket
+    rule         T(G) = O + P / G; with R = O / P, the efficiency is (1 + R) / (1 + G R)
+    largest      the largest G with an efficiency of at least alpha is
+                 floor((1 + R - alpha) / (alpha R))
+    bandwidth    sends 2 (G - 1) / G x gradient bytes in the time from the first ready gradient
+                 bucket to the end of the backward pass
     servers      ceil(2 gradient bytes * workers / (server bytes per second * compute seconds))
 
-T(1) and T(m) at the largest measured size m determine O = (m T(m) - T(1)) / (m - 1) and
-P = T(1) - O.
+O and P follow from measurements of T(1) and T(m), where m is the largest measured size:
+O = (m T(m) - T(1)) / (m - 1) and P = T(1) - O.
 
 The step time of a global batch that was not measured can be composed of k micro-steps, each with b
 samples per unit. C(b) and T(b) are the step times for b samples per unit on one unit and on several
@@ -57,7 +59,7 @@ GIB = 2.0**30
 
 @dataclass(frozen=True)
 class ScalingRule:
-    """The rule that a step takes overhead_s + parallel_s / G seconds on G machines or devices."""
+    """The rule that a step on G machines or devices takes overhead_s + parallel_s / G seconds."""
 
     overhead_s: float
     parallel_s: float
@@ -66,7 +68,7 @@ class ScalingRule:
     def through(cls, one_s: float, size: int, step_s: float) -> ScalingRule:
         """Return the rule that gives `one_s` seconds on 1 unit and `step_s` on `size` units.
 
-        `size` is at least 2.
+        `size` is at least 2. The overhead is limited to the range from 0 to `one_s`.
         """
         overhead_s = min(max((size * step_s - one_s) / (size - 1), 0.0), one_s)
         return cls(overhead_s, one_s - overhead_s)
@@ -78,7 +80,7 @@ class ScalingRule:
     def largest(self, efficiency: float) -> int | None:
         """Return the largest number of machines or devices with at least `efficiency`.
 
-        Returns None if every number reaches it.
+        Returns None if every number of units reaches this efficiency.
         """
         if self.overhead_s == 0:
             return None
@@ -93,8 +95,8 @@ class Scale:
 
     A unit is a machine, or a device of one machine. `devices_each` is the number of devices used on
     each machine; it is 0 if units are devices. `steps[size][micro_batch, accumulation_steps]` is
-    the step time in seconds on `size` units. `micro_batch` is the number of samples of one unit in
-    a micro-step.
+    the step time in seconds on `size` units, where `micro_batch` is the number of samples of one
+    unit in a micro-step.
     """
 
     mode: Mode
@@ -136,11 +138,12 @@ class Scale:
         return sorted({size * micro * steps for size, micro, steps in shapes})
 
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
-        """Return the (global batch, micro batch) pair with known step times for the most sizes.
+        """Return the (global batch, micro batch) whose step time is known for the most sizes.
 
         A size is a number of machines or devices. The global batch is between `least` and `most`.
-        Returns None if no pair has known step times for size 1 and for a larger size. Among equal
-        pairs, measured steps are preferred to composed steps, then more samples per second.
+        The micro batch is None if all step times are measured and none is composed. Such pairs are
+        preferred among pairs with equally many sizes, and then more samples per second on one unit.
+        Returns None if no pair has known step times for size 1 and for a larger size.
         """
         batches = {*self.batches, *([least] if least == most else [])}
         micros = [None, *sorted({micro for own in self.steps.values() for micro, _ in own})]
@@ -161,9 +164,9 @@ class Scale:
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
     """Return a Scale for each mode, instance type and number of devices used per machine.
 
-    Clusters with several instance types or with unequal batches per device are ignored. `devices`
-    is the number of devices of each instance type, for runs without a layout. If no run on one
-    device was measured, the profile of the device is used.
+    Clusters with several instance types, or with unequal batches or layouts, are ignored. `devices`
+    has the number of devices of each instance type, for runs without a layout. Profiles of a device
+    provide the step times of batches without a measured run on one device.
     """
     measured: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], list[float]]]]
     measured = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
@@ -194,7 +197,7 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
 
 
 def _profiles(data: TrainingData, workload: str) -> list[Row]:
-    """Return the profiles of single devices, with the columns `mode` and `step_s` added."""
+    """Return the workload's profiles of single devices, with additional columns mode and step_s."""
     if not len(data.profiles):
         return []
     own = data.profiles[data.profiles["workload"].astype(str) == workload]
@@ -208,13 +211,15 @@ def size_workload(
 ) -> dict[str, list[Row]]:
     """Return the scaling rules and best batches of a workload as lists of rows.
 
-    `batches` is the pair of the least and the greatest global batch to consider. A Scale has the
-    step times of one mode and instance type. The lists are:
+    `batches` are the minimum and the maximum global batch to consider. A Scale has the step times
+    of a mode, an instance type and a number of devices used per machine. A Scale is usable if it
+    has step times of a global batch in this range for one unit and for several units. The lists
+    are:
 
-        scaling     a row for each Scale with a global batch in that range at two or more sizes
+        scaling     a row for each usable Scale: its scaling rule
         checks      a row for each size of these Scales: measured efficiency and its prediction
         best_batch  a row for each mode and instance type: the fastest batch of one device
-        unknown     a row for each Scale without such a global batch
+        unknown     a row for each Scale that is not usable
     """
     data = at_nominal_speed(data)
     clusters = set(data.runs.get("cluster", ()))
@@ -257,8 +262,8 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     """Return a row for each number of units: measured and predicted parallel efficiency.
 
     `sizes` maps numbers of units (machines or devices) to seconds per step. The prediction
-    `by_rule` is the rule through size 1 and the next smaller size. It is None if there is no size
-    between 1 and the row's size.
+    `by_rule` comes from the rule through size 1 and the next smaller size. It is None if there is
+    no size between 1 and the row's size.
     """
     rows = []
     for size, step_s in sizes.items():
@@ -272,10 +277,10 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
 
 def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
-    """Return the scaling rule and the largest size that reaches each of EFFICIENCIES.
+    """Return the scaling rule, and for each of EFFICIENCIES the largest size that reaches it.
 
-    `sizes` maps numbers of machines or devices to seconds per step. Sizes are at most `limit`; a
-    `limit` of 0 means no limit.
+    `sizes` maps numbers of machines or devices to seconds per step. The largest sizes are at most
+    `limit`; 0 means no limit.
     """
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])
@@ -292,11 +297,12 @@ def _hiding(
     machine: Machine,
     backward: float,
 ) -> Row:
-    """Return the numbers that tell if gradients can be exchanged during the computation.
+    """Return the numbers that show if gradients can be exchanged during the computation.
 
     `sizes` maps numbers of machines to seconds per step. `backward` is the share of the computation
-    in which gradients can be sent. `servers` in the result is the number of parameter servers
-    needed; it is None if the bandwidth of the machine is unknown.
+    in which gradients can be sent. In the result, `needed_gbps` is the bandwidth that hides the
+    exchange, or None if no time is left for it. `servers` is the number of parameter servers
+    needed, or None if the bandwidth of the machine is unknown.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
     compute_s, workers = sizes[1] / size, size * devices_each
@@ -319,7 +325,7 @@ def _hiding(
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
     """Return a list with one row: the fastest measured batch of one device that fits in memory.
 
-    The list is empty if there is none.
+    The list is empty if no measured batch fits.
     """
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
     known = (row for row in profiles if pd.notna(row.get("peak_bytes")))

@@ -1,14 +1,15 @@
 """Turn frames of measurements into training rows and facts of workloads.
 
 The fixed work is a computation that machines time around each measurement (node/reference.py). If
-most runs recorded its seconds, all measured seconds are corrected to nominal speed. `usual` is the
-median of these seconds for the instance type in the warehouse:
+most runs recorded its seconds (`reference`), all measured seconds are corrected to nominal speed.
+`usual` is the median of the reference seconds of an instance type in the warehouse:
 
     nominal seconds = seconds / slowness^beta,    slowness = geometric mean of reference / usual
-    beta ~ N(reliability, 0.5^2) and repeats,     reliability = 1 - noise^2 / variance
+    beta ~ N(reliability, 0.5^2) as a prior,      reliability = 1 - noise^2 / variance
 
-`variance` is the variance of log slowness. `noise` is the standard deviation of the reference
-seconds of one run, estimated from their spread over the run's blocks.
+Repeated runs of a setup update the prior of beta. `variance` is the variance of log slowness.
+`noise` is the relative standard error of a run's reference seconds, estimated from their spread
+over the run's blocks.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ import scipy
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import column, in_one_order, modes_of, types_of
 from ..domain.workload import MODE_COLUMNS, MODES
-from .communication import Volumes
+from .bytes_sent import Volumes
 from .machine_specs import Machine, device_kind
 from .one_device import Transformer
 from .rows import WorkloadFacts
@@ -31,13 +32,15 @@ from .setup_arrays import read_setups
 # Share of the backward pass in a step: it has two matrix products where the forward pass has one.
 BACKWARD_PART = 2 / 3
 _BETA_SD, _MOST_BETA = 0.5, 1.5  # prior standard deviation of beta, and its maximum
-_LEAST_NOISE = 0.01  # least standard deviation of the log step time among repeats
+_LEAST_NOISE = 0.01  # minimum standard deviation of the log step time among repeats
 _MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over variance of the mean, if normal
-# Standard deviations of log seconds: of one device; of compute on several devices; relative error
-# of sync_s; of rows of one batch that are pooled; for each device of a machine after the first.
+# Standard deviations of log seconds. Alone: a profile of one device. Compute: compute on several
+# devices. Sync: the relative error of sync_s. Pooled: the mean of rows with the same batch.
+# Crowded: added for each device of a machine after the first.
 _ALONE_SD, _COMPUTE_SD, _SYNC_SD, _POOLED_SD, _CROWDED_SD = 0.01, 0.08, 0.05, 0.04, 0.03
-_LEAST_COMPUTE = 0.02  # least share of compute in a step
-# Repeated setups that the prior of the noise counts as; spread at which runs contradict each other.
+_LEAST_COMPUTE = 0.02  # minimum share of compute in a step
+# The number of repeated setups that the prior of the noise counts as. The minimum spread above
+# which runs of a setup contradict each other.
 _FEW_REPEATED, _LEAST_CONTRADICTION = 4, 0.03
 _SETUP = (
     "workload",
@@ -63,7 +66,7 @@ class TrainingData:
 
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
-    """Return the digest of each definition in `frame`, by the definition's name.
+    """Return the digests of the definitions in `frame`, as {name of the definition: digest}.
 
     `name` is the column of the names. Rows without a digest are left out.
     """
@@ -73,7 +76,7 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
 
 
 def numbers(frame: pd.DataFrame, name: str, default: float = np.nan) -> FloatArray:
-    """Return a (rows,) array: the numbers of column `name`, missing values as `default`."""
+    """Return a (rows,) array: the numbers of column `name`, with `default` for missing values."""
     values = pd.to_numeric(column(frame, name, default), errors="coerce")
     return values.to_numpy(float, copy=True)
 
@@ -108,9 +111,9 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The runs get a column `speed_sd`: the standard deviation of log seconds that changes of speed
-    cause. The data is returned unchanged if it was corrected before, or if at most half of the runs
-    have a time of the fixed work.
+    The runs get a column `speed_sd`: the standard deviation of log seconds that changes of the
+    machines' speed cause. The data is returned unchanged if it was corrected before, or if at most
+    half of the runs recorded seconds of the fixed work.
     """
     if "speed_sd" in data.runs:
         return data
@@ -148,8 +151,9 @@ def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
     """Return beta: how strongly log step seconds rise with log slowness.
 
-    The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`. If no
-    setup ran at two speeds, `reliability` is returned. `slow` is the log slowness of `runs`.
+    The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`. If
+    there are too few repeats, or none at different speeds, `reliability` is returned. `slow` is the
+    log slowness of `runs`.
     """
     step = numbers(runs, "step_s")
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP})
@@ -173,7 +177,7 @@ def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -
 
 
 def one_provider(data: TrainingData) -> str:
-    """Return the provider of the data.
+    """Return the provider of the data; "local" if no row names a provider.
 
     Raises:
         ValueError: if the data has rows of several providers.
@@ -193,11 +197,12 @@ def _modes(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return a row per setup of valid runs.
+    """Return a row for each setup in `runs`, a frame of valid runs.
 
     The columns are those of a setup, and the medians step_s and sync_s (NaN if unknown). `runs` is
-    the effective number of runs. `kind` is the kind of device. `run_sd` is the standard deviation
-    of log seconds among repeated runs on this kind.
+    the effective number of runs, which is lower if the runs contradict each other. `kind` is the
+    kind of device. `run_sd` is the standard deviation of log seconds among repeated runs on this
+    kind.
     """
     step_s = numbers(runs, "step_s")
     devices = {name: each.devices for name, each in machines.items()}
@@ -219,7 +224,7 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
         runs=("step_s", "size"),
         spread=("log_s", "std"),
     )
-    # a sample's median spread is sqrt(chi^2_0.5(n - 1) / (n - 1)) times the true one
+    # a sample's median spread is sqrt(chi^2_0.5(n - 1) / (n - 1)) times the true spread
     again = found[found["runs"] > 1]
     freedom = again["runs"] - 1
     spreads = again["spread"] / np.sqrt(scipy.special.chdtri(freedom, 0.5) / freedom)
@@ -235,9 +240,10 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
 
 
 def profile_rows(profiles: pd.DataFrame) -> pd.DataFrame:
-    """Return medians of profiles, by workload, mode, instance type and batch.
+    """Return medians of profiles, with a row per workload, mode, instance type and batch.
 
-    Columns are step_s (forward and backward seconds), optimizer_s and input_part.
+    The columns are step_s (forward and backward seconds), optimizer_s, and input_part (the fraction
+    of step_s spent on making batches).
     """
     seconds = ["forward_s", "backward_s", "optimizer_s", "input_s"]
     frame = profiles.reindex(columns=[*_CELL, *seconds])
@@ -258,10 +264,10 @@ def one_device_rows(
 ) -> pd.DataFrame:
     """Return seconds of one device without the optimizer, from profiles and from larger setups.
 
-    A setup of several devices on equal machines gives the step without `sync_s`, if `sync_s` is
-    known. Setups with the same batch per device are pooled. They are left out if this batch was
-    measured on a single device of the kind. `setups` is the result of `pooled`, and `profiles` the
-    result of `profile_rows`.
+    A setup of several devices on equal machines contributes its step time minus `sync_s`, if
+    `sync_s` is known. Setups with the same batch per device are pooled. They are left out if this
+    batch was measured on a single device of the same kind. `setups` is the result of `pooled`, and
+    `profiles` the result of `profile_rows`.
     """
     arrays = read_setups(setups, {})
     alone = [arrays.modes[at].alone for at in arrays.mode]
@@ -306,7 +312,10 @@ def _kinds(rows: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
 
 
 def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
-    """Return the facts of each workload with at least one known fact."""
+    """Return the facts of each workload with at least one known fact.
+
+    Profiles of gradient buckets take precedence for the facts about the exchange of gradients.
+    """
     columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
     columns += ["layers", "hidden", "sequence"]
     divided = [f"divided_{name}" for name in Volumes._fields]

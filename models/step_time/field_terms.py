@@ -1,4 +1,4 @@
-"""Compute tokens per second, utilisation of FLOPs, and memory of setups."""
+"""Compute tokens per second, model FLOPs utilisation (MFU) and memory of setups."""
 
 import math
 from collections.abc import Callable
@@ -19,11 +19,12 @@ _BYTES_PER_GIB = 2.0**30
 def field_terms(
     arrays: SetupArrays, step_s: FloatArray, facts: SetupFacts, peak_bytes: Callable[..., float]
 ) -> pd.DataFrame:
-    """Return COLUMNS for setups that take `step_s` (rows,) seconds; NaN if a value is unknown.
+    """Return a frame with COLUMNS for setups whose steps take `step_s` (rows,) seconds.
 
-    `mfu` is the FLOPs of a step without recomputation, divided by what the devices could do at
-    the peak rates of their data sheets. Memory is that of the rank with the least free memory.
-    `peak_bytes` is `StepTimeModel.peak_bytes`.
+    An unknown value is NaN. `mfu` is the FLOPs of a step without recomputation, divided by the
+    FLOPs that the devices could do in the same time at the peak rates of their data sheets.
+    `memory_gib` and `memory_available_gib` are those of the rank with the least free memory.
+    `peak_bytes` is the method `StepTimeModel.peak_bytes`.
     """
     machines, peak_bytes = [facts.machines[name] for name in arrays.names], cache(peak_bytes)
     gib = arrays.by_type([each.device_memory_gib or math.nan for each in machines], math.inf)

@@ -1,21 +1,29 @@
 """Compute the seconds of one optimizer step in closed form, from parameters with priors.
 
-    step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L + optimizer,   s micro-steps
+    step = s t - f t + ((f t)^p + (C - L)^p)^(1/p) + L + optimizer
+    t    = max(T1(b) [1 + sigma h (T1(b) / T1(b0))^eta], H),     h = ((k - 1)/3)^q
+    C    = max(u beta(m) 2 (n - 1)/n G / R, u' (k / 2)^c 2 (k - 1)/k G / R')
+           + alpha m (1 + G / 25 MB)
 
-    t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q: k devices share a machine;
-           q > 1, since shared resources are free until they run short [D]
-    C    = max(s beta(m) 2 (n - 1)/n G / R, s' (k / 2)^c 2 (k - 1)/k G / R')
-           + alpha m (1 + G / 25 MB): n devices, m machines, G bytes of gradients, k devices in the
-           fullest machine. A ring sends between machines and inside them at the same time: its
-           slowest link counts [D]. A strategy sends a fraction of G between machines and adds
-           seconds of selection
-    R    = the usable rate of the slowest link (usable_gbps); R' that inside a machine
-    L    = the last bucket's C, which no compute hides; all of C if the backward pass waits
+T1(b) is the seconds of one device for a forward and a backward pass of b samples (one_device.py). A
+step has s micro-steps of t seconds. n is the number of devices, m of machines, and k of the devices
+in a machine; in C, it is the fullest machine. G is the bytes of all gradients.
 
-b0 is the workload's middle batch. The maximum is smooth. A profile of bucket times shifts f and the
-size of the last bucket. On hosts without accelerators, alpha is divided by the number of cores. All
-values are arrays with an entry per setup. [D] marks relations that were derived for Srift and are
-in no paper.
+- t: k devices share a machine and slow each other down. q > 1, since shared resources are free
+  until they run short [D]. b0 is the workload's middle batch. H, which is proportional to k - 1, is
+  the time that the host needs.
+- f t: the seconds of compute that can hide communication.
+- C: the seconds to exchange all gradients. A ring sends between machines and inside them at once,
+  so its slowest link counts [D]. R is the usable rate of the slowest link between machines
+  (usable_gbps), R' that of the slowest link inside a machine. A strategy may send another number of
+  bytes than G, and adds seconds of selection.
+- L: the seconds to exchange the last bucket, which no compute hides. L is all of C if the backward
+  pass waits for the exchange.
+
+Both maxima are smooth. If every micro-step exchanges gradients, the terms with f, C and L count
+once per micro-step. A profile of bucket times shifts f and the size of the last bucket. On hosts
+without accelerators, alpha is divided by the number of cores if that is below 1. All values are
+arrays with an entry per setup. [D] marks relations that were derived for Srift and are in no paper.
 """
 
 from dataclasses import dataclass, replace
@@ -31,8 +39,8 @@ _BYTES_PER_GBIT, _STEEPEST, _POWER = 1.25e8, 2.0, 4.0
 _STEP = 1e-4  # of finite differences
 
 
-# Exchanges between machines vary by a factor of two between kinds, and by 1.2 between workloads on
-# a kind. The other parameters are chosen in proportion.
+# Seconds of exchanges between machines vary by a factor of two between kinds of device, and by 1.2
+# between workloads on a kind. The standard deviations of other parameters are in proportion.
 PARAMETERS: dict[str, Parameter] = {
     # log of (time of an exchange between machines / time at the usable rate)
     "log_scale": Parameter(0.0, 0.7, 0.6, 0.2, strategy=0.5),
@@ -52,7 +60,7 @@ PARAMETERS: dict[str, Parameter] = {
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
     # log of (H on a machine of four devices / T1(b0))
     "log_host": Parameter(-2.3, 0.8, 0.5, 0.6),
-    # log of (seconds of selection / seconds from communication.py)
+    # log of (seconds of selection / seconds from bytes_sent.py)
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
 NAMES = tuple(PARAMETERS)
@@ -63,8 +71,8 @@ MEAN = np.array([one.mean for one in PARAMETERS.values()])
 class Line:
     """The inputs of the formula, with a row per setup.
 
-    Arrays marked (rows, members) have a column per machine of the setup; a member stands for
-    `count` equal machines. All other arrays have shape (rows,).
+    Arrays marked (rows, members) have a column per member of the setup. A member is one machine, or
+    `count` equal machines. All other arrays have the shape (rows,).
     """
 
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
@@ -82,7 +90,7 @@ class Line:
     hidden: FloatArray
     # log of the last bucket's size from a profile, minus its prior mean; 0 without a profile
     last_bucket: FloatArray
-    sent_between: FloatArray  # bytes sent between machines, divided by 2 (n - 1)/n G
+    sent_between: FloatArray  # bytes that a machine sends to others, divided by 2 (n - 1)/n G
     selection_s: FloatArray  # seconds of compression or of Adasum
     repeated: FloatArray  # exchanges of the micro-steps before the last, relative to the last
 
@@ -97,7 +105,8 @@ class Times:
     """The seconds of a step and of its parts; all arrays are (rows,).
 
     `compute_s` is the compute time of the slowest rank, and `mean_compute_s` the mean across all
-    ranks. `slowest` is the position of the machine with the slowest rank.
+    ranks. `communication_s` is the time of all exchanges, hidden or not. `slowest` is the position
+    of the member with the slowest rank.
     """
 
     step_s: FloatArray
@@ -118,7 +127,7 @@ def known_overlap(
     """Convert the results of a profile to the fields `hidden` and `last_bucket` of a Line.
 
     `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden. NaN
-    (unknown) becomes 0, the mean of the prior.
+    (unknown) becomes 0, which stands for the mean of the prior.
     """
     hidden = logit(np.clip(hidden_part, 0.02, 0.98)) - PARAMETERS["logit_hidden"].mean
     last = np.log(np.maximum(last_bucket_bytes, 1.0) / BUCKET) - PARAMETERS["log_last"].mean
@@ -126,7 +135,7 @@ def known_overlap(
 
 
 def step_times(line: Line, values: FloatArray) -> Times:
-    """Evaluate the module's equation.
+    """Return the seconds of each step, computed by the module's equations.
 
     `values` (rows, parameters) are the parameters of each row, in the order of NAMES.
     """
@@ -147,10 +156,11 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 
 def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return two derivatives of log step seconds.
+    """Return two derivatives of log step seconds, as finite differences.
 
-    The first, (rows, parameters), is by each parameter. The second, (rows,), is by a common change
-    of log T1 of all members.
+    The first is a (rows, parameters) array: the derivatives with respect to each parameter. The
+    second is a (rows,) array: the derivative with respect to a common change of log T1 of all
+    members.
 
     Args:
         line: the inputs.
@@ -168,7 +178,7 @@ def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatA
 
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
-    """Return a (rows, members) array: t of the module's equation, compute seconds of a micro-step.
+    """Return a (rows, members) array: the compute seconds of a micro-step, t in the equations.
 
     `value` has a (rows,) array for each parameter name.
     """
@@ -195,17 +205,18 @@ def _slower(a: FloatArray, b: FloatArray, power: FloatArray | float = _POWER) ->
 def usable_gbps(nominal: FloatArray) -> FloatArray:
     """Return the rate that collectives reach on a link of `nominal` Gbit/s.
 
-    Through TCP, collectives reach about 15 Gbit/s [7 to 27 measured on links of 50 Gbit/s]. Links
-    of 100 Gbit/s and more are used by RDMA (EFA, InfiniBand), at a rate below the nominal rate
-    [measured on p4d, p5 and ND40rs machines].
+    Through TCP, collectives reach about 15 Gbit/s (7 to 27 measured on links of 50 Gbit/s). Links
+    of 100 Gbit/s and more are used through RDMA (EFA, InfiniBand), at 60 % of the nominal rate
+    (measured on p4d, p5 and ND40rs machines).
     """
     return np.where(nominal < 100, np.minimum(nominal, 15.0), 0.6 * nominal)
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Return two (rows,) arrays: the seconds to exchange all gradients, C, and the last bucket, L.
+    """Return two (rows,) arrays: the seconds to exchange all gradients (C) and the last bucket (L).
 
-    Both are 0 on one device.
+    On one device, both are only the seconds of selection. If the backward pass waits for the
+    exchange, the last bucket has all gradients.
     """
     machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
     across = machines > 1

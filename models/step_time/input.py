@@ -1,25 +1,26 @@
 """Compute the seconds that data loading adds to a step.
 
-A profile gives, for one sample, l seconds of a processor and v seconds of waiting for storage. Let
-r be the step without loading, and s b the samples of a device in a step. A machine has k devices,
-W loader workers for each device, and C processors (possibly a fraction of one):
+A profile gives, for one sample, l seconds of CPU time and v seconds of waiting for storage. Let r
+be the seconds of a step without loading, and s b the samples of a device in a step. A machine has k
+devices, W loader workers for each device, and C CPU cores (possibly a fraction of a core):
 
     W = 0       step = r + s b (l / min(C, 1) + v)
     W > 0       workers  = s b (l / min(C, 1) + v) / W
                 machine  = s b k l / C
-      accelerators                step = max(r, workers, machine)
-      the processor is the device
+      with accelerators
+                step = max(r, workers, machine)
+      if the CPU is the device
                 step = max(r + min(machine, w rho r), rho r + machine, workers)
 
-rho is the fraction of r spent on compute. If the processor is the device, workers and computing
-threads share it. A worker starts with the step and gets the same share of the processor as one
-computing thread [CFS, sched(7)], w = k / max(C, k). Loading during compute delays the step by at
-most w rho r. The remaining samples are loaded while gradients are exchanged. A simulation of a
-processor gives the same seconds (test_input.py). The slowest machine of a setup determines its
-step. Waiting for shared storage is part of v only.
+rho is the fraction of r spent on compute. If the CPU is the device, workers and computing threads
+share its cores. A worker starts with the step and gets the same share of the CPU as a computing
+thread [CFS, sched(7)], w = k / max(C, k). Loading during compute delays the step by at most
+w rho r. The remaining samples are loaded while gradients are exchanged. A simulation of a CPU gives
+the same seconds (test_input.py). The slowest machine of a setup determines its step. Waiting for
+shared storage is included in v only.
 
-The formulas are inverted to get r from a measured step. Let x = step_s - input_s; then r = x. If
-the processor is the device and W > 0, r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A
+The formulas are inverted to get r from a measured step. Let x = step_s - input_s. Then r = x,
+except if the CPU is the device and W > 0: r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A
 measurement without input_s counts as a step without waiting for batches.
 """
 
@@ -38,17 +39,17 @@ from .dataset import TrainingData, numbers, valid_runs
 from .machine_specs import Machine, read_machines
 from .setup_arrays import SetupArrays, read_setups
 
-# Standard deviations of the log seconds of a sample, by their source: a profile on the type; a
-# profile on another type, scaled with the fixed work; an unscaled profile on another type, whose
-# processor differs by a factor of up to 1.5 on EC2 [D].
+# Standard deviations of the log seconds of a sample, by source: a profile on the instance type; a
+# profile on another type, scaled with the fixed work (dataset.py); an unscaled profile on another
+# type, since the speed of EC2's CPUs differs by a factor of up to 1.5 (derived for Srift).
 _PROFILED_SD, _SCALED_SD, _ELSEWHERE_SD = 0.05, 0.15, 0.3
 # Prior standard deviation of log(measured / expected loading seconds) of a workload, and the number
 # of measurements that this prior counts as.
 _OFF_SD, _PSEUDO = 0.15, 4.0
-# Least slope of log step seconds in log loading seconds; a measurement with a smaller slope says
+# Minimum slope of log step seconds in log loading seconds. A measurement with a smaller slope says
 # too little about loading.
 _INFORMATIVE = 0.3
-_LEAST_REST = 0.02  # least share of a step that is not loading
+_LEAST_REST = 0.02  # minimum share of a step that is not loading
 _H, _EQUAL = 1e-4, 1e-9  # step of finite differences; tolerance for sums in different order
 
 
@@ -61,13 +62,13 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: least seconds of a step, because the workers produce batches no faster. On
-            machines with accelerators, the processors set such a limit too.
-        beside_s: `machine` of the module's formula if the processor is the device, else 0.
-        crowd: w of the module's formula if the processor is the device, else 0.
-        log_sd: standard deviation of the log of loading seconds.
-        by_workers: True if more loader workers would shorten the step. False if more processors
-            would.
+        supply_s: the minimum seconds of a step, because the workers produce batches no faster. On
+            machines with accelerators, the CPU cores set such a limit too.
+        beside_s: `machine` of the module's formula if the CPU is the device, else 0.
+        crowd: w of the module's formula if the CPU is the device, else 0.
+        log_sd: the standard deviation of the log of loading seconds.
+        by_workers: True if more loader workers would shorten a step that waits for batches; False
+            if more CPU cores would.
     """
 
     workload: IntArray
@@ -115,11 +116,12 @@ class Wait:
 
         Args:
             mean: (rows,) mean of log step seconds without loading.
-            covariance: (rows, rows) their covariance.
-            noise: (rows,) their noise variance.
+            covariance: (rows, rows) covariance of log step seconds without loading.
+            noise: (rows,) noise variance of log step seconds without loading.
             part: as in `step_s`.
 
-        The results have the shapes of these arguments. They are linearised about the mean.
+        The results have the shapes of the first three arguments. They are linearised about the
+        mean.
         """
         rest = np.exp(mean)
         by_rest, by_load = self.slopes(rest, part)
@@ -134,7 +136,7 @@ class Wait:
     def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
         """Return, for each row, what would shorten its wait for batches.
 
-        The answer is "loader workers" or "processors", or "" if the row does not wait.
+        It is "loader workers", "processors" (more CPU cores), or "" if the row does not wait.
         """
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
@@ -150,8 +152,8 @@ class Loaders:
     Attributes:
         workers: the number of loader workers for each device, by workload.
         samples: l and v of the module's docstring, by (workload, instance type).
-        fixed_s: seconds that one processor needs for the fixed work, by instance type. Types with
-            an accelerator are left out.
+        fixed_s: seconds that one CPU core needs for the fixed work, by instance type. Types with an
+            accelerator are left out.
         off: mean and standard deviation of log(measured / expected loading seconds), by workload.
     """
 
@@ -163,7 +165,8 @@ class Loaders:
     def sample(self, workload: str, name: str) -> tuple[float, float, float]:
         """Return l, v and the standard deviation of their logs on the instance type `name`.
 
-        If the workload was not profiled on this type, its profiles on other types are used.
+        If the workload was not profiled on this type, its profiles on other types are used. They
+        are scaled with the fixed work if its seconds are known on both types.
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
@@ -181,7 +184,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the loading of `setups`; None if none of their workloads has a loader."""
+        """Return the data loading of `setups`; None if no workload of them has a data loader."""
         if self.workers.keys().isdisjoint(setups.workloads.names):
             return None
 
@@ -228,15 +231,18 @@ class Loaders:
 
 
 def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
-    """Return the standard deviation of `off`; the prior counts as _PSEUDO measurements."""
+    """Return the standard deviation of `off`, shrunk towards `prior_sd`.
+
+    The prior counts as _PSEUDO measurements. `freedom` is the number of degrees of freedom.
+    """
     return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 
 
 def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
-    """Return a pair: the data after subtracting the seconds of loading, and the loaders.
+    """Return the data without the seconds of data loading, and facts about the loaders.
 
-    The caller has already applied `at_nominal_speed` to `data`. Measurements of workloads whose
-    loading was not profiled stay unchanged.
+    `data` is the result of `at_nominal_speed`. Measurements of workloads whose loading was not
+    profiled stay unchanged.
     """
     loaded = column(data.profiles, "load_s", np.nan).notna()
     if not loaded.any():
@@ -266,7 +272,7 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
 
 
 def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
-    """Return the seconds that one processor needs for the fixed work, by instance type.
+    """Return the seconds that one CPU core needs for the fixed work, by instance type.
 
     Types with an accelerator are left out.
     """

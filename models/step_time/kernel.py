@@ -1,6 +1,8 @@
 """Define the covariance functions and the Gaussian processes of log step seconds.
 
-A spread is a standard deviation in a covariance function. learning.py learns the spreads.
+theta are the parameters of the formula (formula.py), and T1 is the seconds of one device
+(one_device.py). A spread is a standard deviation in a covariance function. learning.py learns the
+spreads.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ from .formula import NAMES, PARAMETERS
 from .one_device import EFFECTS
 from .rows import Points
 
-# Groups that share deviations: of T1 (kind of device, network, workload in a mode of one device,
-# workload on a kind), and of theta (kind with the slowest link, strategy, workload in a mode on a
-# kind).
+# Groups of rows that share deviations. The first four share deviations of log T1: a kind of device,
+# a network, a workload in a mode of one device, and a workload on a kind. The others share
+# deviations of theta: the kind with the slowest link, a strategy, and a workload in a mode on a
+# kind.
 CODES = ("kind", "network", "workload", "cell", "link", "strategy", "mode")
 _LINEAR = len(NAMES) + len(EFFECTS)
 THETA, T1 = slice(0, len(NAMES)), slice(len(NAMES), _LINEAR)
 
 
-# Effects that only transformers have; the spreads of these are learned apart.
+# Effects that only transformers have. Their spreads are learned separately.
 _SHAPED = ("transformer", "linear layers", "attention", "activations", "intensity")
 _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
@@ -37,7 +40,8 @@ def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
 
 
-# Linear terms of the covariance: group, prior standard deviations, learned factor on them.
+# Linear terms of the covariance: group, prior standard deviations, and the name of the learned
+# factor on these standard deviations (None: not learned).
 _TERMS = (
     ("all", _spreads("all", (*NAMES, *EFFECTS)), None),
     ("link", _spreads("kind", NAMES), "formula by kind"),
@@ -75,10 +79,11 @@ _BEYOND_SD = 0.1
 _FREEDOM = 2.0  # of Student's t for outlying rows
 
 
-# Columns of the kernel's input: linear terms, codes of groups, derivative of log step with respect
-# to log T1, octave, shape and presence of a transformer, doublings of devices beyond the largest
-# measured cluster of the kind, broad and narrow standard deviations of the residual, features of
-# the residual, and 1 for rows of one device.
+# Columns of the kernel's input, and their number: derivatives with respect to theta and the effects
+# on log T1 (linear), codes of groups, derivative of log step with respect to log T1 (alone), octave
+# of the batch, shape of a transformer, the same derivative for transformers only (transformer),
+# doublings of devices beyond the largest measured cluster of the kind, broad and narrow standard
+# deviations of the residual, features of the residual, and 1 for rows of one device (noise).
 _WIDTHS = {
     "linear": _LINEAR,
     "codes": len(CODES),
@@ -110,11 +115,11 @@ def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
 
 
 def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | None, FloatArray]]:
-    """Yield the terms of the covariance between the rows of `X` and `Y`, each as a pair.
+    """Yield the terms of the covariance between the rows of `X` and the rows of `Y`.
 
-    A pair has the name of a spread and an (X rows, Y rows) array, which the caller multiplies by
-    the squared spread. The name is None if no spread applies. If `Y` is None, `X` takes its place,
-    and the noise of a run is included.
+    A term is a pair of the name of a spread and an (X rows, Y rows) array, which the caller
+    multiplies by the squared spread. The name is None if no spread applies. If `Y` is None, `X`
+    takes its place, and the noise of one-device rows is included.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
@@ -132,7 +137,7 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
     apart = left["octave"][:, None] - right["octave"]
     near, equal = np.exp(-0.5 * (apart / _OCTAVES) ** 2), np.abs(apart) < 1e-6
     both = outer("transformer")
-    # both rows of a workload or cell are of transformers, or none is
+    # two rows of the same workload or cell are both of transformers, or neither is
     for prefix, alone in (("", outer("alone") - both), ("transformer ", both)):
         for level in ("workload", "cell") if alone.any() else ():
             yield f"{prefix}curve of {level}", alone * (same[level] * near)
@@ -162,7 +167,7 @@ class StepCovariance:
 
     @property
     def variances(self) -> dict[str | None, float]:
-        """Return the square of each spread; 1 for None, the name of terms without a spread."""
+        """Return the square of each spread by name, and 1 for None (terms without a spread)."""
         squares = np.exp(2 * self.log_spreads).tolist()
         return {None: 1.0, **dict(zip(SPREADS, squares, strict=True))}
 
@@ -182,9 +187,10 @@ class ResidualCovariance:
 
 @dataclass(frozen=True)
 class GaussianProcess:
-    """A Gaussian process conditioned on measurements. A pickle does not contain `factor`.
+    """A Gaussian process conditioned on measurements.
 
-    `weights` are K^-1 y. K is the covariance of the measurements including noise, y their values.
+    `weights` are K^-1 y, where K is the covariance of the measurements including noise, and y are
+    their values. A pickle does not contain the cached `factor`.
     """
 
     covariance: StepCovariance | ResidualCovariance
@@ -217,7 +223,7 @@ class GaussianProcess:
         return self.covariance(X, self.inputs) @ self.weights
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
-        """Return the posterior mean and variances at `X`; the whole covariance if `joint`."""
+        """Return the posterior mean at `X` and the variances (a covariance matrix if `joint`)."""
         cross = self.covariance(X, self.inputs)
         white = scipy.linalg.solve_triangular(self.factor, cross.T, lower=True)
         if joint:
@@ -242,9 +248,9 @@ class StepProcess(GaussianProcess):
 
     @cached_property
     def _levels(self) -> list[tuple[str, FloatArray, FloatArray]]:
-        """Return a tuple (name, codes, means) for each group.
+        """Return a tuple (name, codes, means) for each kind of group in `CODES`, and for all rows.
 
-        `means` (codes, linear terms) are the posterior means of the group's deviations.
+        `means` is a (codes, linear terms) array: the posterior means of each group's deviations.
         """
         prior = dict.fromkeys(("all", *CODES), np.zeros(_LINEAR))
         for group, spread, name in _TERMS:
@@ -258,7 +264,10 @@ class StepProcess(GaussianProcess):
         return found
 
     def deviations(self, X: FloatArray) -> FloatArray:
-        """Return a (rows, linear terms) array: posterior mean deviations, summed over groups."""
+        """Return a (rows, linear terms) array: each row's posterior mean deviations.
+
+        The deviations are summed over the groups to which the row belongs.
+        """
         total = np.zeros((len(X), _LINEAR))
         for group, codes, means in self._levels:
             asked = _codes(X, group)
@@ -269,7 +278,7 @@ class StepProcess(GaussianProcess):
 
     @cached_property
     def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inputs of the distinct measured points, and the summed weights of each."""
+        """Return the inputs of the distinct measured points, and each point's sum of weights."""
         columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
         columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)
         values = self.inputs[:, columns]
@@ -282,7 +291,10 @@ class StepProcess(GaussianProcess):
         return inputs, weights
 
     def curves(self, X: FloatArray) -> FloatArray:
-        """Return the posterior mean at the points with inputs `X`, without the linear terms."""
+        """Return the posterior mean of the curves of log T1 at points with the inputs `X`.
+
+        The linear terms are not included.
+        """
         inputs, weights = self._points
         bare, found = X.copy(), np.zeros(len(X))
         bare[:, :_LINEAR] = 0.0
@@ -299,7 +311,7 @@ def _codes(X: FloatArray, group: str) -> FloatArray:
 
 
 def point_inputs(points: Points) -> FloatArray:
-    """Return a (points, WIDTH) array: kernel inputs for the log one-device seconds of points."""
+    """Return a (points, WIDTH) array: the kernel inputs of log T1 at each point."""
     inputs = np.zeros((len(points.mean), WIDTH))
     inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
     inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes
@@ -309,7 +321,7 @@ def point_inputs(points: Points) -> FloatArray:
 
 
 def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
-    """Return the factor on each row's noise variance, above 1 for outliers (Student's t).
+    """Return a factor on each row's noise variance, which is above 1 for outliers (Student's t).
 
     `factor` is the factor with which `process` was fitted.
     """

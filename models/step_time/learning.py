@@ -1,4 +1,7 @@
-"""Learn the spreads of the Gaussian processes: scikit-learn maximises marginal likelihoods."""
+"""Learn the spreads (standard deviations) of the Gaussian processes with scikit-learn.
+
+The spreads maximise the marginal likelihood times a normal prior of their logs.
+"""
 
 from typing import Any
 
@@ -12,17 +15,20 @@ from .kernel import BROAD, LOG_SPREADS, NARROW, SPREADS, terms
 from .residuals import ENOUGH, INITIAL, SMALL, CellSpread, Spreads
 from .rows import Rows
 
-# Standard deviation of the prior of a learned log spread: noise differs most between providers.
+# Standard deviations of the priors of log spreads. Noise differs most between providers.
 _PRIOR_SD = np.array([1.4 if name.startswith("noise") else 0.7 for name in SPREADS])
-# Least log variance relative to the initial one, of a large cell and of the small cells together.
-# Few rows cannot show a small spread.
+# Minimum change of a log variance from its initial value: for a large cell (False), and for all
+# small cells together (True), whose few rows cannot show a small spread.
 _SHRINK = {False: -3.0, True: -2.0}
-_APART = 100.0  # distance of two small cells, in length scales
-_MOST = 150  # rows of a cell from which its spreads are learned
+_APART = 100.0  # distance between two cells, in length scales, so that they are independent
+_MOST = 150  # a larger cell is thinned, roughly to this many rows, to learn its spreads
 
 
 class StepKernel(Kernel):  # type: ignore[misc]
-    """The covariance of linearised log step seconds, with its derivatives by `log_spreads`."""
+    """The covariance of linearised log step seconds as a scikit-learn kernel.
+
+    Its gradient is with respect to `log_spreads`.
+    """
 
     def __init__(self, log_spreads: FloatArray) -> None:
         self.log_spreads = log_spreads
@@ -62,7 +68,11 @@ class StepKernel(Kernel):  # type: ignore[misc]
 def learned_spreads(
     log_spreads: FloatArray, inputs: FloatArray, target: FloatArray, noise: FloatArray
 ) -> FloatArray:
-    """Return the most probable log spreads; their prior is centred on the initial values."""
+    """Return the most probable log spreads of the step process.
+
+    `inputs`, `target` and `noise` are the rows, values and noise variances of the process.
+    `log_spreads` are the starting point. The prior is centred on LOG_SPREADS.
+    """
     search = _penalised(LOG_SPREADS, _PRIOR_SD, 12)
     process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)
     found: FloatArray = process.fit(inputs, target).kernel_.theta
@@ -72,10 +82,12 @@ def learned_spreads(
 def learn_spreads(
     rows: Rows, residual: FloatArray, noise_factor: FloatArray, *, growth: float
 ) -> Spreads:
-    """Learn the spreads of each large cell, and of all small cells together.
+    """Learn the spreads of each large cell, and common spreads of all small cells.
 
-    `residual` (rows,) is log measured minus log computed seconds. `noise_factor` (rows,) multiplies
-    the variance of a run's noise. A log variance may exceed its initial value by at most `growth`.
+    A cell is a workload in one mode on one kind of device; it is large if it has at least ENOUGH
+    rows. `residual` (rows,) is log measured minus log computed seconds. `noise_factor` (rows,)
+    multiplies the variance of a run's noise. A log variance may exceed its initial value by at most
+    `growth`.
     """
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
@@ -103,7 +115,7 @@ def learn_spreads(
 
 
 def _cells_kernel() -> Any:
-    """Return the covariance of residuals of several cells; the last feature is a cell's number."""
+    """Return the kernel of residuals of several cells. The last feature is the number of a cell."""
     wide, near = (
         ConstantKernel(sd**2) * RBF([*length, 1.0], length_scale_bounds="fixed")
         for sd, length in zip(INITIAL[:2].tolist(), (BROAD, NARROW), strict=True)
@@ -117,9 +129,9 @@ def _penalised(
     most: int,
     limits: tuple[float, float] = (-3.0, 3.0),
 ) -> Any:
-    """Return an optimizer for scikit-learn with a normal prior around `centre`.
+    """Return an optimizer for scikit-learn that adds a normal prior N(`centre`, `sd`^2).
 
-    The optimizer takes at most `most` steps. `limits` are the bounds of the result minus `centre`.
+    The optimizer takes at most `most` steps. The result minus `centre` is within `limits`.
     """
 
     def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:

@@ -17,12 +17,12 @@ from .one_device import UNKNOWN, Sheet
 # is usual Ethernet, within the middle half of EC2's types (3.75 to 50 in mid 2026).
 _CORES, _GBPS = 1.0, 10.0
 # Peak fp32 rate of a core as the operating system counts cores. Two units of eight lanes with two
-# operations at about 3 GHz are 0.1 TFLOP/s, shared by two such cores [D].
+# operations at about 3 GHz are 0.1 TFLOP/s, shared by two such cores (derived for Srift).
 _CORE_TFLOPS = 0.05
-# Default of an accelerator: within a factor of five of the accelerators of 2026 (4.4 to 67).
+# Default rate of an accelerator: within a factor of five of the accelerators of 2026 (4.4 to 67).
 _DEVICE_TFLOPS = 15.0
 # Usual memory bandwidth in GB/s: per core, and per TFLOP/s of an accelerator without a data sheet.
-# Then the confidence, from 0 to 1, in the rate of an accelerator without a data sheet.
+# The third number is the confidence, from 0 to 1, in the rate of such an accelerator.
 _CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.6
 # A stated rate may differ from the data sheet by this factor, because some sources include tensor
 # cores and others do not.
@@ -38,8 +38,8 @@ _NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
 class Machine:
     """The facts of one instance type.
 
-    `prior_speed` is the peak TFLOP/s of one accelerator, or of all cores if the type has no
-    accelerator.
+    `prior_speed` is the peak fp32 rate in TFLOP/s of one accelerator, or of all cores if the type
+    has no accelerator.
     """
 
     cores: float
@@ -76,7 +76,7 @@ def _device(row: _Row) -> str:
 def _speed(row: _Row) -> float | None:
     """Return the peak TFLOP/s of one accelerator, or of all cores if there is no accelerator.
 
-    None if it is unknown.
+    Returns None if the rate is unknown.
     """
     if _device(row) != _NO_DEVICE:
         return _positive(row.get("device_tflops"))
@@ -87,8 +87,9 @@ def _speed(row: _Row) -> float | None:
 def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[str, Machine]:
     """Return a Machine for each row of `instance_types` and for each name in `seen`, by name.
 
-    `seen` are the instance types that were measured. An unknown value is replaced with the median
-    of the measured types. Further rows of `instance_types` therefore do not change predictions.
+    `seen` are the instance types that were measured. An unknown value is replaced by the median of
+    the measured types, so that further rows of `instance_types` do not change predictions. An
+    unknown speed is the speed of the same device in another row, if there is one.
     """
     rows: dict[str, _Row] = {str(row["name"]): row for row in instance_types.to_dict("records")}
     for name in seen:
@@ -134,10 +135,11 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
 
 
 def device_kind(name: str, machine: Machine) -> str:
-    """Return the kind of device: the accelerator's name, or the instance type's if it has none.
+    """Return the kind of device: the name of the accelerator on its data sheet.
 
-    If the accelerator's rate does not match its data sheet, the rate is part of the name: a slice
-    of a GPU is a different kind of device than the whole GPU.
+    If the accelerator's stated rate matches no data sheet, the rate is part of the name: a slice of
+    a GPU is a different kind of device than the whole GPU. An instance type without a known
+    accelerator is a kind of its own, and its name is returned.
     """
     if not machine.accelerated or not machine.device:
         return name
@@ -152,7 +154,7 @@ def _sheet(device: str, memory_gib: float | None) -> tuple[str, float, float]:
     """Return the name on a device's data sheet, its peak fp32 TFLOP/s and its link's Gbit/s.
 
     If there are several data sheets, the sheet with the most similar memory size is used. If there
-    is no data sheet, the values are `device`, NaN and a default.
+    is no data sheet, the three values are `device`, NaN and _INSIDE_GBPS.
     """
     sheets = _sheets(device)
     if not len(sheets):
@@ -172,10 +174,10 @@ def _sheets(device: str) -> pd.DataFrame:
 
 @cache
 def data_sheets() -> pd.DataFrame:
-    """Return gpu_data_sheets.csv, with the device as index.
+    """Return the table gpu_data_sheets.csv, with the device as index.
 
-    The columns have memory, bandwidth and rates without sparsity. Each row has its date and source.
-    `checked` is the page that the row was compared with.
+    The columns have memory, bandwidth and rates without sparsity, and the date and the source of
+    each row. `checked` is the page with which the row was compared.
     """
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
@@ -183,8 +185,9 @@ def data_sheets() -> pd.DataFrame:
 def computes(device: str, mode: Mode) -> bool:
     """Return True if a device can compute in a mode.
 
-    TF32 and bfloat16 need an Ampere GPU or a later generation. A processor has no TF32 and cannot
-    offload. A GPU without a data sheet is assumed to support every mode.
+    TF32 and bfloat16 need an Ampere GPU or a later generation. A CPU supports neither TF32 nor the
+    offloading of sharded states to host memory. A GPU without a data sheet is assumed to support
+    every mode.
     """
     precision = mode.precision
     if device == _NO_DEVICE:
@@ -206,10 +209,11 @@ _RATES = {
 
 
 def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Sheet:
-    """Return the data sheet of a kind of device at a precision.
+    """Return bandwidth and rate of a kind of device at a precision.
 
-    `machines` are known instance types. A kind without a data sheet gets the stated rate of its
-    machine. Each instance type without an accelerator is a kind of device.
+    `machines` are known instance types. A kind without a data sheet gets the stated rate of an
+    instance type of this kind, with a lower confidence if it is an accelerator. An unknown kind
+    gets UNKNOWN. A precision without a rate on the data sheet gets the fp32 rate.
     """
     table = data_sheets()
     if kind in table.index:
@@ -228,6 +232,6 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
 
 
 def peak_tflops(machine: Machine, precision: str) -> float:
-    """Return the peak rate on the data sheet of the machine's device; NaN without one."""
+    """Return the peak TFLOP/s on the data sheet of the machine's device; NaN if it has no sheet."""
     sheet = sheet_of(_sheet(machine.device, machine.device_memory_gib)[0], precision, {})
     return sheet.rate if sheet.confidence == 1 else math.nan

@@ -1,33 +1,40 @@
 """Predict the peak memory of one rank from profiles, or bound it from facts of the workload.
 
-    peak      = (base + beside + working) (1 + headroom)                 no headroom from facts
-    profiled    base and a by peak(b) = base + max(G, a b): G gradient bytes, a b activations
-    from facts  base = context + S,  a = the least of
+    peak = (base + beside + working) (1 + headroom)
+
+`base` are the bytes of one device that do not depend on the batch. `beside` are the additional
+bytes that a strategy holds, minus the bytes that sharding saves. `working` are the bytes of
+activations (a b for a batch of b samples) and of gradients (G).
+
+    profiled    base and a are fitted to the profiled peaks base + max(G, a b)
+    from facts  headroom = 0, base = context + S, and a is the minimum of
                          (memory - 2 G) / batch              for every run that fitted
                          activation bytes per operation x operations per sample
 
-                     beside                                            working
+                     beside                what it holds               working
     ddp              G                     buckets, summed in place    max(a b, G)
-    ddp-powersgd     2 G                   residuals are kept          max(a b, G)
-    ddp-mstopk       2 G + 2 G'            and a bucket's magnitudes   max(a b, G)
-    adasum           1.5 G                 at most                     max(a b, G)
-    adasum-delta     3.5 G                 weights before, changes     max(a b, G)
+    ddp-powersgd     2 G                   buckets, residuals          max(a b, G)
+    ddp-mstopk       2 G + 2 G'            also bucket magnitudes      max(a b, G)
+    adasum           1.5 G                 (upper bound)               max(a b, G)
+    adasum-delta     3.5 G                 old weights, changes        max(a b, G)
     zero1            G - (1 - 1/n) (S - W)                             max(a b, G)
-    tensor-...       G                     states as in ddp, at most   max(a b (c + 1) / 2, G)
+    tensor-...       G                     as ddp (upper bound)        max(a b (c + 1) / 2, G)
     fsdp             3 W' + 2 G' - (1 - 1/n) S                         max(a b, G / n)
     zero2            W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S             max(a b, G / n)
     fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
     zero2, offload   W + W' + 2 G' + (W' + G') / n - S                 a b
-    peak      <= memory of any device on which that batch or a larger one has run
 
-S is bytes of weights and optimizer states, W = G bytes of weights, n ranks, c columns of a grid. W'
-are the bytes of one group of weights, which is still held while the next group is gathered. G' are
-the bytes of the group's gradients, which are copied to be summed.
+The peak is at most the memory of any device on which the same batch or a larger batch has run.
+
+S are the bytes of weights and optimizer states, W = G the bytes of weights. There are n ranks, and
+c columns in a grid of tensor parallelism. W' are the bytes of one group of weights, which is still
+held while the next group is gathered. G' are the bytes of the group's gradients, which are copied
+to be summed.
 
 The backward pass frees activations while it makes gradients, so only the larger of the two counts.
-In micro-steps after the first, and in bounds from facts, both count. Predictions are high rather
-than low. A batch that is refused can still run in accumulation steps, but a batch that does not fit
-fails.
+In micro-steps after the first, and in bounds from facts, both count. Predictions are rather too
+high than too low: a batch that is refused can still run in accumulation steps, but a batch that
+does not fit fails.
 """
 
 from __future__ import annotations
@@ -42,7 +49,7 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
-from .communication import communication
+from .bytes_sent import communication
 from .machine_specs import Machine
 from .one_device import Transformer
 from .rows import WorkloadFacts
@@ -52,11 +59,11 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 
 
 class Run(NamedTuple):
-    """A run without an out-of-memory error.
+    """A batch that ran without an out-of-memory error.
 
-    `memory` are the bytes of its device. `batch` is the largest batch that ran with this memory,
-    and `ranks` the fewest ranks across which the training state was sharded. `accumulates` is True
-    if a step had several micro-steps.
+    `memory` are the bytes of the device. `batch` is the largest batch that ran with this memory.
+    `ranks` is the number of ranks across which the training state was sharded; 1 if it was not.
+    `accumulates` is True if a step had several micro-steps.
     """
 
     memory: float
@@ -70,16 +77,16 @@ class Run(NamedTuple):
 _HEADROOM = 0.075
 # torch and its communication: 0.35 GB on local hosts, more with CUDA and NCCL.
 _CONTEXT = 0.8e9
-# Bytes kept for the backward pass per operation: twice those of a ResNet-50 (0.1 GB for 25 GFLOP a
-# sample), because narrow layers keep more. The maximum over the provider's profiles replaces it.
+# Bytes kept for the backward pass per operation: twice those of a ResNet-50 (0.1 GB for 25 GFLOP
+# per sample), because narrow layers keep more. If peaks were profiled, their maximum replaces it.
 _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
 # Share of the peak that is proportional to the batch, if only one batch was profiled.
 _PROPORTIONAL = 0.9
 
 
-# Activation bytes of a layer, per token and unit of width, in bf16; kept if they are recomputed.
-# A fused attention kernel is assumed [Korthikanti et al. 2022].
+# Activation bytes of a layer in bf16, per token and unit of width: all, and those that are kept if
+# activations are recomputed. A fused attention kernel is assumed [Korthikanti et al. 2022].
 _LAYER_BYTES, _KEPT_BYTES = 34.0, 2.0
 
 
@@ -89,7 +96,8 @@ class MemoryModel:
 
     Attributes:
         workloads: the facts of each workload.
-        lines: the memory lines fitted to profiles, by workload, mode of one device and type.
+        lines: the memory lines fitted to profiles, by (workload, mode of one device, instance
+            type). A line is (base bytes, activation bytes of a sample).
         ran: the runs without an out-of-memory error, by workload and mode.
         per_operation: activation bytes per operation of a sample.
     """
@@ -100,7 +108,7 @@ class MemoryModel:
     per_operation: float = _PER_OPERATION
 
     def with_facts(self, workloads: Mapping[str, WorkloadFacts]) -> MemoryModel:
-        """Return the model with the facts of new workloads."""
+        """Return the model with the facts of new workloads. Known workloads keep their facts."""
         return replace(self, workloads={**workloads, **self.workloads})
 
     def peak_bytes(
@@ -144,21 +152,26 @@ class MemoryModel:
         return min([peak, *fitted])
 
     def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
-        """Return the runs that show which batches fit.
+        """Return the runs of a workload and mode that show which batches fit.
 
-        Tensor parallelism has none, because a divided layer gathers more bytes on more ranks.
+        `gradients` are the gradient bytes. If `accumulates` is True, the batches of runs without
+        accumulation are reduced. The list is empty for tensor parallelism, because a divided layer
+        gathers more bytes on more ranks.
         """
         found = []
         for run in self.ran.get((workload, mode), []) if not mode.divided else ():
             if accumulates and not run.accumulates:
-                # after one micro-step, fewer samples would also fit with whole gradients
+                # later micro-steps hold gradients and activations together: fewer samples fit
                 activations = max(run.memory - 2 * gradients, 1.0)
                 run = run._replace(batch=run.batch * max(1 - gradients / activations, 0.0))
             found.append(run)
         return found
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
-        """Return the memory line of this type's profiles, or the largest values of other types."""
+        """Return the memory line of this type's profiles, or the largest values of other types.
+
+        Returns None if the workload was not profiled in this mode.
+        """
         if (workload, mode, instance_type) in self.lines:
             return self.lines[workload, mode, instance_type]
         others = [line for key, line in self.lines.items() if key[:2] == (workload, mode)]
@@ -168,8 +181,11 @@ class MemoryModel:
         return max(bases), max(samples)
 
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
-        """Return a memory line from facts and runs that fitted; its slope is NaN without both."""
-        # least bytes other than activations: weights and gradients; 0 if they are offloaded
+        """Return a memory line from facts and from runs that fitted in memory.
+
+        Its slope is NaN if there are neither facts nor runs.
+        """
+        # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
         samples = [
             max(run.memory - least / run.ranks, 0.0) / run.batch
@@ -192,7 +208,7 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
 
 
 def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
-    """Return how many more bytes a rank of a sharded mode holds than a single device.
+    """Return `beside` of a sharded mode: how many more bytes a rank holds than a single device.
 
     The number is negative if sharding saves more memory than the exchange needs.
     """
@@ -235,7 +251,7 @@ def fit_memory(
 
 
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
-    """Fit base and a of `peak = base + max(gradients, a batch)` by least squares.
+    """Return (base, a) of `peak = base + max(gradients, a batch)`, fitted by least squares.
 
     Gradients are the larger term at small batches, and activations at large batches. All batches
     are tried as the boundary. If gradients are the larger term at all batches, activations are
@@ -281,8 +297,8 @@ def _largest_that_ran(
 ) -> dict[tuple[str, Mode], list[Run]]:
     """Return the largest batch that ran on each amount of device memory, by workload and mode.
 
-    Runs with several micro-steps have separate entries. Modes that shard the training state have a
-    separate entry for each number of ranks.
+    Runs with several micro-steps have separate entries. Modes that shard the training state or
+    embedding tables have a separate entry for each number of ranks.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
     gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]

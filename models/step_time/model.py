@@ -39,10 +39,11 @@ from .setup_arrays import SetupArrays, read_setups
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
-# Communication, stragglers or loading are the bottleneck above the first fraction of the step.
-# Making batches is the bottleneck above the second fraction of the compute.
+# Communication, stragglers or loading are the bottleneck if they take more than the first fraction
+# of the step; making batches, if it takes more than the second fraction of the compute.
 _LIMITED, _MOSTLY = 0.2, 0.5
-# Setups in a chunk of predictions, and of formula_seconds; most setups of one covariance matrix.
+# Maximum number of setups in a chunk of predictions, in a chunk of formula_seconds, and in a
+# covariance matrix.
 _CHUNK, _WIDE_CHUNK, MOST_JOINT = 2500, 200_000, 4000
 
 
@@ -81,12 +82,12 @@ class StepTimeModel:
     """Predicts step seconds, intervals, joint draws and peak memory for one provider.
 
     Attributes:
-        trained: the pairs (workload, mode) that were measured, or that `all_introduced` or
-            `with_compressed` added.
+        trained: the (workload, mode) pairs that can be predicted: the measured pairs, and those
+            that `all_introduced` or `with_compressed` added.
         guessed: workloads that are predicted from facts, without measurements.
         measured: the measured setups.
-        run_sd: standard deviation of log seconds of a setup's runs at different hours, by the code
-            of a kind of device; 0 stands for other kinds.
+        run_sd: the standard deviation of log seconds between runs of a setup at different hours, by
+            the code of a kind of device; the key 0 stands for other kinds.
         trained_on: ids of the training runs.
         workload_digests, type_digests: digests of the definitions at the time of the fit.
     """
@@ -118,19 +119,22 @@ class StepTimeModel:
         return tuple(sorted(self.machines))
 
     def can_guess(self, instance_type: str) -> bool:
-        """Return True if the type has an accelerator whose rate is known."""
+        """Return True if an unmeasured workload can be predicted on the instance type.
+
+        The type must have an accelerator whose rate is known.
+        """
         machine = self.machines[instance_type]
         sheet = sheet_of(device_kind(instance_type, machine), MODES[0].precision, self.machines)
         return machine.accelerated and sheet.confidence > 0
 
     def modes_of(self, workload: str) -> tuple[Mode, ...]:
-        """Return the modes in which a workload can be predicted."""
+        """Return the modes in which `workload` can be predicted."""
         return tuple(mode for mode in MODES if (workload, mode) in self.trained)
 
     def met_workload(self, workload: Workload) -> bool:
         """Return True if the model can predict the workload in at least one of its modes.
 
-        The workload's definition must also have the digest that it had when it was measured.
+        Returns False if the definition of the workload has changed since it was measured.
         """
         modes = self.as_measured(workload).modes
         return bool(modes) and self.workload_digests.get(workload.name) == workload.digest
@@ -163,7 +167,7 @@ class StepTimeModel:
             - input_s: seconds that loading adds to the step
             - input_by: what would shorten `input_s`: "loader workers", "processors" or ""
             - nearest_doublings: distance to the nearest measured setup (nearest.py); NaN if the
-              workload has no runs
+              workload has no runs in this mode
 
         Raises:
             ValueError: if a workload, instance type or mode is unknown, if a setup belongs to
@@ -214,7 +218,7 @@ class StepTimeModel:
         )
 
     def field_terms(self, setups: pd.DataFrame, step_s: FloatArray) -> pd.DataFrame:
-        """Return throughput, FLOPs utilisation and memory of setups (see field_terms.py).
+        """Return tokens per second, FLOPs utilisation and memory of setups (see field_terms.py).
 
         `step_s` (rows,) are the seconds of a step. Raises the errors of `predict`.
         """
@@ -224,7 +228,7 @@ class StepTimeModel:
     def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
         """Return a (rows,) array: step seconds from the learned formula alone.
 
-        This is faster than `predict_arrays`, but does not use the residuals of similar setups.
+        This is faster than `predict_arrays`, but does not correct for residuals of similar setups.
         """
         found = []
         for chunk in arrays.chunks(_WIDE_CHUNK):
@@ -237,11 +241,11 @@ class StepTimeModel:
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the joint normal distribution of log step seconds as three arrays.
 
-        They are the mean (setups,), the covariance (setups, setups) without the noise of a run, and
-        the variance of that noise (setups,).
+        The arrays are the mean (setups,), the covariance (setups, setups) without the noise of a
+        run, and the variance of this noise (setups,).
 
         Raises:
-            ValueError: if there are more than 4,000 setups, or as in `predict`.
+            ValueError: if there are more than 4,000 setups, and in the cases of `predict`.
         """
         return self._joint(self.read(setups))
 
@@ -249,7 +253,7 @@ class StepTimeModel:
         if len(arrays.workloads) > MOST_JOINT:
             raise ValueError(
                 f"{len(arrays.workloads)} setups are too many: a joint distribution has at most"
-                f" {MOST_JOINT}"
+                f" {MOST_JOINT} setups"
             )
         beliefs = self._beliefs(arrays, covariance=True)
         found = beliefs.mean, beliefs.variance, beliefs.noise
@@ -257,7 +261,7 @@ class StepTimeModel:
         return found if wait is None else wait.joint(*found, beliefs.times.compute_part)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
-        """Return a (rows, count) array: joint draws of step seconds, noise included.
+        """Return a (rows, count) array: joint draws of measured step seconds, including noise.
 
         Draws come in pairs whose logs lie symmetrically about the log of the prediction.
         """
@@ -278,9 +282,7 @@ class StepTimeModel:
     def compute_line(
         self, workload: str, instance_type: str, mode: Mode = MODES[0]
     ) -> tuple[float, float]:
-        """Return a and k such that one device computes for about a + k * batch seconds.
-
-        The seconds are those of a forward and a backward pass.
+        """Return (a, k): forward and backward on one device take about a + k * batch seconds.
 
         Raises:
             ValueError: if the workload, mode or instance type is unknown.
@@ -340,7 +342,7 @@ class StepTimeModel:
             if (workload, mode) not in self.trained:
                 known = ", ".join(map(str, self.modes_of(workload)))
                 raise ValueError(
-                    f"workload {workload!r} was never measured in {mode}; known in: {known}"
+                    f"workload {workload!r} was never measured in {mode}; known modes: {known}"
                 )
             if workload in self.guessed and not all(map(self.can_guess, types)):
                 raise ValueError(
@@ -348,7 +350,7 @@ class StepTimeModel:
                 )
 
     def read(self, setups: pd.DataFrame) -> SetupArrays:
-        """Parse setups that the model can predict. Raises the errors of `predict`."""
+        """Convert a frame of setups to arrays. Raises the errors of `predict`."""
         known = {"provider": (self.provider,), **MODE_COLUMNS}
         for name, legal in known.items():
             strange = {str(value) for value in column(setups, name, legal[0])} - {*legal, ""}
@@ -433,7 +435,10 @@ def _facts(
     arrays: SetupArrays,
     profiles: pd.DataFrame,
 ) -> SetupFacts:
-    """Return the facts to convert `arrays` to rows. `profiles` is a result of `profile_rows`."""
+    """Return the facts with which setups are converted to input rows of the regression.
+
+    `arrays` are the measured setups. `profiles` is the result of `profile_rows`.
+    """
     batches: dict[tuple[str, Mode], list[FloatArray]] = {}
     for workload, mode, rows in arrays.groups():
         batches.setdefault((workload, mode.alone), []).append(arrays.batch[rows, 0])
@@ -458,9 +463,9 @@ def _facts(
 
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
-    """Return median seconds of valid all-reduces between machines, by cluster and bytes.
+    """Return the median seconds of valid all-reduces between machines, by cluster and bytes.
 
-    The frame also has the columns of setups.
+    The frame also has the columns of setups, with the workload PROBE.
     """
     frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
     frame = frame.assign(bytes=numbers(frame, "bytes"), seconds=numbers(frame, "seconds"))
@@ -481,9 +486,10 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 
 
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
-    """Return a model that also predicts the unmeasured `workload` on types with a known rate.
+    """Return a model that also predicts the unmeasured `workload` (see `all_introduced`).
 
-    Returns None if the FLOPs of the workload are unknown, or if the model knows this name.
+    Returns None if the FLOPs of the workload are unknown, or if the model already knows a workload
+    of this name.
     """
     name, flops = workload.name, workload.flops_per_sample
     if flops is None or name in model.workloads:
@@ -500,7 +506,8 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
     """Return a model that also predicts the unmeasured workloads with known FLOPs.
 
-    `facts` has the facts of each workload. The added workloads are predicted in every mode.
+    `facts` has the facts of each workload. The added workloads are predicted in every mode, on
+    instance types whose accelerator has a known rate.
     """
     new = {
         name: known

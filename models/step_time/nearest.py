@@ -1,13 +1,14 @@
 """Compute the distance to the nearest measurement of the same workload, in doublings.
 
-distance = |log2 batch ratio| + |log2 devices ratio| + |log2 machines ratio|
-           + |log2 accumulation ratio|
-           + sum over instance types of |difference of log2(1 + share)|
-           + |difference of unevenness of the batches|
-           + |difference of unevenness of the devices per machine|
+    distance = |log2 batch ratio| + |log2 devices ratio| + |log2 machines ratio|
+               + |log2 accumulation ratio|
+               + sum over instance types of |difference of log2(1 + share)|
+               + |difference of unevenness of the batches|
+               + |difference of unevenness of the devices per machine|
 
-The share of an instance type is the mean of its share of all devices and its share of all samples.
-The unevenness of values is the mean, for all machines, of |log2(value / mean value)|.
+A doubling is a factor of two in one of these numbers. The share of an instance type is the mean of
+its share of all devices and its share of all samples. The unevenness of values is the mean over all
+machines of |log2(value / mean value)|.
 """
 
 import numpy as np
@@ -17,12 +18,12 @@ from ..domain.numeric import FloatArray
 from ..domain.workload import Mode
 from .setup_arrays import SetupArrays
 
-# Least distance of a setup that differs from all measured ones, and rounding errors of a distance.
+# Minimum distance of a setup that differs from all measured setups; rounding error of a distance.
 _LEAST, _ROUNDING = 0.1, 1e-9
 
 
 class Nearness:
-    """An index of the measured setups, by workload and mode, with Manhattan distances."""
+    """An index of the measured setups by workload and mode, to search for the nearest setup."""
 
     def __init__(self, measured: SetupArrays) -> None:
         self._types = {name: at for at, name in enumerate(sorted(measured.type_names), start=1)}
@@ -35,8 +36,8 @@ class Nearness:
         """Return a (rows,) array: the distance of each setup to the nearest measured setup.
 
         The unit is doublings. A measured setup has distance 0, any other setup at least 0.1. The
-        distance is NaN if the workload has no measured setup. It does not depend on the order of a
-        setup's machines.
+        distance is NaN if the workload has no measured setup in the same mode. The distance does
+        not depend on the order of a setup's machines.
         """
         found, places = np.full(len(setups.workloads), np.nan), self._places(setups)
         for workload, mode, rows in setups.groups():
@@ -48,8 +49,9 @@ class Nearness:
     def _places(self, setups: SetupArrays) -> FloatArray:
         """Return a (rows, 7 + types) array: the coordinates of the setups.
 
-        The first 6 columns are numbers and unevenness. The next column is the share of all
-        unmeasured instance types together, and each further column that of a measured type.
+        The first 4 columns are log2 of batch, devices, machines and accumulation steps. The next 2
+        are the unevenness of batches and of devices per machine. The next column is log2(1 + share)
+        summed over all unmeasured instance types. Each further column is that of a measured type.
         """
         ranks, instances = setups.ranks, setups.instances
         batch = setups.samples / setups.accumulation / ranks

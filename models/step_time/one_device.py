@@ -2,16 +2,17 @@
 
     log T1 = mean + sum of effects (EFFECTS) x deviations + curves in the batch
 
-A network with known operations has the mean log(operations / rate), with an efficiency that all
-networks share. Bandwidth (GB/s) and rate (TFLOP/s at the precision) come from the data sheet. The
-mean of a transformer is the log of a roofline, with N parameters, L layers of width h and sequences
-of s tokens; k = 4/3 if activations are recomputed in the backward pass, else 1:
+The mean of a network with known operations (FLOPs) comes from log(operations / rate), with an
+efficiency that all networks share, and from the bandwidth. Bandwidth (GB/s) and rate (TFLOP/s at
+the precision) come from the data sheet. The mean of a transformer is the log of a roofline, with N
+parameters, L layers of width h and sequences of s tokens; k = 4/3 if activations are recomputed in
+the backward pass, else 1:
 
     seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 L h bytes / bandwidth]
               + 48 tokens x vocabulary bytes / bandwidth
 
-The last term reads and writes the logits of the vocabulary. GPUs with more TFLOP/s than an A100
-reach a smaller fraction of them in attention. The constants were chosen on held-out groups of
+The last term reads and writes the logits of the vocabulary. In attention, GPUs with more TFLOP/s
+than an A100 reach a smaller fraction of their rate. The constants were chosen on held-out groups of
 published rows of MPT transformers on A100 and H100 (mosaicml/llm-foundry).
 """
 
@@ -23,9 +24,11 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The prior of a parameter: its mean, and the standard deviation at each level.
+    """The prior of a parameter: its mean, and its standard deviation at each level.
 
-    A standard deviation of 0 means that the parameter does not vary at that level.
+    The levels are groups of rows: all rows, a kind of device, a cell (a workload on a kind), a
+    strategy, a network, and a workload. A standard deviation of 0 means that the parameter does not
+    vary at that level.
     """
 
     mean: float = 0.0
@@ -38,7 +41,7 @@ class Parameter:
 
 
 EFFECTS: dict[str, Parameter] = {
-    # per octave of batch
+    # per octave (factor of two) of batch
     "growth": Parameter(all=0.1, workload=0.1, cell=0.02),
     "bandwidth": Parameter(all=0.25, network=0.1, workload=0.1),
     "rate": Parameter(all=0.25, network=0.1, workload=0.1),
@@ -53,17 +56,18 @@ EFFECTS: dict[str, Parameter] = {
     "activations": Parameter(all=0.3, kind=0.1),
     "intensity": Parameter(all=0.15),
 }
-# Exponents of bandwidth and rate: memory limits some operations, arithmetic the rest [D].
+# Growth of log seconds per octave of batch; exponents of bandwidth and rate. Memory limits some
+# operations, arithmetic the rest (derived for Srift).
 _GROWTH, _BANDWIDTH, _RATE = 0.9 * np.log(2), 0.5, 0.5
 # GB/s and TFLOP/s of a usual device; data sheets are relative to it.
 USUAL = (500.0, 20.0)
-# Shared efficiency; slope of log seconds in the log of a step's operations; usual log seconds of a
-# step's operations.
+# Shared efficiency; slope of log seconds in the log of a step's operations; log seconds of a step
+# with 10^12 operations on the usual device.
 _EFFICIENCY, _BY_WORK = 0.4, -0.2
 _USUAL_WORK = float(np.log(1e12 / (_EFFICIENCY * USUAL[1] * 1e12)))
 _LINEAR, _ATTENTION, _ACTIVATIONS, _LOGITS = 1.05 * 6, 1.8 * 12, 450.0, 48.0
 _RECOMPUTED = 4 / 3
-_WORDS = 30_000.0, 250_000.0  # of a vocabulary
+_WORDS = 30_000.0, 250_000.0  # minimum and maximum size of a vocabulary
 # FlashAttention-2 reaches 50 to 73 % of the peak of an A100 and 35 % of the peak of an H100 [Dao
 # 2023; Shah et al. 2024]. The exponent is smaller than this suggests: it was chosen on held-out
 # GPU generations. The second number is the TFLOP/s of an A100.
@@ -74,7 +78,7 @@ _INTENSITY, _USUAL_INTENSITY = 0.25, 312e12 / 2039e9
 
 
 class Transformer(NamedTuple):
-    """The shape of a decoder: parameters, layers, width, and tokens of a sample."""
+    """The shape of a decoder: number of parameters, number of layers, width, tokens of a sample."""
 
     parameters: float
     layers: float
@@ -83,9 +87,10 @@ class Transformer(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """A device's GB/s, and TFLOP/s at a precision.
+    """A device's memory bandwidth in GB/s, and its rate in TFLOP/s at a precision.
 
-    `confidence` is 1 if both come from a data sheet, and 0 if they are unknown.
+    `confidence` is 1 if both come from a data sheet, 0 if they are unknown, and between 0 and 1 if
+    the rate of an accelerator is stated elsewhere.
     """
 
     bandwidth: float
@@ -107,8 +112,9 @@ def prior(
 ) -> tuple[float, list[float], list[float]]:
     """Return the prior mean of log T1, the values of EFFECTS, and the shape features.
 
-    `middle` is log2 of the workload's middle batch; `flops` are a sample's operations, 0 if
-    unknown.
+    The shape features are log2 of a transformer's width, tokens and sequence, and 1 if activations
+    are recomputed; all are 0 for other networks. `middle` is log2 of the workload's middle batch.
+    `flops` are the operations of a sample; 0 if unknown.
     """
     octave = float(np.log2(batch)) - middle
     bandwidth, rate = (np.log(np.array(sheet[:2]) / np.array(USUAL))).tolist()

@@ -15,9 +15,9 @@ from .rows import Points, Rows
 class Beliefs(NamedTuple):
     """The distribution of log step seconds, and the formula's times.
 
-    `mean` is (rows,). `variance` is (rows,), or a covariance (rows, rows). The variance does not
-    include `noise` (rows,), the variance between runs of a setup. `times` is the result of
-    `step_times`.
+    `mean` is (rows,). `variance` is an array of variances (rows,) or a covariance matrix (rows,
+    rows). It does not include `noise` (rows,), the variance between runs of a setup. `times` is the
+    result of `step_times`.
     """
 
     mean: FloatArray
@@ -27,12 +27,12 @@ class Beliefs(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """The formula at the posterior mean, and the kernel's input."""
+    """The formula, linearised at the posterior mean of its parameters."""
 
-    log_s: FloatArray  # (rows,)
-    shift: FloatArray  # (rows,) effect of all deviations, linearised
+    log_s: FloatArray  # (rows,) log step seconds at the posterior mean
+    shift: FloatArray  # (rows,) linearised effect of the parameters' deviations from the prior mean
     times: Times
-    inputs: FloatArray
+    inputs: FloatArray  # (rows, WIDTH) inputs of the kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,14 @@ class Posterior:
     """The result of fitting the regression.
 
     Attributes:
-        reach: the devices of the largest measured cluster, by kind of device.
+        reach: the number of devices of the largest measured cluster, by kind of device.
         process: the Gaussian process of log step seconds. It has no rows before the first
             iteration of the fit.
-        log_spreads: logs of the spreads of `process`, in the order of SPREADS.
+        log_spreads: logs of the spreads (standard deviations) of `process`, in the order of
+            SPREADS.
         spreads: standard deviations of residuals.
-        neighbours: the Gaussian process of each cell's residuals.
+        neighbours: the Gaussian process of each cell's residuals. A cell is a workload in one mode
+            on one kind of device.
     """
 
     reach: dict[float, float]
@@ -63,7 +65,10 @@ class Posterior:
         return np.exp(self._seconds(points))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
-        """Return the distribution of log step seconds; the joint one if `covariance` is True."""
+        """Return the distribution of log step seconds, with a covariance if `covariance` is True.
+
+        Without covariance, `Beliefs.variance` has the variance of each row.
+        """
         linear = self.linear(X)
         inputs = linear.inputs.copy()
         inputs[:, [COLUMN["broad"], COLUMN["narrow"], COLUMN["noise"]]] = 0.0
@@ -80,7 +85,7 @@ class Posterior:
         return Beliefs(mean, variance, noise, linear.times)
 
     def _seconds(self, points: Points) -> FloatArray:
-        """Return a (points,) array: posterior means of the log seconds of one device."""
+        """Return a (points,) array: the posterior mean of each point's log one-device seconds."""
         inputs = point_inputs(points)
         moved: FloatArray = (inputs[:, T1] * self.process.deviations(inputs)[:, T1]).sum(axis=1)
         return points.mean + moved + self.process.curves(inputs)

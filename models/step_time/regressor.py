@@ -2,14 +2,16 @@
 
     log step = log f(theta, log T1) + r + noise
 
-f is the equation of formula.py. Its parameters theta, and the log seconds of one device T1, are
-sums of deviations: of all rows, of a kind of device, a network, a workload in one mode, a strategy,
-and a workload on a kind. T1 also has smooth curves in the batch. r is the residual: similar setups
-of a cell (a workload in one mode on one kind of device) have similar residuals. All deviations are
-normal, so log steps, linearised in theta and log T1, are a Gaussian process with the covariance of
-`kernel.terms`. Each iteration of the fit linearises f at the posterior mean (Gauss-Newton). Groups
-without rows keep their prior. Therefore the same fit works with facts alone, with three pilots and
-with a thousand rows.
+f is the formula of formula.py, and theta its parameters. T1 is the seconds of one device. theta and
+log T1 are prior means plus deviations: of all rows, of a kind of device, a network, a workload in
+one mode, a strategy, and a workload on a kind. log T1 also has smooth curves in the batch. r is the
+residual: similar setups of a cell (a workload in one mode on one kind of device) have similar
+residuals.
+
+All deviations are normal. Therefore log steps, linearised in theta and log T1, are a Gaussian
+process with the covariance of `kernel.terms`. Each iteration of the fit linearises f at the
+posterior mean (Gauss-Newton). Groups without rows keep their prior, so the same fit works with
+facts alone, with three measured runs and with a thousand.
 """
 
 from __future__ import annotations
@@ -28,21 +30,23 @@ from .posterior import Posterior
 from .residuals import Neighbours, fit_neighbours, with_neighbours
 from .rows import Rows
 
-# Turns of the fit: a factor on the residual, which is loose at first and after spreads were
-# learned, so that no step goes too far; and the largest growth of a residual's log variance, since
-# the formula shall explain what it can.
+# For each iteration of the fit, a factor on the standard deviations of the residual. It is large at
+# first and after spreads were learned, so that no iteration goes too far.
 _LOOSER = (6.0, 6.0, 3.0, 3.0, 1.5, 1.0, 3.0, 1.5, 1.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)
-# Rows of a cell from which its residual is learned; rows from which spreads are learned.
+# Maximum rows of a cell from which its residual is learned; maximum rows to learn spreads from.
 _MOST_NEIGHBOURS, _MOST_LEARNED = 1200, 300
-_GROWTH = {5: 1.0, 8: 1.0, 11: 5.4}  # in the turns that learn spreads
+# For each iteration that learns spreads, the maximum growth of a residual's log variance. It is
+# small at first, so that the formula explains as much as it can.
+_GROWTH = {5: 1.0, 8: 1.0, 11: 5.4}
 
 
 class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Predicts the step seconds of `Rows`.
+    """Predicts the step seconds of `Rows`, with the interface of a scikit-learn regressor.
 
     Args:
-        most_rows: the most rows of several devices from which the parameters are learned.
-        random_state: seed of the random choice of these rows.
+        most_rows: the maximum number of rows with several devices from which the parameters are
+            learned.
+        random_state: the seed of the random choice of these rows.
     """
 
     def __init__(
@@ -57,7 +61,10 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit(
         self, X: Rows, y: FloatArray, sample_weight: FloatArray | None = None
     ) -> StepTimeRegressor:
-        """Fit to rows and their step seconds; `sample_weight` are effective numbers of runs."""
+        """Fit to rows `X` and their step seconds `y`.
+
+        `sample_weight` are effective numbers of runs; by default, each row is one run.
+        """
         weight = np.ones(len(X)) if sample_weight is None else sample_weight
         log_s, random = np.log(y), np.random.default_rng(self.random_state)
         picked = self._thinned(X, random)
@@ -95,7 +102,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _with_neighbours(
         self, found: Posterior, X: Rows, log_s: FloatArray, weight: FloatArray, picked: Rows
     ) -> Posterior:
-        """Return `found` with the residuals of each cell.
+        """Return `found` with a Gaussian process fitted to the residuals of each cell.
 
         `picked` are the rows from which the parameters of `found` were learned.
         """
@@ -114,11 +121,10 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return replace(found, spreads=spreads, neighbours=neighbours)
 
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
-        """Return the positions of the rows to learn from.
+        """Return the positions of the rows from which the parameters are learned.
 
-        They are all rows of one device, and up to `most_rows` rows of several devices. Rows of
-        several devices are taken from each cell in turn, and within a cell from each kind of
-        cluster in turn.
+        All rows of one device are used, and up to `most_rows` rows of several devices. The latter
+        are taken from each cell in turn, and within a cell from each kind of cluster in turn.
         """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]

@@ -1,7 +1,7 @@
 """Model the residuals of similar setups with a Gaussian process for each cell.
 
 A residual is log measured minus log computed step seconds. A cell is a workload in one mode on one
-kind of device.
+kind of device. A spread is a standard deviation.
 """
 
 from typing import NamedTuple
@@ -12,14 +12,17 @@ from ..domain.numeric import Z_90, FloatArray
 from .kernel import GaussianProcess, ResidualCovariance, outlying_factor
 from .rows import Rows
 
-# Initial standard deviations: broad residual, narrow residual, noise of a run.
+# Initial standard deviations: the broad and the narrow part of the residual, the noise of a run.
 INITIAL = np.array([0.05, 0.04, 0.03])
-ENOUGH = 40  # rows of a cell from which its spreads are learned
-SMALL = 0.0  # code of all small cells together
+ENOUGH = 40  # the spreads of a cell are learned if it has at least this many rows
+SMALL = 0.0  # the code under which all cells with fewer rows share their spreads
 
 
 class CellSpread(NamedTuple):
-    """A cell's standard deviations (3,), in the order of INITIAL, and its kind of device's code."""
+    """A cell's standard deviations (3,), in the order of INITIAL.
+
+    `kind` is the code of the cell's kind of device.
+    """
 
     spread: FloatArray
     kind: float
@@ -28,8 +31,8 @@ class CellSpread(NamedTuple):
 class Spreads:
     """Standard deviations of residuals, by cell.
 
-    An unknown cell gets the root mean square over the average cell and the cells of its kind of
-    device.
+    An unknown cell gets a root mean square over the known cells of its kind of device and an
+    average of all known cells.
     """
 
     def __init__(self, cells: dict[float, CellSpread]) -> None:
@@ -51,7 +54,10 @@ class Spreads:
 
 
 class Neighbours(NamedTuple):
-    """The Gaussian process of a cell's residuals, and its least and greatest correction."""
+    """The Gaussian process of a cell's residuals, and the range of its corrections to log seconds.
+
+    The range reaches from `low` to `high` and contains 0.
+    """
 
     process: GaussianProcess
     low: float
@@ -63,9 +69,9 @@ def fit_neighbours(
 ) -> tuple[Neighbours, FloatArray]:
     """Fit a Gaussian process to the residuals of a cell.
 
-    Returns the process as Neighbours, and the cell's standard deviations (3,). `spread` (3,) are
-    the initial standard deviations, which are scaled to the errors of left-out rows. `weight`
-    (rows,) are effective numbers of runs.
+    `spread` (3,) are the initial standard deviations of the cell. They are scaled so that they
+    match the errors of left-out rows. `weight` (rows,) are effective numbers of runs. Returns the
+    process with its range of corrections, and the scaled standard deviations.
     """
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6
     factor: FloatArray | float = 1.0
@@ -93,9 +99,10 @@ def _fitted(
 
 
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
-    """Return the ratio of the errors of left-out rows to the process's standard deviations.
+    """Return the ratio of the errors of left-out rows to the standard deviations of `process`.
 
-    Rows of one cluster are left out together, because their errors have causes in common.
+    Rows of one cluster are left out together, because their errors have common causes. The ratio
+    is limited to the range from 0.8 to 4. Returns 1 if there are fewer than ENOUGH rows.
     """
     if len(features) < ENOUGH:
         return 1.0
@@ -115,11 +122,11 @@ def with_neighbours(
     process: GaussianProcess,
     rows: Rows,
 ) -> Spreads:
-    """Return the spreads after the neighbours of each cell were fitted.
+    """Return the spreads after a Gaussian process was fitted to the residuals of each cell.
 
-    `found` has the spreads and rows of each cell. Small cells keep their common spreads. These are
-    widened if leave-one-out errors of small cells in `rows` exceed the standard deviations of
-    `process`, which was fitted to `rows`.
+    `found` has the fitted spread and the rows of each cell. Cells with fewer than ENOUGH rows keep
+    their common spread. It is widened if the leave-one-out errors of these cells exceed the
+    standard deviations of `process`, which was fitted to `rows`.
     """
     cells = {
         cell: CellSpread(spread, float(own.kind[0]))

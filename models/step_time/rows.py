@@ -10,7 +10,7 @@ import numpy as np
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import UPDATES_SHARED, Mode
-from .communication import (
+from .bytes_sent import (
     Volumes,
     communication,
     seconds_per_value,
@@ -24,12 +24,13 @@ from .one_device import EFFECTS, Transformer, prior
 from .setup_arrays import SetupArrays
 
 PROBE = "(all-reduce alone)"  # the workload that stands for all-reduces without training
-_USUAL_BYTES, _USUAL_OCTAVE = 1e8, 5.0  # gradient bytes and log2 of the batch, if none is known
-_USUAL_TOKENS = 2.0**14  # of a device and micro-step
-_BLOCKS = 8.0  # of a sharded mode, if the layers are unknown (node/switches.py)
+# Gradient bytes and log2 of the batch, if they are known for no workload.
+_USUAL_BYTES, _USUAL_OCTAVE = 1e8, 5.0
+_USUAL_TOKENS = 2.0**14  # tokens of a device in a micro-step
+_BLOCKS = 8.0  # blocks of weights in a sharded mode, if the layers are unknown (node/switches.py)
 # Weights and Adam's two moments, per byte of gradients; used if the checkpoint size is unknown.
 _STATE_PER_GRADIENT = 3.0
-_BESIDE = 0.95  # fraction of compute beside which blocks are gathered
+_BESIDE = 0.95  # fraction of compute during which blocks of weights can be gathered
 _EVERYTHING = 1e18  # bytes of the last bucket if no part of the exchange can be hidden
 
 Cell = tuple[str, Mode, str]  # workload, mode of one device, kind of device
@@ -39,8 +40,9 @@ Cell = tuple[str, Mode, str]  # workload, mode of one device, kind of device
 class WorkloadFacts:
     """The facts of a workload; 0, NaN or None if unknown.
 
-    `hidden_part` is the fraction of one device's seconds that remains when the first bucket of
-    gradients is ready. `divided` has the sizes of layers split by tensor parallelism.
+    `flops` are those of a sample. `hidden_part` is the fraction of one device's seconds that
+    remains when the first bucket of gradients is ready. `divided` has the sizes of the layers that
+    tensor parallelism splits.
     """
 
     gradient_bytes: float = 0.0
@@ -53,7 +55,7 @@ class WorkloadFacts:
 
     @property
     def state_bytes(self) -> float:
-        """Return the bytes of weights and optimizer states. If unknown, Adam is assumed."""
+        """Return the bytes of weights and optimizer states, or an estimate that assumes Adam."""
         return self.checkpoint_bytes or _STATE_PER_GRADIENT * self.gradient_bytes
 
     @property
@@ -63,7 +65,7 @@ class WorkloadFacts:
 
 
 def code_of(*key: object) -> float:
-    """Return a number that identifies a group. All processes compute the same number."""
+    """Return a number that identifies a group of rows. All processes compute the same number."""
     return float(zlib.crc32(repr(key).encode()))
 
 
@@ -71,14 +73,15 @@ def code_of(*key: object) -> float:
 class Points:
     """Distinct (workload, mode, kind of device, batch) whose one-device seconds are needed.
 
-    All arrays have a row per point. `codes` identify kind, network, workload in a mode, and the
-    workload on the kind.
+    All arrays have a row per point. `codes` identify the kind of device, the network, the workload
+    in its mode, and the workload on the kind.
     """
 
     mean: FloatArray  # prior mean of log seconds
     effects: FloatArray  # (points, effects) values of one_device.EFFECTS
     octave: FloatArray  # log2(batch / middle batch)
-    shape: FloatArray  # (points, 4) log2 of a transformer's width, tokens and sequence; recomputing
+    # (points, 4) log2 of a transformer's width, tokens and sequence; 1 if it recomputes activations
+    shape: FloatArray
     codes: FloatArray  # (points, 4)
 
 
@@ -88,18 +91,19 @@ class Rows(Line):
 
     The seconds of one device are 0 until `with_seconds` sets them.
 
-    `point` (rows, members) are positions in `points`; -1 for padding, and for machines without
-    compute. `middle` has the points of the middle batches. `optimizer` (rows, members) are the
-    seconds of the optimizer divided by the one-device seconds at the middle batch.
+    `point` (rows, members) are positions in `points`; -1 for padding, and for members that do not
+    compute. `middle` (rows, members) are the positions of the points with the middle batch.
+    `optimizer` (rows, members) are the seconds of the optimizer divided by the one-device seconds
+    at the middle batch. `kind`, `strategy` and `cell` are codes of groups (see `code_of`).
     """
 
     points: Points
     point: IntArray
     middle: IntArray
     optimizer: FloatArray
-    kind: FloatArray  # codes
+    kind: FloatArray  # kind of device of the machine with the slowest link
     strategy: FloatArray
-    cell: FloatArray
+    cell: FloatArray  # workload in its mode on the kind
     features: FloatArray  # (rows, 5) features of the residual
     noise_sd: FloatArray  # known standard deviation of log seconds
 
@@ -115,7 +119,10 @@ class Rows(Line):
         return Rows(points=self.points, **picked)
 
     def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
-        """Return the rows; those at `probes` are all-reduces of `size` (probes,) bytes alone."""
+        """Return the rows, with those at `probes` changed to all-reduces without training.
+
+        `size` (probes,) are the bytes of the all-reduces.
+        """
         found = self.take(np.arange(len(self)))
         found.point[probes] = found.middle[probes] = -1
         found.gradient_bytes[probes] = size
@@ -141,11 +148,11 @@ class SetupFacts:
     Attributes:
         machines: the machine of each instance type.
         workloads: the facts of each workload.
-        middle: log2 of the middle batch of each workload in a mode of one device.
-        batches: the smallest and the largest measured batch.
-        optimizer_part: the optimizer's seconds of each cell, divided by the seconds of a
-            micro-step at the middle batch.
-        input_part: the fraction of a cell's one-device seconds spent on making batches.
+        middle: log2 of the middle batch, by workload and mode of one device.
+        batches: the smallest and the largest measured batch, by workload and mode of one device.
+        optimizer_part: the seconds of the optimizer divided by the one-device seconds at the middle
+            batch, by cell (workload, mode of one device, kind of device).
+        input_part: the fraction of one-device seconds spent on making batches, by cell.
     """
 
     machines: dict[str, Machine]
@@ -164,8 +171,8 @@ class SetupFacts:
     def middle_of(self, workload: str, mode: Mode) -> float:
         """Return log2 of the workload's middle batch in `mode`.
 
-        If no batch was measured in `mode`, a transformer gets a batch with a usual number of
-        tokens. Any other workload gets the median over its other modes, or over all workloads.
+        If no batch was measured in `mode`, a transformer gets a batch of _USUAL_TOKENS tokens. Any
+        other workload gets the median over its other modes, or over all workloads.
         """
         if (workload, mode) in self.middle:
             return self.middle[workload, mode]
@@ -231,7 +238,7 @@ class SetupFacts:
         )
 
     def points(self, keys: list[Cell], batch: FloatArray) -> Points:
-        """Return one point per position i: the cell `keys[i]` at `batch[i]`."""
+        """Return Points with a point for each i: the cell `keys[i]` with `batch[i]` samples."""
         cells = {}
         for key in dict.fromkeys(keys):
             workload, mode, kind = key
@@ -289,9 +296,9 @@ class SetupFacts:
     def _features(self, setups: SetupArrays, link: IntArray) -> FloatArray:
         """Return a (rows, 5) array: the features on which the residual depends.
 
-        They are log2 of samples per device in a micro-step, of machines, and of devices per
-        machine; 1 - mean / maximum of the devices per machine; and the mean of log2 of each
-        machine's speed relative to the machine with the slowest link.
+        The features are log2(samples per device in a micro-step), log2(machines), log2(devices per
+        machine), 1 - mean / maximum of the devices per machine, and the mean over machines of
+        log2(speed / speed of the machine with the slowest link).
         """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
@@ -307,7 +314,10 @@ class SetupFacts:
         return np.stack(features, axis=1)
 
     def _optimizer(self, cell: Cell) -> float:
-        """Return the optimizer part of a cell, or its median over other kinds of device."""
+        """Return `optimizer_part` of a cell, or its median over other kinds of device.
+
+        Returns 0 if the workload was not profiled in this mode.
+        """
         if cell in self.optimizer_part:
             return self.optimizer_part[cell]
         known = [part for key, part in self.optimizer_part.items() if key[:2] == cell[:2]]
@@ -316,7 +326,7 @@ class SetupFacts:
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
         """Return five numbers that describe the exchange of gradients.
 
-        They are the bytes of all gradients, the bytes of a bucket, the two arguments of
+        The numbers are the bytes of all gradients, the bytes of a bucket, the two arguments of
         `known_overlap`, and 1 if every micro-step exchanges gradients (else 0).
         """
         facts, strategy = self.of(workload), communication(mode.strategy)
@@ -326,7 +336,7 @@ class SetupFacts:
         if mode.gathered and mode.precision in ("bf16", "fp16"):
             part /= 2
         last, bucket, hidden = facts.last_bucket_bytes, float(BUCKET), facts.hidden_part
-        if mode.gathered:  # a collective for each block of layers, beside nearly all compute
+        if mode.gathered:  # a collective for each block of layers, during nearly all compute
             last, bucket, hidden = float("nan"), max(bucket, whole / facts.blocks), _BESIDE
         if strategy.waits:
             last = _EVERYTHING
@@ -337,8 +347,8 @@ class SetupFacts:
     def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the fields `sent_between` and `selection_s` of a Line.
 
-        `size` (rows,) are the gradient bytes. Tensor parallelism counts as DDP if the sizes of the
-        layers are unknown.
+        `size` (rows,) are the gradient bytes. If the sizes of a workload's layers are unknown,
+        tensor parallelism is assumed to send as many bytes as DDP.
         """
         sent, selection_s = np.ones_like(size), np.zeros_like(size)
         ranks, most = setups.ranks, setups.layout.max(axis=1)

@@ -9,8 +9,8 @@ from .model import StepTimeModel
 # The registry stores a copy of the package `models` under another name.
 _ROOT = "models."
 _PACKAGE = __name__.removesuffix("step_time.serialization")
-# What a model consists of beside our classes. Nothing else is loaded: a pickle can call any
-# function.
+# What a stored model may contain besides the classes of this package. Nothing else is loaded,
+# because a pickle can call any function.
 _LOADED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -24,7 +24,7 @@ class NotAModel(ValueError):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads only classes of a model. This package may be imported under another name."""
+    """Loads only classes of this package, which may have had another name, and numpy's arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
         ours = module.startswith(_ROOT) and "." not in name

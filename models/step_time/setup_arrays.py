@@ -1,4 +1,4 @@
-"""Represent setups as arrays."""
+"""Represent setups as arrays, which the step-time model takes as input."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class SetupArrays:
     """Setups as arrays: a row per setup, and a column per member of its cluster, in rank order.
 
     A member is `count` equal instances of the type `names[kind]`. Each instance uses `layout`
-    devices, and each device has `batch` samples in a micro-step. Members of measured setups are
-    single instances; members of planned setups may be several. Rows with fewer members than columns
-    are padded with kind -1 and zeros. `accumulation` (rows,) is the number of micro-steps in an
-    optimizer step. Row i runs in the mode `modes[mode[i]]`.
+    devices, and each device has `batch` samples in a micro-step. A member of a measured setup is a
+    single instance; a member of a planned setup may be several instances. Rows with fewer members
+    than columns are padded with kind -1 and zeros. `accumulation` (rows,) is the number of
+    micro-steps in an optimizer step. Row i runs in the mode `modes[mode[i]]`.
     """
 
     workloads: Keys
@@ -41,7 +41,10 @@ class SetupArrays:
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def compact(self) -> SetupArrays:
-        """Return the same setups with one member each, if all members of each setup are equal."""
+        """Return the same setups with one member each, if all members of each setup are equal.
+
+        Otherwise the setups are returned unchanged.
+        """
         members = (self.kind, self.batch, self.layout)
         if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
             return self
@@ -105,7 +108,7 @@ class SetupArrays:
     ) -> tuple[FloatArray, ...]:
         """Return `count` (rows, members) arrays of values that depend on workload and type.
 
-        `value(workload, type)` returns one number for each array. Padding members get 0.
+        `value(workload, type)` returns `count` numbers, one for each array. Padding members get 0.
         """
         width, last = len(self.names), len(self.workloads.names) * len(self.names)
         pair = np.where(self.kind >= 0, self.workloads.codes[:, None] * width + self.kind, last)
@@ -117,12 +120,12 @@ class SetupArrays:
     def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
         """Return a (rows, members) array: the value of each member's instance type.
 
-        `values` has one value for each of `names`. Padding members get `padded`.
+        `values` has a value for each of `names`. Padding members get `padded`.
         """
         return np.append(values, padded)[self.kind]
 
     def chunks(self, size: int) -> Iterator[SetupArrays]:
-        """Yield the setups in chunks of at most `size`; one empty chunk if there are none."""
+        """Yield the setups in chunks of at most `size`; without setups, yield an empty chunk."""
         count = len(self.workloads)
         for first in range(0, max(count, 1), size):
             yield self.take(np.arange(first, min(first + size, count)))
@@ -145,10 +148,10 @@ class SetupArrays:
 
 
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
-    """Parse the measurement columns of `frame` into setups, one per row.
+    """Parse the measurement columns of `frame` into setups, with a setup per row.
 
-    `devices` has the number of devices of each instance type. It is used for rows whose layout is
-    empty, which means all devices.
+    An empty layout means that all devices are used. `devices` has the number of devices of each
+    instance type.
 
     Raises:
         ValueError: if a required column is missing or a text cannot be parsed.

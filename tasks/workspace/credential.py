@@ -1,4 +1,7 @@
-"""Store the password of the servers of `make up` in SRIFT_HOME, as the text `srift:PASSWORD`."""
+"""Create and store the credential of the servers that `make up` starts.
+
+The file SRIFT_HOME/credential has the text `srift:PASSWORD`.
+"""
 
 import os
 import secrets
@@ -11,8 +14,8 @@ USER = "srift"
 def new_credential() -> str:
     """Return the text `srift:PASSWORD` with a new password.
 
-    Each start needs a new one, because browsers keep the old one and send it to the next server on
-    the port, which another user may have started.
+    Each start needs a new password. Browsers keep the old one and send it to the next server on the
+    port, which another user may have started.
     """
     return f"{USER}:{secrets.token_urlsafe(32)}"
 

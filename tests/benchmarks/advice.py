@@ -18,7 +18,7 @@ from models.job.cost import cost_at
 from models.job.job_conditions import JobConditions, pools_of
 from tasks.market.job_conditions import experience_of
 from tasks.market.offers import current_offers, with_known_facts
-from tasks.recommendation.recommend import Case
+from tasks.recommendation.case import Case
 from tasks.training.registry import Champion, load_champion
 from tasks.workspace.workspace import Workspace, open_workspace
 from tests.benchmarks.claims import Claim, Write, report, show

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 import typer
 
-from models.campaign.campaign import CampaignLimits, launch_of, shopping_list
 from models.campaign.candidates import EC2_COSTS, Costs, Model, PlannedRun
 from models.campaign.run_value import Past
+from models.campaign.shopping_list import CampaignLimits, launch_of, shopping_list
 from models.campaign.value_of_information import (
     Belief,
     ChoiceSet,

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
+from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, parse_cluster, parse_numbers
 from models.domain.workload import MODE_COLUMNS, Mode
 from tasks.campaign.budget import Tally

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
+from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch

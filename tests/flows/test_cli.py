@@ -227,7 +227,7 @@ def test_a_backtest_reports_and_writes_its_predictions_alone(new):
             "numpy pandas scipy asyncio tenacity",
         ),
         (
-            "import flows.cli, tasks.recommendation.ask, tasks.recommendation.sizing",
+            "import flows.cli, tasks.recommendation.answer, tasks.recommendation.sizing",
             "sklearn mlflow prefect boto3 torch matplotlib",
         ),
     ],

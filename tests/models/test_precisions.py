@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.campaign.campaign import CampaignLimits, shopping_list
 from models.campaign.run_value import Past
+from models.campaign.shopping_list import CampaignLimits, shopping_list
 from models.domain.setup_table import modes_of, row_key, setup_key
 from models.domain.workload import PRECISIONS, Mode
 from models.planner.candidates import Supply

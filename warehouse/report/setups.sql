@@ -1,9 +1,9 @@
 -- Grain: one row per workload, provider and recommended setup with a price: its dollars and hours.
--- `judged` says whether another setup beats it in both; `first_for` lists the goals that it is the
--- first choice for.
+-- `judged` tells whether another setup beats it in both dollars and hours. `first_for` lists the
+-- goals for which it is the first choice.
 select
     format('{} ({})', workload, provider) as title,
-    device, cluster, market, batch_per_device, any_value(tokens_per_s_per_gpu) as tokens_per_s_per_gpu, any_value(mfu) as mfu, hours, any_value(hours_p90) as hours_p90, usd, any_value(usd_p90) as usd_p90,
+    any_value(device) as device, cluster, market, batch_per_device, hours, any_value(hours_p90) as hours_p90, usd, any_value(usd_p90) as usd_p90,
     case when bool_or(pareto.best) then 'not beaten' else 'beaten' end as judged,
     string_agg(replace(goal, '_', ' '), ', ') filter (where rank = 1) as first_for
 from recommendations
@@ -15,6 +15,6 @@ left join (
     provider, workload, cluster, market, layout, batch_per_device, accumulation_steps, strategy, precision, switches, hours
 )
 where usd is not null and hours is not null
-group by provider, workload, device, cluster, market, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
+group by provider, workload, cluster, market, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
     hours, usd
 order by title, hours;

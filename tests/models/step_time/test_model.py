@@ -206,7 +206,7 @@ def test_a_prediction_does_not_depend_on_what_else_is_asked(gpus):
     uneven = pd.DataFrame([("large", "4xfast", "4+1+1+1", "8")], columns=columns)
     mixed = pd.DataFrame([("large", "1xfast+1xslow", "4+4", "8")], columns=columns)
     alone, beside = (
-        model.posterior.times(model.facts.lay_out(model._read(frame))).mean_compute_s[0]
+        model.posterior.times(model.facts.lay_out(model.read(frame))).mean_compute_s[0]
         for frame in (uneven, pd.concat([uneven, mixed], ignore_index=True))
     )
     assert alone == pytest.approx(beside, rel=1e-12)

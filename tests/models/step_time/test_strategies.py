@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from models.domain.workload import COMBINED, COMPRESSED, SERVED, TENSOR, Mode, grid_shape
-from models.step_time.communication import DENSITY, Volumes, sent_between, tensor_bytes
+from models.step_time.bytes_sent import DENSITY, Volumes, sent_between, tensor_bytes
 from models.step_time.model import fit, with_compressed
 from tasks.node.strategies import adasum, grid
 from tasks.node.strategies import compression as node

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from models.campaign.campaign import STOPS
+from models.campaign.shopping_list import STOPS
 from models.domain.cluster import Cluster
 from models.domain.workload import Mode
 from tasks.campaign import campaign, dry_run
@@ -123,7 +123,7 @@ def test_with_a_champion_runs_are_bought_for_the_choices_that_they_may_change(
     here, monkeypatch, capsys
 ):
     launches = shop(here, known=champion(), frames=FRAMES)
-    assert launches and all("choice of" in item.reason for item in items_of(launches))
+    assert launches and all("choice" in item.reason for item in items_of(launches))
     assert sum(launch.est_usd for launch in launches) <= here.settings.campaign.max_usd
     monkeypatch.setattr(campaign, "shopping_list", lambda *_, **__: [])
     assert shop(here) == [] and STOPS not in capsys.readouterr().err

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from models.campaign.budget import billed_s, dearest_usd_per_hour
-from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
+from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster
 from tasks.campaign import budget as caps
 from tasks.campaign import dry_run

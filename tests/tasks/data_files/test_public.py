@@ -22,7 +22,7 @@ from tasks.data_files.public import (
     PUBLIC_IMPORT,
     public_workloads,
 )
-from tasks.recommendation.ask import Question, answer
+from tasks.recommendation.answer import Question, answer
 from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import DescribedMachines, install
 from tests.warehouse.builders import write

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
+from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster
 from tasks.execution.job import START_UP_S, expected_devices, job_of
 from tasks.node.record import ANY, CPU, Devices

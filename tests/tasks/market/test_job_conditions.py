@@ -11,7 +11,7 @@ from models.job.duration import STARTUP_S
 from models.job.job_conditions import Stated
 from tasks.market.job_conditions import EC2_STARTUP_S, LOCAL_SLOPE, experience_of
 from tasks.market.offers import snapshot_offers
-from tasks.recommendation.recommend import Case
+from tasks.recommendation.case import Case
 from tests.installed import NOON, DescribedMachines, champion, install, measured
 from tests.warehouse.builders import write
 from warehouse.append import append

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from models.campaign.budget import billed_s
-from models.campaign.campaign import PlannedLaunch
+from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally, allowance
 from tasks.market import offers as prices

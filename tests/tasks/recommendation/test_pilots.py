@@ -7,8 +7,8 @@ import pandas as pd
 
 from models.domain.workload import Goal, Mode, Workload
 from models.step_time.model import fit
+from tasks.recommendation.case import Case
 from tasks.recommendation.pilots import measure_first, pilots_for
-from tasks.recommendation.recommend import Case
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tests.benchmarks import synthetic_market as synthetic

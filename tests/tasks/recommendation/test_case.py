@@ -10,7 +10,7 @@ from models.domain.workload import Mode
 from models.step_time.model import fit
 from tasks.providers.base import ProviderError
 from tasks.recommendation import table
-from tasks.recommendation.recommend import Case, supply_of, with_usual_goals
+from tasks.recommendation.case import Case, supply_of, with_usual_goals
 from tasks.recommendation.table import recommend_all
 from tasks.training.registry import Champion
 from tests.installed import NOON, DescribedMachines, champion, changed, install, measured
@@ -163,3 +163,14 @@ def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, pati
     rows = rows_of(install(tmp_path, provider=machines), asked=champion())
     assert len(machines.asked) == asked
     assert {row["placement_score"] for row in rows} > {None}
+
+
+def test_doubtful_choices_say_what_to_measure_where_that_costs_money(here, monkeypatch):
+    monkeypatch.setattr("tasks.recommendation.pilots._UNSURE", 0.0)
+    monkeypatch.setattr(table, "_DOUBTFUL", 2.0)
+    for spends in (True, False):
+        monkeypatch.setattr(table, "spends_money", lambda name, spends=spends: spends)
+        rows = rows_of(here, asked=champion())
+        doubtful = [row for row in rows if row["status"] == "measure_first"]
+        assert bool(doubtful) is spends
+        assert all(row["rank"] == 1 and " first: " in row["reason"] for row in doubtful)

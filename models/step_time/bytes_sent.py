@@ -1,11 +1,11 @@
-"""Estimate the bytes that each strategy sends and holds before it has been measured.
+"""Estimate the bytes that each strategy sends and holds, as priors until it is measured.
 
 There are M machines with n devices each, and P ranks in total. The gradients have d values of 4
 bytes.
 
     mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021]; p is the
                density: a device selects p d / n of d / n values
-    dense      2 (M - 1) / M 4 d / n: a device's share of a hierarchical all-reduce
+    dense      for comparison, a hierarchical all-reduce: a device sends 2 (M - 1) / M 4 d / n bytes
     powersgd   r (rows + columns) values of each rows x columns matrix [Vogels et al. 2019]; r is
                the rank of the factors
     adasum     each of P = 2^m ranks sends 2 (P - 1) / P 4 d; a machine sends 2 (M - 1) / M 4 d of
@@ -16,20 +16,21 @@ bytes.
                phase [D]
 
 Tensor parallelism exchanges activations and weights. A linear layer maps K features to N features.
-Counting the samples of all ranks, its inputs have |X| = rows K elements, its outputs |Y| = rows N,
-and its weights |W| = K N. In a step, each of P ranks sends these numbers of elements for the layer:
+The samples of all ranks together have S rows. The layer's inputs have |X| = S K elements, its
+outputs |Y| = S N, and its weights |W| = K N. In a step, each rank sends for the layer:
 
-    tensor-2d, tensor-2.5d   on q x q x d ranks (q - 1) / q^2 (|X| / d + |W|) forward; as much again
-                             for the gradients of X and of W; 2 (d - 1) / d |W| / q^2 to sum the
-                             gradients of W over the depth [D]
-    tensor-1d                2 (P - 1) / P |X| of the first layer of a pair and 2 (P - 1) / P |Y| of
-                             the second, forward and backward [Shoeybi et al. 2019]
+    tensor-2d, tensor-2.5d   on q x q x z ranks: (q - 1) / q^2 (|X| / z + |W|) elements in the
+                             forward pass; as many for the gradients of X, and of W; and
+                             2 (z - 1) / z |W| / q^2 to sum the gradients of W over the depth z [D]
+    tensor-1d                2 (P - 1) / P |X| elements for the first layer of a pair, and
+                             2 (P - 1) / P |Y| for the second, forward and backward together
+                             [Shoeybi et al. 2019]
 
 Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
 network. Biases, LayerNorms and the ends of a sequence are neglected [D].
 
-All these numbers are priors; measured runs of a strategy correct them. [D] marks numbers that were
-derived for Srift and are in no paper.
+Measured runs of a strategy correct these priors. [D] marks numbers that were derived for Srift and
+are in no paper.
 """
 
 from typing import NamedTuple
@@ -56,8 +57,8 @@ from .machine_specs import Machine
 # Fraction of entries that ddp-mstopk sends, as in tasks/node/strategies/compression.py.
 DENSITY = 0.01
 _BYTES_PER_VALUE = 4.0
-# Seconds to select among the entries, per value. GPU: 20 passes over 4 bytes at the 300 GB/s of
-# slow GPUs [D]. Core: measured on local hosts.
+# Seconds per value to select the entries to send. GPU: 20 passes over 4 bytes at the 300 GB/s of
+# slow GPUs [D]. CPU core: measured on local hosts.
 _SELECTION_S_GPU, _SELECTION_S_CORE = 0.3e-9, 12e-9
 
 
@@ -68,12 +69,14 @@ class Communication(NamedTuple):
         sent: bytes sent on all links, divided by DDP's. DDP sends each gradient twice.
         on_gloo: a factor on `sent` with gloo, which has no reduce-scatter: it sums all gradients
             at every rank [torch 2.13].
-        held: bytes that a device holds for the exchange, divided by its gradient bytes: the
-            buckets, and residuals, the values of a peer, or the weights before the step [D].
-        waits: True if the backward pass waits while a bucket is exchanged. Compression uses the
-            device that computes the backward pass. A layer of tensor parallelism needs the result
-            of the previous exchange.
-        passes: passes over all values, divided by the 20 passes of ddp-mstopk [D].
+        held: bytes that a device holds for the exchange, divided by its gradient bytes. They are
+            the buckets, and, depending on the strategy, residuals, the values of a peer, or the
+            weights before the step [D].
+        waits: True if the backward pass waits while a bucket is exchanged. Compression and the
+            backward pass use the same device. In tensor parallelism, a layer needs the result of
+            the previous exchange.
+        passes: the number of passes over all values that compression or Adasum needs, divided by
+            the 20 passes of ddp-mstopk [D].
     """
 
     sent: float = 1.0
@@ -92,7 +95,7 @@ _STRATEGIES = {
     UPDATES_SHARED: Communication(sent=1.5),
     FP16_SENT: Communication(sent=0.5),
     # `sent` is an upper bound: rank 4 on networks of vectors and narrow matrices. The built-in
-    # workloads send 0.01 to 0.10, square layers of 512 a sixteenth [D]
+    # workloads send 0.01 to 0.10, and square layers of width 512 send 1/16 [D]
     POWERSGD_SENT: Communication(sent=1 / 4, held=2.0, waits=True, passes=3 / 20),
     MSTOPK_SENT: Communication(held=2.0, waits=True, passes=1.0),
     ADASUM: Communication(held=1.5, waits=True, passes=5 / 20),
@@ -106,9 +109,9 @@ _STRATEGIES = {
 class Volumes(NamedTuple):
     """The numbers of elements in the layers that tensor parallelism splits.
 
-    `weights` counts the weights of all these layers. `inputs` counts the inputs of all these layers
-    for one sample. `pairs` counts, for one sample, the inputs of the first layer and the outputs of
-    the second layer of each pair.
+    `weights` is the number of weights of all these layers, and `inputs` the number of their inputs
+    for one sample. `pairs` is, for one sample, the number of inputs of the first layer and outputs
+    of the second layer, summed over all pairs of layers.
     """
 
     weights: float = 0.0
@@ -125,7 +128,7 @@ def communication(strategy: str) -> Communication:
 
 
 def seconds_per_value(machine: Machine) -> float:
-    """Return the seconds that one device needs to select among the gradients, per value."""
+    """Return the seconds per gradient value that one device needs to select the values to send."""
     return _SELECTION_S_GPU if machine.accelerated else _SELECTION_S_CORE / min(machine.cores, 1.0)
 
 
@@ -137,7 +140,7 @@ def selection_seconds(
     Args:
         strategy: the strategy of all rows.
         sent_bytes: (rows,) gradient bytes times the strategy's `sent`.
-        devices: (rows,) devices of a machine. They share the selection of ddp-mstopk.
+        devices: (rows,) devices of the fullest machine, which share the selection of ddp-mstopk.
         per_value: (rows,) results of `seconds_per_value`.
     """
     known = communication(strategy)
@@ -146,10 +149,9 @@ def selection_seconds(
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
-    """Return a (rows,) array: the bytes that a machine sends to other machines, as a ratio.
+    """Return a (rows,) array: the bytes that a machine sends to others, relative to an all-reduce.
 
-    The ratio is to the bytes of a ring all-reduce, which are 2 (ranks - 1) / ranks times the
-    gradient bytes.
+    A ring all-reduce sends 2 (ranks - 1) / ranks times the gradient bytes.
     """
     if strategy in COMBINED:
         sent = (machines - 1) / machines
@@ -174,9 +176,9 @@ def tensor_bytes(
 ) -> FloatArray:
     """Return a (rows,) array: the bytes that a machine sends in a step of tensor parallelism.
 
-    Gradients of layers that are not split are sent as in DDP. SUMMA gathers weights in the forward
-    and in the backward pass of each micro-step, and scatters their gradients. The number is NaN if
-    the ranks of a setup form no grid.
+    Gradients of layers that are not split are sent as in DDP. SUMMA, the algorithm of tensor-2d and
+    tensor-2.5d, gathers weights in the forward and the backward pass of each micro-step, and
+    scatters their gradients. The result is NaN if the ranks of a setup form no grid.
 
     Args:
         strategy: a tensor-parallel strategy.
@@ -184,8 +186,8 @@ def tensor_bytes(
         gradient_bytes: bytes of all gradients of the workload.
         ranks: (rows,) number of ranks of the setup.
         most: (rows,) number of ranks on the fullest machine.
-        samples: (rows,) samples of a device in a step, summed for all its micro-steps.
-        micro_steps: (rows,) micro-steps of a step.
+        samples: (rows,) samples of a device in a step, summed over the micro-steps.
+        micro_steps: (rows,) number of micro-steps in a step.
     """
     counts, which = np.unique(ranks, return_inverse=True)
     shapes = [grid_shape(strategy, int(count)) or (np.nan,) * 3 for count in counts]
@@ -208,7 +210,7 @@ def tensor_bytes(
 def _outside(peers: FloatArray, apart: FloatArray | float, devices: FloatArray) -> FloatArray:
     """Return the fraction of a rank's peers that are on other machines.
 
-    A group has `peers` ranks. Their numbers increase in steps of `apart`. A machine has `devices`
+    A group has `peers` ranks, whose numbers increase in steps of `apart`. A machine has `devices`
     ranks with consecutive numbers.
     """
     beside = np.minimum(np.maximum(devices // apart, 1), peers)

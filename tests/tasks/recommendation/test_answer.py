@@ -10,8 +10,8 @@ from models.domain.workload import Goal, Workload
 from models.planner.planner import nothing
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market.offers import with_facts
-from tasks.recommendation.ask import Question, answer
-from tasks.recommendation.recommend import Case
+from tasks.recommendation.answer import Question, answer
+from tasks.recommendation.case import Case
 from tasks.workspace.settings import IMPORTED, SettingsError
 from tests.installed import NOON, DescribedMachines, champion, install
 
@@ -41,9 +41,11 @@ class Asked:
             NOON,
         )
         self.workloads = []
-        monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: self.here)
         monkeypatch.setattr(
-            "tasks.recommendation.ask.load_champion", lambda home, provider: champion()
+            "tasks.recommendation.answer.open_workspace", lambda provider: self.here
+        )
+        monkeypatch.setattr(
+            "tasks.recommendation.answer.load_champion", lambda home, provider: champion()
         )
         monkeypatch.setattr(Case, "plan", lambda case, top: self.note(case))
 

@@ -1,10 +1,10 @@
-"""Plan the launches to buy next under caps of dollars and seconds.
+"""Plan the launches of a campaign: which clusters to buy next, and which runs to measure on them.
 
-A launch acquires one cluster and measures many runs on it. The first launches profile every
-workload on every instance type, with as few launches as possible. Each later launch has the highest
-ratio of its value (`run_value.py`) to the share of the caps that it uses.
-Runs are added to a launch until the next run would lower the launch's value per second. Planning
-stops when no run has any value.
+A campaign is all launches of one refresh. It has caps on dollars and seconds. A launch acquires a
+cluster and measures several runs on it. The first launches profile every workload on every instance
+type, with as few launches as possible. Each later launch is the one with the highest ratio of value
+(`run_value.py`) to the share of the caps that it uses. Runs are added to a launch until the next
+run would lower the launch's value per second. Planning stops when no run has any value.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from .candidates import (
 from .run_value import Knowledge, Past
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
-# If a zone has more clusters, only clusters of at most two instance types are considered.
+# If more clusters are possible in a zone, only those of at most two instance types are considered.
 MOST_CLUSTERS = 600
 _ELASTIC_WORK_S = 30.0
-_LEARNING_SHARE = 2 / 3  # largest share of the caps for learning runs
-# Value of a sweep, which is high because every workload on the cluster benefits, and of a profile,
-# without which no run of its workload and type can be predicted.
+_LEARNING_SHARE = 2 / 3  # maximum share of the caps for runs that check convergence
+# A probe (a sweep of all-reduces) has a high value, because every workload on the cluster benefits.
+# Without a profile, no run of its workload on its instance type can be predicted.
 _VALUES = {"probe": 1.5, "profile": 20.0}
 STOPS = (
     "the campaign stops: no launch within the caps is expected to improve a recommendation"
-    f" (at least {LEAST_CHANCE:.0%} chance to change it, saving {LEAST_REGRET:.1%})"
+    f" (a chance of {LEAST_CHANCE:.0%} to change it, and an expected saving of {LEAST_REGRET:.1%})"
 )
 
 
@@ -55,7 +55,8 @@ STOPS = (
 class CampaignLimits:
     """Caps on the dollars and seconds of all launches of a campaign, and the allowed clusters.
 
-    `fits` takes a cluster and returns the reason why it can never be launched, or an empty string.
+    A cluster has at most `max_hosts` machines. `fits` takes a cluster and returns the reason why it
+    can never be launched, or an empty string if it can.
     """
 
     max_usd: float
@@ -66,7 +67,7 @@ class CampaignLimits:
     costs: Costs = field(default_factory=Costs)
 
     def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
-        """Return the limits that remain after `launches`; negative if a cap is exceeded."""
+        """Return the limits that remain after `launches`. A cap that is exceeded is negative."""
         return replace(
             self,
             max_seconds=self.max_seconds - sum(launch.est_s for launch in launches),
@@ -79,16 +80,16 @@ class CampaignLimits:
         return self.max_seconds >= 0 and self.max_usd >= 0
 
     def priced(self, offers: Iterable[Offer]) -> list[Offer]:
-        """Return those of `offers` that are in the campaign's market and have a known price."""
+        """Return the offers that have a known price and belong to the campaign's market."""
         return [one for one in offers if one.market == self.market and one.usd_per_hour is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedLaunch:
-    """A cluster to acquire, and the runs to measure on it in this order.
+    """A cluster to acquire, and the runs (`items`) to measure on it, in this order.
 
-    `est_s` are the estimated seconds of the launch, including the start of the machines. `est_usd`
-    are its estimated dollars.
+    `est_s` is the estimated duration of the launch in seconds, including the start of the machines.
+    `est_usd` is its estimated cost in dollars.
     """
 
     cluster: Cluster
@@ -101,7 +102,7 @@ class PlannedLaunch:
 def launch_of(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
     """Return a launch of `cluster` that measures `runs`.
 
-    Runs on a single machine come first and run in parallel on different machines of the cluster.
+    Runs that need a single machine come first, in parallel on different machines of the cluster.
     """
     schedule = Schedule(cluster)
     ordered = sorted(runs, key=lambda run: len(run.members) > 1)
@@ -132,18 +133,19 @@ def shopping_list(
 ) -> list[PlannedLaunch]:
     """Return the launches to buy within the caps, in the order in which to buy them.
 
-    Setups that were measured reliably are not measured again. If the model can predict a run, the
-    run is bought only if it may change a choice. Equal arguments give equal results.
+    A setup is not measured again unless its measurement is stale or its instance type drifts. If
+    the model can predict a run, the run is bought only if it may change a choice. Equal arguments
+    give equal results.
 
     Args:
         limits: the caps and the market. Only offers of this market with a known price are bought.
         workloads: the workloads to measure, in each of their modes.
         offers: the newest offers.
         past: the measurements so far.
-        model: the predictions of the model in use, if there is one.
-        buyable: the training runs to choose from, by setup. Default: the result of
+        model: the predictions of the model in use; None if there is no model.
+        buyable: the training runs to choose from, by setup. The default is the result of
             `training_runs`.
-        most: the largest number of launches; None means no limit.
+        most: the maximum number of launches; None means no limit.
     """
     priced = limits.priced(offers)
     clusters = list(
@@ -177,10 +179,10 @@ def shopping_list(
 def _profiles(
     workloads: Sequence[Workload], offers: Sequence[Offer], costs: Costs
 ) -> list[PlannedRun]:
-    """Return one profile run for each workload, mode and instance type that can compute it.
+    """Return a profile run for each workload, mode, and instance type that supports the mode.
 
-    A profile uses one device. If a mode needs several devices, the profile uses the corresponding
-    mode for one device.
+    A profile uses one device. Modes that need several devices are profiled in the corresponding
+    mode for one device (`Mode.alone`).
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
     runs = [
@@ -195,11 +197,11 @@ def _profiles(
 def learning_launches(
     limits: CampaignLimits, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
 ) -> list[PlannedLaunch]:
-    """Return one launch per workload, whose runs check if modes converge like DDP.
+    """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
     `wanted` are the (workload, mode) pairs to check. A launch uses the cheapest pair of equal
-    machines that can train in its modes. All launches together may use two thirds of the caps.
-    Modes that do not fit are left out.
+    machines that fits the caps and can train in its modes. All launches together may use two thirds
+    of the caps. If a launch with all modes of a workload does not fit, its last modes are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -232,10 +234,10 @@ def elastic_launch(
 ) -> PlannedLaunch | None:
     """Return a launch that measures the cost of losing a machine during training.
 
-    The launch runs the recommended setup of the row `recommended`, and its last machine is stopped
-    on purpose. The run has about 30 s of steps and writes ten checkpoints. The first machine is
-    on-demand, all other machines are spot. Returns None if the setup has a single machine, does not
-    use plain DDP, uses machines that are not on offer, or exceeds the limits.
+    The launch trains the setup of the row `recommended`, and stops its last machine on purpose. The
+    run has about 30 s of steps and writes ten checkpoints. The first machine is on-demand, all
+    others are spot. Returns None if the setup has a single machine, does not use plain DDP, needs
+    machines that no offer has, or exceeds the limits.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)
@@ -260,7 +262,7 @@ def elastic_launch(
         steps=10 * every,
         checkpoint_every=every,
         lose_after_s=4 * every * step_s,  # after the third checkpoint
-        # n - 1 machines then do the work of n: a step takes up to n / (n - 1) times as long.
+        # Then n - 1 machines do the work of n: a step takes up to n / (n - 1) times as long.
         est_s=10 * every * step_s * len(types) / (len(types) - 1) + max(PRIOR_S.values()),
         reason="the cost of losing a machine",
     )
@@ -277,7 +279,7 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the (cluster, runs) pair with the highest ratio of value to used share of the caps.
 
-    Returns None if no run has any value.
+    Returns None if no run that fits the caps has any value.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
@@ -312,10 +314,12 @@ def _fill(
     """Return the best runs for one launch, and their value per billed second.
 
     The runs take at most `most_s` seconds. The launch starts with the runs in `first`. Training
-    runs are added in the order of their value per second, until the next run would lower the value
-    per second of all training runs. A run that fits within the minimum billed time costs nothing
-    and is always added. Adding a run can only lower the values of other runs, so a heap recomputes
-    values lazily.
+    runs of sub-clusters of `cluster` are then added in the order of their value per second, until
+    the next run would lower the value per second of all training runs. A run that fits within the
+    minimum billed time costs nothing and is always added. Adding a run can only lower the values of
+    other runs, so a heap recomputes values lazily.
+
+    Returns no runs and 0.0 if the launch would have neither a training run nor a profile.
     """
     schedule, trial = Schedule(cluster), known.copy()
     chosen: list[PlannedRun] = []
@@ -357,6 +361,6 @@ def _fill(
 def _per_second(value: float, run: PlannedRun) -> float:
     """Return the value per second of `run`, rounded to six digits.
 
-    Without rounding, floating-point errors would decide the order of equal runs.
+    Without rounding, floating-point errors would decide the order of equally valuable runs.
     """
     return float(f"{value / run.est_s:.6g}")
