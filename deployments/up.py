@@ -55,7 +55,7 @@ class Service:
 
     def __init__(self, settings: Settings, **ports: int) -> None:
         self.home, self.ports = settings.home, ports
-        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.makedirs(self.home, 0o700, exist_ok=True)
         self.credential = new_credential()
         self.api = f"http://{HOST}:{ports['prefect']}/api"
         self.children: list[Child] = []

@@ -131,9 +131,9 @@ class SharedWarehouse(Warehouse):
             yield connection
             # The lock and the rows are in two sessions of PostgreSQL, and one may end alone.
             try:
-                _ask(self._holder, f"select pg_advisory_xact_lock({_WRITER})::text")
-            except duckdb.Error as error:
-                raise duckdb.IOException("the writers' lock was lost; nothing was kept") from error
+                _ask(self._locked, f"select pg_advisory_xact_lock({_WRITER})::text")
+            except duckdb.Error:
+                raise duckdb.IOException("the writers' lock was lost; nothing was kept") from None
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -162,7 +162,7 @@ class SharedWarehouse(Warehouse):
             connection.begin()  # DuckDB may end PostgreSQL's transaction before DuckLake commits
             try:
                 lock(connection, _WRITER, self._wait_s)
-                self._holder = connection
+                self._locked = connection
                 yield
             except duckdb.IOException as error:
                 if "lock timeout" not in str(error):

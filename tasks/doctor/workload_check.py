@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..node import agent
-from ..node.record import WorkloadFile
 from ..node.requirements import NotInstalled, unpack
 from ..providers.local.network import detect, without_network
 from ..workspace.environments import install_at
 from ..workspace.settings import Settings
-from ..workspace.sources import Source
 
 _SHARE = 4  # the check uses a quarter of the smallest global batch, like one of four devices
 
@@ -65,7 +63,14 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
-        _lay_out(place, file, source)
+        content, target = source.travels_as(source.read()), folder / file.file
+        target.parent.mkdir(parents=True)
+        if file.folder:
+            unpack(content, folder / file.folder)
+        else:
+            target.write_bytes(content)
+        package, ignore = Path(agent.__file__).parent, shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package, place / "code" / "node", ignore=ignore)
         isolation.give(place, folder, folder / file.folder)
         own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
         try:
@@ -93,18 +98,6 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         "notes": notes,
         "precisions": precisions,
     }
-
-
-def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Write the workload's code to `place`/home, and Srift's package `node` to `place`/code."""
-    content, target = source.travels_as(source.read()), place / "home" / file.file
-    target.parent.mkdir(parents=True)
-    if file.folder:
-        unpack(content, place / "home" / file.folder)
-    else:
-        target.write_bytes(content)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(agent.__file__).parent, place / "code" / "node", ignore=ignored)
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:

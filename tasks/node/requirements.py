@@ -34,7 +34,7 @@ _CARRIED = re.compile(
     "(?:http|https|no)_proxy|(?:HTTP|HTTPS|NO)_PROXY"
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
-_ALLOW = "name a release that has a wheel, or set `allow_builds = true` for the workload"
+_FROM = (" from wheels alone (`allow_builds = true` permits to build others)", "")
 _MOST_WORDS = 600  # maximum number of characters of pip's output in a message
 # A line that makes pip run no code of a package: a name, a wheel, or an option of the index.
 _PLAIN = re.compile(
@@ -98,7 +98,7 @@ def install(
     environment: Path,
     workload: str,
     builds: bool = True,
-    confine: Callable[[list[str]], list[str]] = list,
+    confine: Callable[..., list[str]] = list,
 ) -> str:
     """Create `environment` if it is not complete, and return the path of its Python.
 
@@ -108,16 +108,16 @@ def install(
     package. `confine` returns a command that runs pip with fewer rights. Raises NotInstalled if pip
     fails, takes longer than INSTALL_S, or would have to build.
     """
-    failed = f"requirements of workload {workload} could not be installed"
+    failed = f"requirements of workload {workload} could not be installed{_FROM[builds]}"
     environment.parent.mkdir(parents=True, exist_ok=True)
     python, marker = environment / "bin" / "python", environment / _MARKER
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees the lock of a process that dies
         if not marker.exists():
             text = "" if builds else (root / requirements).read_text(errors="replace")
-            for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+            for line in text.replace("\\\n", " ").splitlines():
                 if not _PLAIN.fullmatch(line):
-                    raise NotInstalled(f"{failed}: {line!r} may run code of packages; {_ALLOW}")
+                    raise NotInstalled(f"{failed}: {line!r} may run code of packages")
             _create(environment)
             torch = [f"torch=={version}"] if (version := torch_version()) else []
             pip = [str(python), "-I", "-m", "pip", "install", "--no-input"]
@@ -129,8 +129,6 @@ def install(
                 raise NotInstalled(f"{failed} within {INSTALL_S:.0f} s", passing=True)
             if code:
                 words = " ".join(output.split())[-_MOST_WORDS:]
-                if not builds and "No matching distribution" in output:
-                    words += f"; {_ALLOW}"
                 raise NotInstalled(f"{failed}: {words}", passing=_UNREACHED in output)
         marker.touch()  # the modification time also shows which environments are in use
     return str(python)
@@ -176,9 +174,8 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 
 
 def readable() -> list[str]:
-    """Return the paths that pip reads outside the code and the system: Python, indexes, certificates."""
-    stated = [value for value in _carried().values() if value.startswith("/")]
-    return [sys.base_prefix, *_packages(), *filter(os.path.exists, stated)]
+    """Return paths, among other words, that pip reads: of Python, indexes and certificates."""
+    return [sys.base_prefix, *_packages(), *_carried().values()]
 
 
 def _carried() -> dict[str, str]:

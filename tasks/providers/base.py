@@ -12,6 +12,7 @@ ProviderError
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,8 +22,7 @@ from typing import Any, Protocol
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 
-_MAX_STRING = 10_000  # characters; agents send at most 4,000
-_CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])  # keeps tabs and new lines
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and new lines
 MAX_JSON_DEPTH = 32  # records have six levels; json and DuckDB recurse at each level
 
 
@@ -280,8 +280,9 @@ class Provider(Protocol):
 
 
 def plain(text: str) -> str:
-    """Return the first characters of a machine's text, without those that control a terminal."""
-    return text[:_MAX_STRING].translate(_CONTROL)
+    """Return a machine's text, cut and without the characters that control a terminal."""
+    # agents send at most 4,000 characters
+    return _CONTROL.sub("", text[:10_000])
 
 
 def json_of_node(text: str, **options: Any) -> Any:
@@ -302,10 +303,8 @@ def json_of_node(text: str, **options: Any) -> Any:
         for value in level:
             pairs = value.items() if isinstance(value, dict) else ()
             for key, held in enumerate(value) if isinstance(value, list) else pairs:
-                if isinstance(held, str):
-                    value[key] = plain(held)
-            inner += value.values() if isinstance(value, dict) else ()
-            inner += value if isinstance(value, list) else ()
+                value[key] = plain(held) if isinstance(held, str) else held
+                inner.append(held)
         level = inner
     if level:
         raise too_deep

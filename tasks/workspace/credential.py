@@ -3,7 +3,6 @@
 The file SRIFT_HOME/credential has the text `srift:PASSWORD`.
 """
 
-import os
 import secrets
 from pathlib import Path
 
@@ -24,6 +23,5 @@ def store_credential(home: Path, credential: str) -> None:
     """Write `credential` to a file in `home` that only this user can read."""
     path = home / FILE
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f"{credential}\n")
+    path.touch(0o600, exist_ok=False)
+    path.write_text(f"{credential}\n")

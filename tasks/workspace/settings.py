@@ -143,8 +143,8 @@ class WorkloadSettings(_Section):
     `data` is a folder or `s3://bucket/prefix`. The entrypoint gets the folder on the training
     machine as its argument `data`. With `follow_links`, links in the folder may lead out of it.
     With `allow_builds`, pip on this machine may build requirements, which runs their code.
-    `transformer` is the network's shape: a Hugging Face
-    `config.json`, or the same keys as a table. `sequence` is the number of tokens in a sample.
+    `transformer` is the network's shape: a Hugging Face `config.json`, or the same keys as a table.
+    `sequence` is the number of tokens in a sample.
     """
 
     entrypoint: str | None = None
@@ -203,7 +203,7 @@ class WorkloadSettings(_Section):
             raise ValueError(
                 "global_batch must be a whole number above 0, or a range [smallest, largest]"
             )
-        for key in ("path", "requirements", "env", "data", "follow_links", "allow_builds"):
+        for key in ("path", "requirements", "env", "data"):
             if self.entrypoint is None and getattr(self, key):
                 raise ValueError(f"{key} needs an entrypoint")
         if self.sequence and self.transformer is None:
@@ -405,10 +405,7 @@ class Settings(_Section):
         if text is not None and name not in self._data:
             try:
                 self._data[name] = read_data(
-                    text,
-                    self.root,
-                    self.home,
-                    follow_links=self.workloads[name].follow_links,
+                    text, self.root, self.home, self.workloads[name].follow_links
                 )
             except BadData as error:
                 raise SettingsError(f"workloads.{name}.data: {error}") from None
@@ -455,10 +452,9 @@ def load_settings(file: Path | None = None) -> Settings:
         raise SettingsError(
             f"no {FILE} in {here} or above it: change to a project's folder, or create {FILE}"
         )
-    if file is None and path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
+    if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
         raise SettingsError(
-            f"{path} belongs to another user, and it names code to run: if you trust it, change to"
-            f" {path.parent}"
+            f"another user owns {path}, and it names code to run: to trust it, cd {path.parent}"
         )
     try:
         body = tomllib.loads(path.read_text())

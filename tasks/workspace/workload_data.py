@@ -67,7 +67,7 @@ def source_of(text: str, root: Path) -> Path | Address:
     return Address(bucket=address[1], prefix=f"{prefix}/" if prefix else "")
 
 
-def read_data(text: str, root: Path, home: Path, *, follow_links: bool) -> WorkloadData:
+def read_data(text: str, root: Path, home: Path, follow_links: bool) -> WorkloadData:
     """Return the location and digest of the data that the setting `text` names.
 
     root: relative folders start here. home: SRIFT_HOME. follow_links: if False, links may not lead
@@ -85,8 +85,7 @@ def read_data(text: str, root: Path, home: Path, *, follow_links: bool) -> Workl
         for path in () if follow_links else map(source.joinpath, files):
             if path.is_symlink() and not path.resolve().is_relative_to(source):
                 raise BadData(
-                    f"{path} leads out of the folder, to {path.resolve()}: copy that file, or set"
-                    " `follow_links = true` to send the files that links name"
+                    f"{path} leads out of the folder: copy it, or set follow_links = true"
                 )
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 

@@ -65,8 +65,8 @@ class LocalCluster(RunningCluster):
         """
         self._machine.isolation.give(self._directory / "scratch", self._directory / "checkpoints")
         self.mailbox.mkdir()
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(node_package, self._directory / "code" / "node", ignore=ignored)
+        code, ignore = self._directory / "code", shutil.ignore_patterns("__pycache__")
+        shutil.copytree(node_package, code / "node", ignore=ignore)
         self.network.open(self._directory / "scratch" / "switch.log")
         for index in range(len(self.cluster.members)):
             self._start_host(index)
@@ -160,14 +160,13 @@ class LocalCluster(RunningCluster):
         address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"
         self.addresses[index : index + 1] = [address]
         mark = HostMark(self._store.token, self.lease_id, index, instance.cores)
-        isolation, folder = self._machine.isolation, self.mailbox / f"node-{index}"
-        isolation.give(folder)
+        self._machine.isolation.give(self.mailbox / f"node-{index}")
         command = [self._machine.python, "-m", "node", "--mailbox", str(self.mailbox)]
         command += ["--node", str(index), "--address", address]
         command += ["--deadline", f"{self._lease.deadline_at.timestamp():.3f}"]
         host = self.network.start(
             str(mark),
-            isolation.powerless(command),
+            self._machine.isolation.powerless(command),
             self._log(index),
             address=address,
             bandwidth_gbps=instance.bandwidth_gbps,

@@ -28,17 +28,27 @@ _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", 
 _LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
 _AGENT = '"$@" </dev/null; exit $?'
 _HOLDER = {"root": ("unshare", "--net"), "user": ("unshare", "-Urnm")}
-# Root becomes an ordinary user of this number, which is `nobody` in Debian.
-_NOBODY = 65534
+# Take away the rights of root. Root becomes `nobody` (65534), who may read every file, because
 # Python and data often lie in folders that root alone can read.
-_READS_ALL = ",+dac_read_search"
+_POWERLESS = {
+    "root": """setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs \
+--bounding-set=-all,+dac_read_search --inh-caps=-all,+dac_read_search \
+--ambient-caps=-all,+dac_read_search""",
+    "user": "setpriv --no-new-privs --bounding-set=-all --inh-caps=-all --ambient-caps=-all",
+    "none": "",
+}
 # Runs a command in the folder `code`, in a new root with the system and the paths up to "--". The
 # command may write to `code` and `environment`, which belong to it until all its processes ended.
-_ALONE = """
-set -e; umask 022; owner=$1 code=$2 environment=$3 new=${2%/*}/root; shift
-mkdir "$new"; chown -hR "$owner:$owner" "$code" "$environment"; mount -t tmpfs none "$new"; mkdir -m 1777 "$new/tmp"
+_ALONE = r"""
+set -e; umask 022; code=$1 environment=$2 new=${1%/*}/root
+read -r first outside users </proc/self/uid_map
+if [ "$users" = 1 ]; then owner=0 groups=--keep-groups; else owner=65534 groups=--clear-groups; fi
+chown -hR "$owner:$owner" "$code" "$environment"
+mkdir "$new"; mount -t tmpfs none "$new"; mkdir -m 1777 "$new/tmp"
+inside() { unshare --root="$new" --wd="$code" setpriv --reuid="$owner" --regid="$owner" "$groups" \
+  --no-new-privs --bounding-set=-all --inh-caps=-all "$@"; }
 for path in /usr /bin /sbin /lib /lib64 /etc /dev /proc /run/systemd/resolve "$@"; do
-  [ "$path" != -- ] || break
+  case $path in --) break ;; /*) ;; *) continue ;; esac
   [ -e "$path" ] || continue
   if [ -d "$path" ]; then mkdir -p "$new$path"
   elif [ ! -e "$new$path" ]; then mkdir -p "$new${path%/*}"; : >"$new$path"; fi
@@ -47,12 +57,12 @@ for path in /usr /bin /sbin /lib /lib64 /etc /dev /proc /run/systemd/resolve "$@
   *) mount -o remount,bind,ro "$new$path" ;; esac
 done
 until [ "$1" = -- ]; do
-  unshare --root="$new" setpriv --reuid="$owner" --regid="$owner" --keep-groups test -r "$1" ||
+  [ ! -e "$new/$1" ] || inside test -r "$1" ||
     { echo "user nobody cannot read $1: run chmod -R go+rX $1"; exit 1; }
   shift
 done; shift
-status=0; unshare --root="$new" --wd="$code" "$@" || status=$?
-kill -9 -1 2>/dev/null || :
+status=0; inside "$@" || status=$?
+[ $$ != 1 ] || kill -9 -1 2>/dev/null || :
 chown -hR 0:0 "$environment"
 exit $status
 """
@@ -85,21 +95,11 @@ class Isolation:
         for folder in folders:
             folder.mkdir(exist_ok=True)
             if self.kind == "root":
-                os.chown(folder, _NOBODY, _NOBODY)
+                os.chown(folder, 65534, 65534)
 
-    def powerless(self, command: Sequence[str], kept: str = _READS_ALL) -> list[str]:
-        """Return a command that runs `command` as an ordinary user, without root's rights.
-
-        kept: the rights that root's command keeps. Returns `command` unchanged without namespaces.
-        """
-        if not self.namespaces:
-            return list(command)
-        words, rights = ["setpriv", "--no-new-privs"], "-all"
-        if self.kind == "root":
-            words += [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
-            rights += kept
-        words += [f"--{name}={rights}" for name in ("bounding-set", "inh-caps", "ambient-caps")]
-        return [*words, *command]
+    def powerless(self, command: Sequence[str]) -> list[str]:
+        """Return a command that runs `command` without root's rights. Needs namespaces."""
+        return [*_POWERLESS[self.kind].split(), *command]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,15 @@ class HostNetwork:
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
             self.switch = switch = self._spawn(holder, log)
-            _await(switch, lambda: _is_root_inside(switch.pid))
+            process, ours = Path(f"/proc/{switch.pid}"), os.readlink("/proc/self/ns/net")
+            # until it is root in its user namespace, and has its own network namespace
+            _await(
+                switch,
+                lambda: (
+                    (process / "uid_map").read_text().split()[:1] == ["0"]
+                    and os.readlink(process / "ns/net") != ours
+                ),
+            )
             self.run(_BRIDGE)
 
     def start(
@@ -247,11 +255,10 @@ def detect() -> Isolation:
         f" && tc qdisc add dev h0 root {_tbf(0.1)}"
     )
     for kind in ("root", "user") if os.geteuid() == 0 else ("user",):
-        found = Isolation(kind=kind)
-        tried = f"{script} && {' '.join(found.powerless(['true']))}"
-        done = _shell((*(_HOLDER["user"] if kind == "user" else ()), *_HOST, tried))
+        user = _HOLDER["user"] if kind == "user" else ()
+        done = _shell((*user, *_HOST, f"{script} && {_POWERLESS[kind]} true"))
         if done.returncode == 0:
-            return found
+            return Isolation(kind=kind)
         reasons.append((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return Isolation(kind="none", why_not="; ".join(dict.fromkeys(reasons)))
 
@@ -278,9 +285,8 @@ def without_files(
     """
     if not isolation.namespaces:
         return list(command)
-    user, owner = (("-Ur",), 0) if isolation.kind == "user" else ((), _NOBODY)
-    space = ("unshare", *user, "--mount", *_HOST[2:], _ALONE, "srift-install")
-    return [*space, str(owner), *map(str, paths), "--", *isolation.powerless(command, "")]
+    space = ("unshare", "-Urm" if isolation.kind == "user" else "-m", *_HOST[2:], _ALONE)
+    return [*space, "srift-install", *map(str, paths), "--", *command]
 
 
 def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -308,10 +314,3 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(f"namespaces could not be created (exit status {process.poll()})")
-
-
-def _is_root_inside(pid: int) -> bool:
-    """Return True if the process is root in a user namespace and has its own network namespace."""
-    process = Path(f"/proc/{pid}")
-    is_root = (process / "uid_map").read_text().split()[:1] == ["0"]
-    return is_root and os.readlink(process / "ns/net") != os.readlink("/proc/self/ns/net")
