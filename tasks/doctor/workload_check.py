@@ -72,14 +72,19 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         package, ignore = Path(agent.__file__).parent, shutil.ignore_patterns("__pycache__")
         shutil.copytree(package, place / "code" / "node", ignore=ignore)
         isolation.give(place, folder, folder / file.folder)
-        own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
         try:
             done = subprocess.run(
                 without_network(isolation, [python, "-m", "node.check", str(answer)]),
                 input=json.dumps({**question, "folder": str(folder)}).encode(),
                 stdout=sys.stderr.fileno(),  # keeps the workload's prints out of the output
                 cwd=folder / file.folder,
-                env=agent.clean_environment(folder) | own | file.env,
+                env=agent.clean_environment(folder)
+                | {
+                    "PYTHONPATH": str(place / "code"),
+                    "TMPDIR": str(place),
+                    "CUDA_VISIBLE_DEVICES": "",
+                }
+                | file.env,
                 timeout=timeout_s,
                 check=False,
             )

@@ -193,9 +193,9 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
             if path.name.startswith(".") or name.endswith(_COMPILED) or path in without:
                 continue
             target = path.resolve()
-            sent = target.is_relative_to(root) and target not in without
-            hidden = "/." in str(target).removeprefix(str(root))
-            if path.is_symlink() and (path.is_dir() or hidden or not sent):
+            hidden = target in without or "/." in str(target).removeprefix(str(root))
+            out = path.is_dir() or hidden or not target.is_relative_to(root)
+            if path.is_symlink() and out:
                 left_out.append(name)
             elif path.is_file():
                 found[name] = path
