@@ -116,9 +116,9 @@ def test_a_damaged_warehouse_is_restored_from_its_verified_copy(warehouse, monke
     with pytest.raises(WarehouseDamaged):
         warehouse.back_up()
     replace = os.replace
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda *paths: warehouse.path in paths or replace(*paths))
-        warehouse.restore()  # is killed before the copy is in place
+    monkeypatch.setattr(os, "replace", lambda *paths: paths[1] == warehouse.path or replace(*paths))
+    warehouse.restore()  # is killed before the copy is in place
+    monkeypatch.undo()
     with pytest.raises(WarehouseDamaged):
         warehouse.create()
     kept = warehouse.restore()

@@ -12,7 +12,7 @@ TOML = """
 entrypoint = "mine.py:build"
 samples = 1000
 global_batch = 64
-precisions = ["fp32", "bf16"]
+precisions = ["fp32", "bf16", "fp16"]
 [workloads.imported]
 samples = 1000
 global_batch = 64
@@ -35,27 +35,6 @@ def project(folder, first="pass"):
     (folder / "srift.toml").write_text(TOML)
     (folder / "mine.py").write_text(BUILD.format(first=first))
     return load_settings(folder / "srift.toml")
-
-
-def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_its_own(
-    tmp_path, monkeypatch, capfd
-):
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    # Python may keep what it compiled beside the file.
-    first = (
-        "assert len(set(os.listdir()) - {'__pycache__'}) == 1"
-        " and 'AWS_SECRET_ACCESS_KEY' not in os.environ"
-    )
-    found = check_workload(project(tmp_path, first), "net", timeout_s=120)
-    assert [(one["precision"], one["problem"]) for one in found["precisions"]] == [
-        ("fp32", ""),
-        ("bf16", ""),
-    ]
-    assert (found["entrypoint"], found["batch"]) == ("mine.py:build", 16) and problems(
-        found
-    ) is None
-    out, err = capfd.readouterr()
-    assert out == "" and "a word of the workload's own" in err
 
 
 FOLDER = """
@@ -135,14 +114,15 @@ def test_a_workload_that_waits_or_dies_fails(tmp_path, first, timeout_s):
 
 
 READS = BUILD.replace("def build():", "def build(data):").format(
-    first='assert open(data + "/x.txt").close() is None'
+    first='assert open(data + "/x.txt").close() is None and "AWS_SECRET_ACCESS_KEY" not in os.environ'
 )
 
 
 @pytest.mark.parametrize("stated", ["images", "s3://mine-1/images"])
 def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not_here(
-    tmp_path, stated, monkeypatch
+    tmp_path, stated, monkeypatch, capfd
 ):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     here = tmp_path / "images"
     here.mkdir()
@@ -154,10 +134,17 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
     found = check_workload(settings, "net", timeout_s=120)
     assert problems(found) is None
     if stated.startswith("s3"):
-        assert [one["figures"] for one in found["precisions"]] == [None, None]
+        assert [one["figures"] for one in found["precisions"]] == [None] * 3
         assert "s3://mine-1/images/" in found["precisions"][0]["notes"][0]
         data = settings.data("net")
         data.fetched_below(settings.home).parent.mkdir(parents=True)
         here.rename(data.fetched_below(settings.home))  # as fetched for local hosts
         found = check_workload(settings, "net", timeout_s=120)
-    assert all(one["figures"]["step_s"] > 0 for one in found["precisions"]), found
+    assert [one["precision"] for one in found["precisions"]] == ["fp32", "bf16", "fp16"]
+    for figures in (one["figures"] for one in found["precisions"]):
+        assert (figures["parameters"], figures["gradient_bytes"]) == (5, 20)
+        assert len(figures["losses"]) == 2 and figures["peak_bytes"] > 0
+        assert figures["input_s"] > 0 and 0 < figures["step_s"] < 10
+    assert (found["entrypoint"], found["batch"]) == ("mine.py:build", 16)
+    out, err = capfd.readouterr()
+    assert out == "" and "a word of the workload's own" in err

@@ -125,11 +125,7 @@ def test_too_much_code_is_refused(project, monkeypatch, limit, most):
 
 @pytest.mark.parametrize("missing", ["requirements.txt", "train/model.py"])
 def test_missing_files_are_refused(project, missing):
-    file = project / "repo" / missing
-    file.unlink()
-    assert_refused(project)
-    (project / "outside").touch()
-    file.symlink_to(project / "outside")
+    (project / "repo" / missing).unlink()
     assert_refused(project)
 
 
