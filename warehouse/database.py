@@ -188,16 +188,21 @@ class Warehouse:
             raise WarehouseMissing(
                 f"there is no backup {self.backup}: move {self.path} away and run `srift refresh`"
             )
-        damaged = self.path.with_name(f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}-{self.path.name}")
+        damaged = self.path.with_name(
+            f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{self.path.name}"
+        )
         with self._alone():
             partial = self.path.with_name(f".{self.path.name}.restored")
             shutil.copyfile(self.backup, partial)
             fsync(partial)
+            # The path always names a file, because the next command would create an empty one.
             # The write-ahead log belongs to the damaged file and must move with it.
-            for file, target in ((f"{self.path}.wal", f"{damaged}.wal"), (self.path, damaged)):
+            log = f"{self.path}.wal"
+            for file, target in ((self.path, damaged), (log, f"{damaged}.wal")):
                 with suppress(FileNotFoundError):
-                    os.replace(file, target)
+                    os.link(file, target)
             os.replace(partial, self.path)
+            Path(log).unlink(missing_ok=True)
             fsync(self.path.parent)
         return damaged
 

@@ -18,12 +18,10 @@ from typing import Any
 import psutil
 
 from ..node import agent
-from ..node.record import WorkloadFile
 from ..node.requirements import NotInstalled, unpack
 from ..providers.local.network import detect, without_network
 from ..workspace.environments import install_at
 from ..workspace.settings import Settings
-from ..workspace.sources import Source
 
 _SHARE = 4  # the check uses a quarter of the smallest global batch, like one of four devices
 
@@ -54,7 +52,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     stated = settings.stated(name)
     batch = max(1, stated.batches[0] // _SHARE)
     try:
-        python = install_at(settings.home, file, source) if file.requirements else sys.executable
+        python = install_at(settings, file, source) if file.requirements else sys.executable
     except NotInstalled as error:
         raise CheckFailed(str(error)) from None
     isolation = detect()
@@ -67,7 +65,15 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
-        _lay_out(place, file, source)
+        content, target = source.travels_as(source.read()), folder / file.file
+        target.parent.mkdir(parents=True)
+        if file.folder:
+            unpack(content, folder / file.folder)
+        else:
+            target.write_bytes(content)
+        package, ignore = Path(agent.__file__).parent, shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package, place / "code" / "node", ignore=ignore)
+        isolation.give(place, folder, folder / file.folder)
         question = {
             "workload": asdict(file),
             "precisions": stated.precisions,
@@ -77,14 +83,19 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         # Without a limit, a workload that is too large wakes the kernel's out-of-memory killer.
         command = ["prlimit", f"--data={psutil.virtual_memory().available}"]
         command += [python, "-m", "node.check", str(answer)]
-        own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
         try:
             done = subprocess.run(
                 without_network(isolation, command),
                 input=json.dumps(question).encode(),
                 stdout=sys.stderr.fileno(),  # keeps the workload's prints out of the output
                 cwd=folder / file.folder,
-                env=agent.clean_environment(folder) | own | file.env,
+                env=agent.clean_environment(folder)
+                | {
+                    "PYTHONPATH": str(place / "code"),
+                    "TMPDIR": str(place),
+                    "CUDA_VISIBLE_DEVICES": "",
+                }
+                | file.env,
                 timeout=timeout_s,
                 check=False,
             )
@@ -109,18 +120,6 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         "notes": notes,
         "precisions": precisions,
     }
-
-
-def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Write the workload's code to `place`/home, and Srift's package `node` to `place`/code."""
-    content, target = source.travels_as(source.read()), place / "home" / file.file
-    target.parent.mkdir(parents=True)
-    if file.folder:
-        unpack(content, place / "home" / file.folder)
-    else:
-        target.write_bytes(content)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(agent.__file__).parent, place / "code" / "node", ignore=ignored)
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:

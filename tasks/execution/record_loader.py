@@ -249,7 +249,9 @@ def load_lease(
         append(connection, "raw_machines", machine_rows(lease, provider), refresh_id=refresh_id)
     rejected = workspace.home / "rejected" / lease.lease_id
     notes = [_quarantine(file, reason, rejected) for file, reason in refused.items()]
-    notes += map(_left_behind, sorted(mailbox.glob("node-*/refused.json")))
+    for file in sorted(mailbox.glob("node-*/refused.json")):
+        reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MOST_SAID]
+        notes.append(f"{file.parent.name} did not upload all files: {reason}")
     by_status = Counter(str(body["status"]) for body in found.values())
     return Collected(new=new, by_status=by_status, usd=lease.usd or 0.0, notes=notes)
 
@@ -311,13 +313,3 @@ def _quarantine(file: Path, reason: str, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.move(file, target)
     return f"record {file.stem} was not loaded: {reason}. It was moved to {target}"
-
-
-def _left_behind(file: Path) -> str:
-    """Return a message that a machine did not upload all files.
-
-    file: the machine's report with the reason, which is untrusted text.
-    """
-    reason = str((read_object(file) or {}).get("reason", "no reason given"))
-    printable = "".join(letter for letter in reason[:_MOST_SAID] if letter.isprintable())
-    return f"{file.parent.name} did not upload all files: {printable}"

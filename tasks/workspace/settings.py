@@ -142,13 +142,15 @@ class WorkloadSettings(_Section):
     `precisions`, `strategies` and `switches` list the options among which the planner may choose.
     An entry of `switches` is "none", or one or more of "checkpointing", "compile" and "offload",
     joined with "+". `data` is a folder or `s3://bucket/prefix`. The entrypoint gets the folder on
-    the training machine as its argument `data`. `transformer` is the network's shape: the path of a
-    Hugging Face `config.json`, or a table with its keys. `sequence` is the number of tokens in a
-    sample.
+    the training machine as its argument `data`. With `follow_links`, links in the folder may lead
+    out of it. With `allow_builds`, pip on this computer may build requirements, which runs their
+    code. `transformer` is the network's shape: the path of a Hugging Face `config.json`, or a table
+    with its keys. `sequence` is the number of tokens in a sample.
     """
 
     entrypoint: str | None = None
     data: str | None = None
+    follow_links: bool = False
     samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
     transformer: str | dict[str, Any] | None = None
@@ -163,6 +165,7 @@ class WorkloadSettings(_Section):
     arguments: dict[str, bool | int | float | str] = {}
     path: str | None = None
     requirements: str = ""
+    allow_builds: bool = False
     env: dict[str, str] = {}
     goals: tuple[GoalSettings, ...] = ()
 
@@ -406,7 +409,9 @@ class Settings(_Section):
         text = self.workloads[name].data
         if text is not None and name not in self._data:
             try:
-                self._data[name] = read_data(text, self.root, self.home)
+                self._data[name] = read_data(
+                    text, self.root, self.home, self.workloads[name].follow_links
+                )
             except BadData as error:
                 raise SettingsError(f"workloads.{name}.data: {error}") from None
         return self._data.get(name)
@@ -451,6 +456,10 @@ def load_settings(file: Path | None = None) -> Settings:
     if path is None:
         raise SettingsError(
             f"no {FILE} in {here} or above it: change to a project's folder, or create {FILE}"
+        )
+    if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
+        raise SettingsError(
+            f"another user owns {path}, and it names code to run: to trust it, cd {path.parent}"
         )
     try:
         body = tomllib.loads(path.read_text())

@@ -202,7 +202,10 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
             name = path.relative_to(root).as_posix()
             if path.name.startswith(".") or name.endswith(_COMPILED) or path in without:
                 continue
-            if path.is_symlink() and (path.is_dir() or not path.resolve().is_relative_to(root)):
+            target = path.resolve()
+            hidden = target in without or "/." in str(target).removeprefix(str(root))
+            out = path.is_dir() or hidden or not target.is_relative_to(root)
+            if path.is_symlink() and out:
                 left_out.append(name)
             elif path.is_file():
                 found[name] = path

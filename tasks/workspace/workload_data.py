@@ -67,11 +67,11 @@ def source_of(text: str, root: Path) -> Path | Address:
     return Address(bucket=address[1], prefix=f"{prefix}/" if prefix else "")
 
 
-def read_data(text: str, root: Path, home: Path) -> WorkloadData:
+def read_data(text: str, root: Path, home: Path, follow_links: bool) -> WorkloadData:
     """Return the location and digest of a workload's data.
 
     text: the setting `data`. root: the folder to which a relative folder in `text` refers.
-    home: SRIFT_HOME.
+    home: SRIFT_HOME. follow_links: if False, links may not lead out of the folder.
     Raises BadData if the text is neither a folder nor an S3 address, if the folder contains
     SRIFT_HOME, or if its files cannot be sent to machines.
     """
@@ -83,6 +83,11 @@ def read_data(text: str, root: Path, home: Path) -> WorkloadData:
                 " data or SRIFT_HOME"
             )
         files = files_below(source)
+        for path in () if follow_links else map(source.joinpath, files):
+            if path.is_symlink() and not path.resolve().is_relative_to(source):
+                raise BadData(
+                    f"{path} leads out of the folder: copy it, or set follow_links = true"
+                )
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 
 
