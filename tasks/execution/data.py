@@ -196,7 +196,7 @@ class DataCarrier:
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"the data take {said_bytes(size)}, and the disk of {home} has too little space: run"
+                f"the data take {said_bytes(size)}, and the disk of {home} has too little room: run"
                 f" `aws s3 sync {data.source} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")

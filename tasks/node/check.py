@@ -140,7 +140,7 @@ def _notes(
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"
         yield f"{by} takes {share:.0%} of a step on this CPU: input may limit training"
     if figures["queued_share"] >= _BUSY:
-        yield f"busy: steps waited {figures['queued_share']:.0%} of the time for a CPU of this machine"
+        yield f"busy: steps waited for a CPU for {figures['queued_share']:.0%} of their time"
     try:
         try_once(built, 1)
     except Exception as error:
