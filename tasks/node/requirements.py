@@ -105,8 +105,8 @@ def install(
     `requirements` is the path of a requirements file relative to `root`, the folder in which pip
     runs. While another process creates the environment, this function waits. `workload` is the name
     for messages. Unless `builds` is True, pip installs only wheels, because a build runs the
-    package's code. `confine` returns a command that runs pip with fewer rights. Raises NotInstalled if pip
-    fails, takes longer than INSTALL_S, or would have to build.
+    package's code. `confine` returns a command that runs pip with fewer rights. Raises NotInstalled
+    if pip fails, takes longer than INSTALL_S, or would have to build.
     """
     failed = f"requirements of workload {workload} could not be installed{_FROM[builds]}"
     environment.parent.mkdir(parents=True, exist_ok=True)
