@@ -14,6 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from models.domain.workload import COMBINED, COMPRESSED, SWITCHES
+
 from ..node import agent
 from ..node.record import WorkloadFile
 from ..node.requirements import NotInstalled, unpack
@@ -53,15 +55,17 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     notes = [f"{link} is a link that is not sent to machines" for link in source.left_out]
     if not isolation.namespaces:
         notes.append(f"the check had network access, which hosts lack: {isolation.why_not}")
-    untried = [one for one in (*stated.strategies, *stated.switches) if one not in ("ddp", "none")]
-    if untried:
-        notes.append(f"not checked, since only one process ran: {', '.join(untried)}")
-    question = {"workload": asdict(file), "precisions": stated.precisions, "batch": batch}
+    others = (*COMPRESSED, *COMBINED, *SWITCHES[1:])
+    if untried := [one for one in (*stated.strategies, *stated.switches) if one in others]:
+        notes.append(f"not checked: {', '.join(untried)}")
+    question = {"workload": asdict(file), "batch": batch}
+    question |= {name: getattr(stated, name) for name in ("precisions", "strategies")}
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
         _lay_out(place, file, source)
         own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
+        own["GLOO_SOCKET_IFNAME"] = "lo"
         try:
             done = subprocess.run(
                 without_network(isolation, [python, "-m", "node.check", str(answer)]),

@@ -2,22 +2,26 @@
 
 `python -m node.check ANSWER` reads a JSON question from standard input and writes its answer as
 JSON to the file ANSWER. The question has the `workload` as in a plan, the `folder` with its code,
-`precisions`, and the `batch` of one device. The answer lists the result of `checked` for each
-precision.
+`precisions`, `strategies`, and the `batch` of one device. The answer lists the result of `checked`
+for each precision. The first result also has the problems of `compared`.
 """
 
 import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from .data import S3, DataMissing
 from .device import reset_peak
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
+from .equivalence import claims_ddp, compare
 from .launch import explain
 from .loader import sizes
 from .measuring import Patience
@@ -25,6 +29,7 @@ from .precision import NoSuchPrecision, arithmetic
 from .processes import die_with_parent
 from .record import Item, WorkloadFile
 from .steps import train
+from .strategies.refusals import fits
 
 _TWO_STEPS: dict[str, Any] = {"warmup_steps": 0, "least_steps": 2, "most_steps": 2}
 _NAMED = 3  # parameters that a message names
@@ -47,8 +52,42 @@ def main() -> None:
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
     folder, batch = Path(question["folder"]), question["batch"]
-    answers = [checked(folder, workload, name, batch=batch) for name in question["precisions"]]
+    first, *_ = precisions = question["precisions"]
+    # before this process has threads, since processes are forked
+    problems = [
+        compared(folder, workload, name, precision=first, batch=batch)
+        for name in filter(claims_ddp, question["strategies"])
+    ]
+    answers = [checked(folder, workload, name, batch=batch) for name in precisions]
+    if answers[0]["figures"]:
+        answers[0]["problem"] = "; ".join(filter(None, problems))
     Path(sys.argv[1]).write_text(json.dumps(answers))
+
+
+def compared(folder: Path, workload: WorkloadFile, name: str, *, precision: str, batch: int) -> str:
+    """Compare strategy `name` with ddp, on as few processes as the strategy needs.
+
+    Returns why the strategy does not train what ddp trains; empty if it does, or if ddp cannot
+    train here.
+    """
+    ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
+
+    def train(rank: int) -> None:
+        torch.set_num_threads(1)
+        given = {"seed": 0, "rank": rank, "computing": arithmetic(precision, _CPU)}
+        build_here = partial(build, folder, workload, **given)
+        try:
+            file = f"file://{folder}/{name}"
+            dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
+            compare(name, build_here, dist.group.WORLD, machines=[1] * ranks, batch=batch)
+        except Exception as error:
+            raise WorkloadError(f"{explain(error, workload)} (strategy {name})") from None
+
+    try:
+        start_processes(train, nprocs=ranks, start_method="fork")
+    except ProcessException as error:
+        return str(error).split("WorkloadError: ")[-1].strip()
+    return ""
 
 
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:

@@ -95,6 +95,14 @@ def reset_peak(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes of memory that processes can still allocate on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    words = Path("/proc/meminfo").read_text().split()
+    return int(words[words.index("MemAvailable:") + 1]) * 1024
+
+
 def peak_bytes(device: torch.device) -> int:
     """Return the peak bytes of memory since the last `reset_peak`.
 

@@ -43,6 +43,7 @@ class Launch:
 
     devices: for each rank, the name of its device and its number of threads.
     written: the names of workloads whose checkpoint this rank has timed.
+    equal: the workload, strategy, precision and ranks of runs whose losses equal those of ddp.
     pairs: the measured links between machines; empty except on the first rank of a machine.
     """
 
@@ -56,6 +57,7 @@ class Launch:
         self.layout = RankLayout.of(plan)
         self.device = own_device(plan.expected[node])
         self.written: set[str] = set()
+        self.equal: set[tuple[Any, ...]] = set()
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
         self.rank, ranks = dist.get_rank(), range(dist.get_world_size())

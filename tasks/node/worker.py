@@ -10,6 +10,7 @@ import re
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from .checkpoint import write_checkpoint
 from .device import reset_peak, usable
 from .entrypoint import LoadedWorkload, try_once
+from .equivalence import claims_ddp, compare
 from .launch import Launch, explain, load, report
 from .loader import worker_deaths_ignored
 from .measuring import NotMeasured
@@ -186,6 +188,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
         if item.kind == LEARN:
             values = learn(placed, built, group, place=place)
         else:
+            if group is not None and claims_ddp(item.strategy):
+                hold_to_ddp(launch, placed, group)
             values = train(placed, built, group, patience, place=place)
             is_first = launch.rank == 0 and item.workload not in launch.written
             if is_first and item.strategy == DDP:
@@ -195,6 +199,20 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
         raise NotMeasured("compile: torch.compile found nothing to compile in this model")
     values |= {"taken_share": patience.taken_share} | patience.reference_values(placed.used)
     return launch.by_node(item, values)
+
+
+def hold_to_ddp(launch: Launch, item: Item, group: dist.ProcessGroup) -> None:
+    """Raise NotMeasured if the losses of the run's strategy differ from those of ddp.
+
+    Equal losses are shown once per workload, strategy, precision and layout.
+    """
+    key = (item.workload, item.strategy, item.precision, *launch.layout.ranks(item))
+    if key not in launch.equal:
+        place, device = (launch.node, launch.rank), launch.device
+        build = partial(load, launch.mailbox, launch.plan, item, place=place, device=device)
+        compare(item.strategy, build, group, machines=item.used, batch=min(item.batches))
+        launch.equal.add(key)
+        reset_peak(device)
 
 
 def abort(

@@ -36,7 +36,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
     """
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
-    if not _fits(name, machines):
+    if not fits(name, machines):
         layout = "+".join(map(str, machines))
         raise ValueError(f"strategy {name} does not support {layout} devices; use {DDP}")
     if switches != NONE and name in (*TENSOR, TABLES):
@@ -51,7 +51,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         )
 
 
-def _fits(name: str, machines: Sequence[int]) -> bool:
+def fits(name: str, machines: Sequence[int]) -> bool:
     """Return True if the strategy can run on machines with these numbers of devices."""
     ranks = sum(machines)
     if name in TENSOR:
