@@ -5,7 +5,8 @@
 Bisection between the mean and the largest magnitude finds a threshold for the k-th magnitude. Each
 iteration costs a comparison and a count. Two thresholds enclose the k-th magnitude: at most k
 entries lie above the upper threshold, and at least k above the lower threshold. The result is all
-entries above the upper threshold, followed by the first entries between the two.
+entries above the upper threshold, and entries between the two that are spread over the vector, so
+that no positions are preferred.
 """
 
 from math import isfinite
@@ -13,7 +14,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-PASSES = 20  # halvings, after which the bracket has a millionth of its first width
+PASSES = 30  # halvings, after which the bracket has 1e-9 of its first width
 _NARROW = 0.2  # once candidates are at most this share of entries, passes look only at candidates
 
 
@@ -52,8 +53,9 @@ def largest(values: Tensor, count: int) -> Tensor:
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
     """Return the sorted positions of `count` True entries, taken from `first` before `then`.
 
-    `first` and `then` are boolean masks of the same length.
+    Entries of `then` are taken at equal intervals. `first` and `then` are boolean masks of the same length.
     """
     taken = torch.nonzero(first).flatten()[:count]
-    missing = torch.nonzero(then).flatten()[: count - len(taken)]
+    left, others = count - len(taken), torch.nonzero(then).flatten()
+    missing = others[:: max(1, len(others) // max(1, left))][:left]
     return torch.cat([taken, missing]).sort().values

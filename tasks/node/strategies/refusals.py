@@ -84,14 +84,22 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
     `machines` lists the number of devices of each machine.
     """
     if name in TENSOR:
-        _, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
+        rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
         runs = divisible_runs(model)
         if not runs:
             raise ValueError(f"{name}: this model has no layers to divide; use {DDP}")
         parts = {part for run in runs for layer in run for part in layer.modules()}
+        whole = {  # in one row, a pair of layers takes and returns all features
+            layer: ("in_features", "out_features")[place % 2]
+            for run in runs
+            if rows == 1
+            for place, layer in enumerate(layer for layer in run if isinstance(layer, nn.Linear))
+        }
         for path, part in model.named_modules():
             sizes = {"in_features", "out_features", "num_heads"} & vars(part).keys()
-            if part in parts and any(getattr(part, size) % columns for size in sizes):
+            if part in parts and any(
+                getattr(part, size) % columns for size in sizes - {whole.get(part)}
+            ):
                 wrong = f"the sizes of {path} ({part}) are not divisible by {columns}"
                 raise ValueError(f"{name}: {wrong}; use {DDP}")
     if name == TABLES:
