@@ -9,6 +9,7 @@ for each precision. The first result also has the problems of `compared`.
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -71,13 +72,13 @@ def compared(folder: Path, workload: WorkloadFile, name: str, *, precision: str,
     train here.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
+    file = f"file://{tempfile.mkdtemp()}/store"
 
     def train(rank: int) -> None:
         torch.set_num_threads(1)
         given = {"seed": 0, "rank": rank, "computing": arithmetic(precision, _CPU)}
         build_here = partial(build, folder, workload, **given)
         try:
-            file = f"file://{folder}/{name}"
             dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
             compare(name, build_here, dist.group.WORLD, machines=[1] * ranks, batch=batch)
         except Exception as error:

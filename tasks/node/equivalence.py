@@ -14,8 +14,7 @@ randomness that no seed repeats, change the losses of this model.
 import copy
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
-from math import isclose, isfinite
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -69,15 +68,14 @@ def compare(
     def losses(trained_by: str, *, disturbed: bool = False) -> list[float]:
         """Return the loss of each step as a mean over ranks."""
         built = build(shared=shares_out(trained_by))
-        batches.extend(built.make_batch(batch) for _ in range(_STEPS - len(batches)))
-        built.close()
         weights = list(built.model.parameters())
         needed = _MEMORY_OF_DDP * sum(weight.nbytes for weight in weights)
         if built.device.type == "cpu":
             needed *= dist.get_world_size(group)  # the ranks may be on the same computer
-        is_first = trained_by == DDP and not disturbed
-        if is_first and max(of_ranks(needed - free_bytes(built.device), group)) > 0:
+        if not batches and not all(of_ranks(needed < free_bytes(built.device), group)):
             raise RuntimeError("too little memory")
+        batches.extend(built.make_batch(batch) for _ in range(_STEPS - len(batches)))
+        built.close()
         for part in built.model.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
@@ -100,13 +98,11 @@ def compare(
         print(f"{name} was not compared with {DDP}, which fails here: {error}")
         return
     found = losses(name)
-    if all(map(partial(isclose, rel_tol=_ROUNDING), plain, found)):
-        return
-    others = losses(DDP, disturbed=True)
+    others = plain if found == plain else losses(DDP, disturbed=True)
+    spreads = [abs(other - dense) for other, dense in zip(others, plain, strict=True)]
     for step in (1, _STEPS):
         dense, own = plain[step - 1], found[step - 1]
-        spread = max(abs(a - b) for a, b in zip(plain[:step], others, strict=False))
-        allowed = max(_ROUNDING * abs(dense), _AMPLIFIED * spread)
+        allowed = max(_ROUNDING * abs(dense), _AMPLIFIED * max(spreads[:step]))
         if isfinite(dense) and not abs(own - dense) <= allowed:
             raise NotMeasured(
                 f"{name} trains something else than {DDP}: in step {step} its loss is {own:.6g},"

@@ -20,6 +20,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tasks.node.entrypoint import LoadedWorkload
+from tasks.node.equivalence import compare
+from tasks.node.measuring import NotMeasured
 from tasks.node.strategies import strategy
 from tasks.node.strategies.adasum import ADASUM, combine
 from tasks.node.strategies.compression import COMPRESSED, SparseExchange
@@ -63,6 +66,13 @@ class Mixed(nn.Module):
     def forward(self, inputs):
         hidden = self.words(inputs[:, :3] % 50).sum(dim=1) + self.bag(inputs[:, 2:])
         return self.run(hidden).mean(dim=1) * self.scale * self.factor
+
+
+class Dropping(Mixed):
+    """Hides words at random."""
+
+    def forward(self, inputs):
+        return super().forward(torch.where(torch.rand(inputs.shape) < 0.3, 0, inputs))
 
 
 class Encoders(nn.Module):
@@ -337,7 +347,64 @@ def misses_a_rank_within_the_timeout(*groups):
             module(torch.ones(2, 4)).sum().backward()
 
 
+def is_compared_with_ddp(group, name, kind, change=None):
+    """The losses are those of ddp, unless `change` makes a model, a loss and an optimizer else."""
+
+    def build(*, shared):
+        torch.manual_seed(1)
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        made = {"model": model, "loss": nn.MSELoss(), "optimizer": optimizer}
+        made |= change(model) if change else {}
+        return LoadedWorkload(make_batch=lambda size: labelled(group, size), **made)
+
+    options = {"machines": [1] * dist.get_world_size(group), "batch": BATCH}
+    with pytest.raises(NotMeasured) if change else nullcontext():
+        compare(name, build, group, **options)
+
+
+def labelled(group, size):
+    inputs = batch_of(dist.get_rank(group), 0, size)
+    return inputs, inputs.double().mean(dim=1).float()
+
+
+def decaying(model):
+    """Its loss reads the parameters."""
+    return {
+        "loss": lambda output, target: (
+            nn.functional.mse_loss(output, target)
+            + 1e-3 * sum((weight**2).sum() for weight in model.parameters())
+        )
+    }
+
+
+def clipping(model):
+    """A hook clips a list of parameters that was made before."""
+    weights = list(model.parameters())
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    optimizer.register_step_pre_hook(
+        lambda *_: setattr(model, "norm", nn.utils.clip_grad_norm_(weights, 0.05))
+    )
+    return {"optimizer": optimizer}
+
+
+class Across(torch.optim.SGD):
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_(weights_of(self), 0.05)
+        return super().step(closure)
+
+
+def across(model):
+    return {"optimizer": Across(model.parameters(), lr=0.1)}
+
+
 CHECKS = [
+    *((RANKS, is_compared_with_ddp, (name, Dropping)) for name in ("tables", "fsdp", "tensor-2d")),
+    (RANKS, is_compared_with_ddp, ("tensor-1d", Encoders)),
+    (RANKS, is_compared_with_ddp, ("tables", Mixed, decaying)),
+    (RANKS, is_compared_with_ddp, ("tensor-1d", Encoders, decaying)),
+    (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping)),
+    (RANKS, is_compared_with_ddp, ("zero1", Mixed, across)),
     (WORLD, trains_as_one_process, ("tensor-2.5d",)),
     (WORLD, combines_by_adasum, (WORLD,)),
     *((RANKS, trains_as_one_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),

@@ -13,6 +13,7 @@ entrypoint = "mine.py:build"
 samples = 1000
 global_batch = 64
 precisions = ["fp32", "bf16"]
+strategies = ["ddp", "zero1"]
 [workloads.imported]
 samples = 1000
 global_batch = 64
@@ -56,6 +57,17 @@ def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_it
     ) is None
     out, err = capfd.readouterr()
     assert out == "" and "a word of the workload's own" in err
+
+
+def test_a_strategy_that_trains_something_else_than_ddp_fails(tmp_path):
+    """An optimizer whose rate depends on its number of weights, of which `zero1` gives it a share."""
+    first = """step = torch.optim.SGD.step
+    def across(self, closure=None):
+        self.param_groups[0]["lr"] = 0.1 / len(self.param_groups[0]["params"])
+        return step(self, closure)
+    torch.optim.SGD.step = across"""
+    failed = problems(check_workload(project(tmp_path, first), "net", timeout_s=120))
+    assert "zero1 trains something else than ddp" in str(failed)
 
 
 FOLDER = """
