@@ -139,12 +139,14 @@ def unknown_learning(
 ) -> list[tuple[Workload, Mode, range]]:
     """Return what runs must still check: (workload, mode, seeds) triples.
 
-    Modes that have been tried often enough are left out. `runs` are rows of the mart `learning`.
+    Modes that have been tried often enough are left out. Runs with a `cause` are no tries, because
+    they failed due to the machine, the data or the requirements. `runs` are rows of the mart `learning`.
     """
     found = []
     for workload in workloads:
         for mode in _doubted(workload):
-            tried = _tries(runs, workload, mode)
+            own = _of_mode(runs, workload, mode).query("strategy == @mode.strategy and cause == ''")
+            tried = int(own["status"].isin(["measured", "failed"]).sum())
             if verdict(runs, workload, mode) is None and tried < MOST_TRIES * LEARNING_SEEDS:
                 found.append((workload, mode, range(tried + 1, tried + 1 + LEARNING_SEEDS)))
     return found
@@ -153,14 +155,3 @@ def unknown_learning(
 def _doubted(workload: Workload) -> list[Mode]:
     """Return the workload's modes with compressed gradients for which it also allows DDP."""
     return [mode for mode in workload.modes if mode.compressed and mode.dense in workload.modes]
-
-
-def _tries(runs: pd.DataFrame, workload: Workload, mode: Mode) -> int:
-    """Return the number of the mode's runs.
-
-    Runs with a `cause` do not count, because they failed due to the machine, the data or the
-    requirements.
-    """
-    known = _of_mode(runs, workload, mode)
-    own = known[known["strategy"] == mode.strategy]
-    return int((own["status"].isin(["measured", "failed"]) & (own["cause"] == "")).sum())

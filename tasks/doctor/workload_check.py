@@ -58,14 +58,17 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     others = (*COMPRESSED, *COMBINED, *SWITCHES[1:])
     if untried := [one for one in (*stated.strategies, *stated.switches) if one in others]:
         notes.append(f"not checked: {', '.join(untried)}")
-    question = {"workload": asdict(file), "batch": batch}
-    question |= {name: getattr(stated, name) for name in ("precisions", "strategies")}
+    question = {
+        "workload": asdict(file),
+        "precisions": stated.precisions,
+        "strategies": stated.strategies,
+        "batch": batch,
+    }
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
         _lay_out(place, file, source)
         own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
-        own["GLOO_SOCKET_IFNAME"] = "lo"
         try:
             done = subprocess.run(
                 without_network(isolation, [python, "-m", "node.check", str(answer)]),

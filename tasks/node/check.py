@@ -9,7 +9,6 @@ for each precision. The first result also has the problems of `compared`.
 import json
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from .data import S3, DataMissing
 from .device import reset_peak
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
-from .equivalence import claims_ddp, compare
+from .equivalence import compare
 from .launch import explain
 from .loader import sizes
 from .measuring import Patience
@@ -30,7 +29,7 @@ from .precision import NoSuchPrecision, arithmetic
 from .processes import die_with_parent
 from .record import Item, WorkloadFile
 from .steps import train
-from .strategies.refusals import fits
+from .strategies.refusals import EQUAL_TO_DDP, fits
 
 _TWO_STEPS: dict[str, Any] = {"warmup_steps": 0, "least_steps": 2, "most_steps": 2}
 _NAMED = 3  # parameters that a message names
@@ -53,41 +52,47 @@ def main() -> None:
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
     folder, batch = Path(question["folder"]), question["batch"]
-    first, *_ = precisions = question["precisions"]
     # before this process has threads, since processes are forked
-    problems = [
-        compared(folder, workload, name, precision=first, batch=batch)
-        for name in filter(claims_ddp, question["strategies"])
-    ]
-    answers = [checked(folder, workload, name, batch=batch) for name in precisions]
+    problems = [compared(question, name) for name in question["strategies"] if name in EQUAL_TO_DDP]
+    answers = [checked(folder, workload, name, batch=batch) for name in question["precisions"]]
     if answers[0]["figures"]:
         answers[0]["problem"] = "; ".join(filter(None, problems))
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
 
-def compared(folder: Path, workload: WorkloadFile, name: str, *, precision: str, batch: int) -> str:
-    """Compare strategy `name` with ddp, on as few processes as the strategy needs.
+def compared(question: dict[str, Any], name: str) -> str:
+    """Compare strategy `name` with ddp in the first precision, on the fewest processes that fit.
 
     Returns why the strategy does not train what ddp trains; empty if it does, or if ddp cannot
     train here.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
-    file = f"file://{tempfile.mkdtemp()}/store"
+    item = Item(
+        run_id="check",
+        kind="train",
+        nodes=[*range(ranks)],
+        batches=[question["batch"]] * ranks,
+        strategy=name,
+        precision=question["precisions"][0],
+    )
+    folder, workload = Path(question["folder"]), WorkloadFile(**question["workload"])
+    file = f"file://{sys.argv[1]}-{name}"
 
     def train(rank: int) -> None:
         torch.set_num_threads(1)
-        given = {"seed": 0, "rank": rank, "computing": arithmetic(precision, _CPU)}
-        build_here = partial(build, folder, workload, **given)
-        try:
-            dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
-            compare(name, build_here, dist.group.WORLD, machines=[1] * ranks, batch=batch)
-        except Exception as error:
-            raise WorkloadError(f"{explain(error, workload)} (strategy {name})") from None
+        dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
+        given: dict[str, Any] = {
+            "seed": 0,
+            "rank": rank,
+            "computing": arithmetic(item.precision, _CPU),
+        }
+        group: Any = dist.group.WORLD
+        compare(item, partial(build, folder, workload, **given), group)
 
     try:
-        start_processes(train, nprocs=ranks, start_method="fork")
+        start_processes(train, nprocs=ranks, start_method="fork")  # type: ignore[no-untyped-call]
     except ProcessException as error:
-        return str(error).split("WorkloadError: ")[-1].strip()
+        return f"{name}: {str(error).splitlines()[-1]}"
     return ""
 
 

@@ -17,11 +17,11 @@ from .record import ANY, CPU, Devices
 
 
 def own_device(expected: Devices) -> torch.device:
-    """Return the device of this rank, and make a GPU torch's current device.
+    """Return the device of this rank. A GPU also becomes torch's current device.
 
-    The device is the CPU if `expected` names CPU, or names ANY on a machine without a GPU.
-    Otherwise it is `cuda:<local rank>`. Raises RuntimeError if the machine lacks the expected
-    devices: a CPU never replaces a GPU.
+    The device is the CPU if `expected.name` is CPU, or if it is ANY and the machine has no GPU.
+    Otherwise the device is `cuda:<local rank>`. Raises RuntimeError if the machine lacks the
+    expected devices. A CPU never replaces a GPU.
     """
     has_gpu = torch.cuda.is_available() and expected.name != CPU
     if not has_gpu and expected.name in (CPU, ANY):
@@ -37,26 +37,26 @@ def own_device(expected: Devices) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """Return torch's name of a GPU, or `cpu`."""
+    """Return torch's name of a GPU, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
 
 
 def backend(device: torch.device) -> str:
-    """Return the backend of process groups: NCCL for a GPU, gloo for a CPU."""
+    """Return the backend of process groups: gloo for a CPU, and NCCL in addition for a GPU."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def now(device: torch.device) -> float:
-    """Wait for the device's queued work, and return the seconds of a monotonic clock."""
+    """Wait until the device has no queued work, and return a monotonic clock's time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move all tensors in `value` to `device`.
+    """Return `value` with all tensors moved to `device`.
 
-    `value` are the inputs or the target of a batch, in any nested structure.
+    `value` is the inputs or the target of a batch: a nested structure of tensors.
     """
 
     def move(leaf: Any) -> Any:
@@ -68,10 +68,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def usable(device: torch.device) -> bool:
-    """Return True if the device still computes.
-
-    After some errors, every CUDA call fails until the process ends.
-    """
+    """Return False if the device is broken: after some errors, every later CUDA call fails."""
     try:
         now(device)
     except RuntimeError:
@@ -80,9 +77,9 @@ def usable(device: torch.device) -> bool:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Free unused memory and reset the peak that `peak_bytes` returns.
+    """Free unused memory, and reset the peak that `peak_bytes` returns.
 
-    On a CPU, the kernel must permit this; otherwise the previous peak stays.
+    On a CPU, the previous peak stays if the kernel does not permit the reset.
     """
     gc.collect()
     if device.type == "cuda":
@@ -90,24 +87,16 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # otherwise glibc keeps memory that earlier items freed
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise glibc keeps memory that earlier runs freed
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the bytes of memory that processes can still allocate on the device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    words = Path("/proc/meminfo").read_text().split()
-    return int(words[words.index("MemAvailable:") + 1]) * 1024
-
-
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak bytes of memory since the last `reset_peak`.
+    """Return the peak memory use in bytes since the last `reset_peak`.
 
-    On a CPU, these are the resident bytes of the process. On a GPU, they are the bytes of tensors,
-    plus the memory that CUDA's context and NCCL's buffers use now.
+    On a CPU, this is the peak resident memory of the process. On a GPU, it is the peak memory of
+    tensors, plus the memory that CUDA's context and NCCL's buffers use now.
     """
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info(device)

@@ -12,25 +12,24 @@ randomness that no seed repeats, change the losses of this model.
 """
 
 import copy
+import os
 import random
-from collections.abc import Callable, Sequence
-from math import isfinite
-from statistics import fmean
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf, isfinite
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from .device import free_bytes
 from .entrypoint import LoadedWorkload
 from .measuring import NotMeasured
-from .steps import one_step
-from .strategies import strategy
-from .strategies.adasum import ADASUM
-from .strategies.compression import COMPRESSED
+from .record import Item
+from .steps import learn
 from .strategies.refusals import DDP, shares_out
 from .strategies.replicas import of_ranks
+from .switches import NONE
 
 _STEPS = 10
 _MAX_BATCH = 2  # samples of a rank; batch normalisation needs two
@@ -41,70 +40,64 @@ _AMPLIFIED = 10.0
 _MEMORY_OF_DDP = 8
 
 
-def claims_ddp(name: str) -> bool:
-    """Return True if a step of strategy `name` equals a step of ddp up to rounding."""
-    return name not in (DDP, *COMPRESSED, *ADASUM)
+def compare(item: Item, build: Callable[..., LoadedWorkload], group: dist.ProcessGroup) -> None:
+    """Compare the losses of the strategy of the run `item` with those of ddp.
 
-
-def compare(
-    name: str,
-    build: Callable[..., LoadedWorkload],
-    group: dist.ProcessGroup,
-    *,
-    machines: Sequence[int],
-    batch: int,
-) -> None:
-    """Compare the losses of strategy `name` with those of ddp.
-
-    `build(shared=)` builds the workload on this rank. `machines` lists the number of devices of
-    each machine. `batch` is the smallest batch of a rank. Every rank must call this function. If
-    ddp cannot train the model here, the reason is printed and nothing is compared. Raises
-    NotMeasured if the losses differ, ValueError if the strategy cannot train the model, and
-    the errors of the workload.
+    `build(shared=)` builds the workload on this rank. Every rank must call this function. If ddp
+    cannot train the model here, the reason is printed and nothing is compared. Raises NotMeasured
+    if the losses differ, ValueError if the strategy cannot train the model, and the errors of the
+    workload.
     """
-    batch = min(batch, _MAX_BATCH)
+    batch = min(*item.batches, _MAX_BATCH)
     batches: list[Any] = []
 
-    def losses(trained_by: str, *, disturbed: bool = False) -> list[float]:
-        """Return the loss of each step as a mean over ranks."""
-        built = build(shared=shares_out(trained_by))
+    def losses(name: str, *, disturbed: bool = False) -> list[float]:
+        """Return the loss of each step as a mean over ranks; infinite if training diverged."""
+        built = build(shared=shares_out(name))
         weights = list(built.model.parameters())
-        needed = _MEMORY_OF_DDP * sum(weight.nbytes for weight in weights)
-        if built.device.type == "cpu":
-            needed *= dist.get_world_size(group)  # the ranks may be on the same computer
-        if not batches and not all(of_ranks(needed < free_bytes(built.device), group)):
-            raise RuntimeError("too little memory")
+        # the ranks may be on the same computer; a GPU without memory raises a RuntimeError itself
+        needed = _MEMORY_OF_DDP * dist.get_world_size(group) * sum(each.nbytes for each in weights)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if built.device.type == "cpu" and max(of_ranks(needed / memory, group)) > 1:
+            raise RuntimeError("it needs too much memory")
         batches.extend(built.make_batch(batch) for _ in range(_STEPS - len(batches)))
-        built.close()
+        left = iter(copy.deepcopy(batches))
+        built.make_batch = lambda _: next(left)
         for part in built.model.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
             elif isinstance(part, nn.MultiheadAttention):
                 part.dropout = 0.0
         for weight in weights if disturbed else ():
-            dtype = weight.dtype if built.arithmetic.precision == "fp32" else torch.bfloat16
+            dtype = weight.dtype if item.precision == "fp32" else torch.bfloat16
             weight.data *= 1 + torch.finfo(dtype).eps * torch.randn_like(weight)
         torch.manual_seed(dist.get_rank(group))
         random.seed(dist.get_rank(group))
-        parallel = strategy(trained_by, device=built.device, machines=machines)
-        module, left = parallel(built.model, built.optimizer, group), iter(copy.deepcopy(batches))
-        built.make_batch = lambda _: next(left)
-        mine = [one_step(built, module, [batch], scale=1 / batch) for _ in range(_STEPS)]
-        return [fmean(step) for step in zip(*of_ranks(mine, group), strict=True)]
+        short = replace(
+            item,
+            strategy=name,
+            batches=[batch] * len(item.nodes),
+            accumulation_steps=1,
+            switches=NONE,
+            windows=_STEPS,
+            most_steps=_STEPS,
+            most_s=inf,
+        )
+        return [*learn(short, built, group, place=0)["losses"], *[inf] * _STEPS]
 
     try:
         plain = losses(DDP)
     except RuntimeError as error:  # such as a weight without a gradient, which fsdp accepts
-        print(f"{name} was not compared with {DDP}, which fails here: {error}")
+        print(f"{item.strategy} was not compared with {DDP}, which fails here: {error}")
         return
-    found = losses(name)
+    found = losses(item.strategy)
     others = plain if found == plain else losses(DDP, disturbed=True)
-    spreads = [abs(other - dense) for other, dense in zip(others, plain, strict=True)]
+    spreads = [abs(other - dense) for other, dense in zip(others, plain, strict=False)]
     for step in (1, _STEPS):
         dense, own = plain[step - 1], found[step - 1]
         allowed = max(_ROUNDING * abs(dense), _AMPLIFIED * max(spreads[:step]))
         if isfinite(dense) and not abs(own - dense) <= allowed:
             raise NotMeasured(
-                f"{name} trains something else than {DDP}: in step {step} its loss is {own:.6g},"
+                f"{item.strategy} trains something else than {DDP}: in step {step} its loss is {own:.6g},"
                 f" and that of {DDP} is {dense:.6g} on the same batch; use {DDP}"
             )

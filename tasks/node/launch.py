@@ -57,7 +57,7 @@ class Launch:
         self.layout = RankLayout.of(plan)
         self.device = own_device(plan.expected[node])
         self.written: set[str] = set()
-        self.equal: set[tuple[Any, ...]] = set()
+        self.equal: set[str] = set()
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
         self.rank, ranks = dist.get_rank(), range(dist.get_world_size())

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from .checkpoint import write_checkpoint
 from .device import reset_peak, usable
 from .entrypoint import LoadedWorkload, try_once
-from .equivalence import claims_ddp, compare
+from .equivalence import compare
 from .launch import Launch, explain, load, report
 from .loader import worker_deaths_ignored
 from .measuring import NotMeasured
@@ -34,7 +34,7 @@ from .profiler import profile
 from .record import LEARN, TRAINING, Item, record_of, task_of_process
 from .steps import learn, train
 from .strategies import strategy
-from .strategies.refusals import DDP, refuse_model, refuse_training, shares_out
+from .strategies.refusals import DDP, EQUAL_TO_DDP, refuse_model, refuse_training, shares_out
 from .strategies.replicas import of_ranks
 from .switches import compiled_nothing, switch_on
 
@@ -174,7 +174,8 @@ def agree(launch: Launch, item: Item, problem: str) -> str:
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[str, Any]:
     """Measure the run `item` and return the values of its record.
 
-    Raises NotMeasured if there are none, and the errors of the workload.
+    Raises NotMeasured if there are none, or if the losses of a strategy that claims the step of ddp
+    differ from those of ddp. Also raises the errors of the workload.
     """
     group, patience = launch.group(item), launch.patience
     placed = launch.layout.placed(item)
@@ -188,8 +189,13 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
         if item.kind == LEARN:
             values = learn(placed, built, group, place=place)
         else:
-            if group is not None and claims_ddp(item.strategy):
-                hold_to_ddp(launch, placed, group)
+            # once per workload, strategy, precision and layout
+            key = f"{item.workload} {item.strategy} {item.precision} {launch.layout.ranks(item)}"
+            if group is not None and item.strategy in EQUAL_TO_DDP and key not in launch.equal:
+                build = partial(load, launch.mailbox, launch.plan, item, device=launch.device)
+                compare(placed, partial(build, place=(launch.node, launch.rank)), group)
+                launch.equal.add(key)
+                reset_peak(launch.device)
             values = train(placed, built, group, patience, place=place)
             is_first = launch.rank == 0 and item.workload not in launch.written
             if is_first and item.strategy == DDP:
@@ -199,20 +205,6 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
         raise NotMeasured("compile: torch.compile found nothing to compile in this model")
     values |= {"taken_share": patience.taken_share} | patience.reference_values(placed.used)
     return launch.by_node(item, values)
-
-
-def hold_to_ddp(launch: Launch, item: Item, group: dist.ProcessGroup) -> None:
-    """Raise NotMeasured if the losses of the run's strategy differ from those of ddp.
-
-    Equal losses are shown once per workload, strategy, precision and layout.
-    """
-    key = (item.workload, item.strategy, item.precision, *launch.layout.ranks(item))
-    if key not in launch.equal:
-        place, device = (launch.node, launch.rank), launch.device
-        build = partial(load, launch.mailbox, launch.plan, item, place=place, device=device)
-        compare(item.strategy, build, group, machines=item.used, batch=min(item.batches))
-        launch.equal.add(key)
-        reset_peak(device)
 
 
 def abort(

@@ -125,8 +125,8 @@ def _hook(
     changes = Changes(group, [weight for weight in module.parameters() if weight.requires_grad])
     optimizer.register_step_pre_hook(changes.remember)
     combine = optimizer.register_step_post_hook(changes.combine)
-    # before the user's hooks, such as a moving average of the weights
-    optimizer._optimizer_step_post_hooks.move_to_end(combine.id, last=False)
+    hooks: Any = optimizer._optimizer_step_post_hooks
+    hooks.move_to_end(combine.id, last=False)  # the user's may average the weights over steps
     return changes, leave_gradients
 
 
