@@ -34,8 +34,8 @@ def falling(last):
 def runs(excess, *, dense=(1.0,) * 4, **changes):
     """DDP falls from 3 to `dense` by seed, the strategy to `excess` above, in 20 windows of 5 steps."""
     rows = []
-    excess = excess if isinstance(excess, tuple) else (excess,) * len(dense)
-    for seed, (end, above) in enumerate(zip(dense, excess, strict=True), 1):
+    for seed, end in enumerate(dense, 1):
+        above = excess[seed - 1] if isinstance(excess, tuple) else excess
         rows.append(ROW | {"strategy": "ddp", "seed": seed, "losses": falling(end)})
         own = {"strategy": SPARSE.strategy, "seed": seed, "losses": falling(end + above)}
         rows.append(ROW | own | changes)
@@ -50,10 +50,8 @@ APART = (0.5, 0.8, 1.2, 1.5)  # DDP's losses of four seeds
     [
         (0.19, (1.0,) * 4, True),
         (0.21, (1.0,) * 4, False),
-        (-0.5, (1.0,) * 4, True),
-        (0.19, APART, True),
+        (-0.5, APART, True),
         (0.6, APART, False),  # less than the seeds differ
-        ((0.06, 0.02, 0.1, 0.06), APART, True),
         ((0.3, 0.0, 0.1, -0.1), APART, None),
         ((0.3, 0.5, 0.2, 0.3), APART, None),
         ((0.3, 0.5, 0.2, 0.3, 0.3, 0.3), (*APART, 1.0, 1.0), False),
