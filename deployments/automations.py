@@ -1,9 +1,13 @@
-"""Install Prefect automations that notify: `automations.py --notify slack-webhook/oncall`.
+"""Install Prefect automations that notify operators.
+
+Run `automations.py --notify slack-webhook/oncall`.
 
 A notification is sent if no nightly refresh completes for 26 hours, if a new model is not promoted,
-if the model's predictions drift on new runs, or if 80 % of a month's dollars are spent or reserved.
+if new runs drift away from the predictions of the model, or if 80 % of the monthly dollar cap is
+spent or reserved.
 
-`--notify` names a notification block of the Prefect server as `type/name` (`prefect block ls`).
+The option `--notify` names a notification block of the Prefect server as `type/name`. The command
+`prefect block ls` lists the blocks.
 """
 
 import argparse
@@ -51,11 +55,11 @@ def without_heartbeat() -> AutomationCore:
 
 
 def overdue(block: Any, deployment: str) -> AutomationCore:
-    """Return an automation that notifies if `deployment` does not complete within OVERDUE.
+    """Return an automation that notifies if `deployment` does not complete for 26 hours (OVERDUE).
 
     block: id of the Prefect notification block that sends the message.
     """
-    body = f"{deployment} did not complete within {OVERDUE}; `srift status` says more."
+    body = f"{deployment} did not complete within {OVERDUE}; run `srift status` for details."
     return AutomationCore(
         name=f"srift: {deployment} did not complete",
         trigger=EventTrigger(
@@ -105,8 +109,9 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
     """Install the automations that notify, and return their names.
 
-    notify: the notification block as `type/name`. If the refresh has no active schedule, the alarm
-    for overdue refreshes is not installed. Raises ObjectNotFound if the block does not exist.
+    notify: the notification block as `type/name`. The automation for overdue refreshes is installed
+    only for deployments of the refresh that have an active schedule. Raises ObjectNotFound if the
+    block does not exist.
     """
     kind, _, name = notify.partition("/")
     block = client.read_block_document_by_name(name=name, block_type_slug=kind).id
@@ -131,7 +136,7 @@ def main() -> None:
         try:
             print("\n".join(install(client, notify)))
         except ObjectNotFound:
-            sys.exit(f"no block {notify!r}: `prefect block ls` lists them")
+            sys.exit(f"there is no block {notify!r}: `prefect block ls` lists the blocks")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A rented machine runs this script first, as root (EC2's user-data). tasks/providers/ec2/userdata.py fills in the values.
-# Schedule the shutdown first, so that the machine ends without the controller. EC2 terminates it after the shutdown.
+# Schedule the shutdown first, so that the machine ends even without the controller. EC2 terminates it after the shutdown.
 shutdown -h +@minutes@ "srift: the deadline of lease "@lease@ || { (sleep @seconds@; shutdown -h now) & }
 # A reboot loses the timer and the work, so cloud-init shuts the machine down at every later boot.
 boots=${SRIFT_BASE:-/var/lib}/cloud/scripts/per-boot
@@ -56,15 +56,15 @@ unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_PROFILE # us
 # AWS's Deep Learning AMIs have boto3 in their Python.
 "$python" -c "import boto3" || "$python" -m pip install --quiet boto3 || echo "srift: $python has no boto3"
 id -u "$user" >/dev/null 2>&1 || useradd --system --no-create-home --shell /usr/sbin/nologin "$user" ||
-  failed "user $user could not be made"
+  failed "user $user could not be created"
 said=$(boot fetch @code_sha256@ "$work/code.tar.gz" 2>&1) ||
   failed "the code could not be fetched: $(tail -n 1 <<<"$said")"
 tar -xzf "$work/code.tar.gz" -C "$work/code" --no-same-owner --no-same-permissions && cd "$work/code" ||
-  failed "the archive of the code could not be unpacked"
+  failed "the code archive could not be unpacked"
 
-# The courier runs as root. It blocks the user's access to the metadata service, then runs the agent as that user.
+# The courier exchanges files with S3 as root. It blocks access of $user to the metadata service, then runs the agent as $user.
 "$python" -m node.on_ec2.courier --bucket @bucket@ --prefix @prefix@ --region @region@ @endpoint_option@ \
   --lease @lease@ --role-id @role_id@ --user "$user" --python "$python" \
   --deadline-s $((@seconds@ - SECONDS)) --directory "$work/mailbox"
-# The courier powers the machine off. This line does so if the courier could not start.
+# The courier powers the machine off. The next line does so if the courier did not start.
 until shutdown -h now; do sleep 5; done

@@ -1,4 +1,4 @@
-"""Start and end the processes of `make up`."""
+"""Start and end the child processes of `make up`."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Self
 
 import psutil
 
-GRACE_S = 30.0  # time for a run to release its machines and load its records
+GRACE_S = 30.0  # seconds in which a run can release its machines and load its records
 
 
 class UpError(Exception):
@@ -26,7 +26,7 @@ class Child:
 
     @classmethod
     def start(cls, name: str, line: Sequence[str], *, env: Mapping[str, str], log: Path) -> Self:
-        """Start the command `line`, and append its output to the file `log`.
+        """Start the command `line`, and write its output to a new file at `log`.
 
         The process ends when this script ends. Ctrl-C in the terminal does not reach the process.
         """
@@ -50,7 +50,7 @@ class Child:
             raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
 
     def end(self) -> int:
-        """Terminate the process and its flow runs; kill all that remain after GRACE_S seconds.
+        """Terminate the process and its flow runs. Kill those that remain after GRACE_S seconds.
 
         Returns the number of descendant processes that had to be killed. A worker waits for its
         flow runs, which have separate process groups. Therefore flow runs are terminated too.

@@ -1,6 +1,6 @@
-"""Refuse requests from other web pages before MLflow's basic authentication.
+"""Add a check of the request's origin to MLflow's basic authentication.
 
-MLflow's authentication alone accepts requests from every page that is served on localhost.
+MLflow's authentication alone accepts requests from every web page that is served on localhost.
 """
 
 from typing import Any

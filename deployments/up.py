@@ -47,10 +47,10 @@ say = partial(print, flush=True)
 
 
 class Service:
-    """The processes of `make up`.
+    """The servers and the worker of `make up`, which are child processes.
 
-    credential: user and password of both servers. They are passed in environment variables, because
-    other users of this machine can read command lines.
+    credential: `user:password` for both servers. The servers receive it in environment variables,
+    because other users of this machine can read command lines.
     """
 
     def __init__(self, settings: Settings, **ports: int) -> None:
@@ -58,7 +58,7 @@ class Service:
         self.credential = make_credential(self.home)
         self.api = f"http://{HOST}:{ports['prefect']}/api"
         self.children: list[Child] = []
-        # Prefect's folder in /tmp may belong to another user.
+        # Prefect's default folder in /tmp may belong to another user.
         scratch = self.home / "tmp"
         scratch.mkdir(exist_ok=True)
         self.env = {
@@ -78,7 +78,7 @@ class Service:
         }
 
     def spawn(self, name: str, *line: str, **env: str) -> Child:
-        """Start a program of this Python environment.
+        """Start a program of this Python environment, and return its process.
 
         line: the program and its arguments. env: additional environment variables.
         """
@@ -128,7 +128,7 @@ class Service:
             raise UpError(f"{child.name} did not start in time; see {child.log}") from None
 
     def prefect(self, *words: str) -> None:
-        """Run a `prefect` command. Raises UpError with its output if it fails."""
+        """Run a `prefect` command. Raises UpError with the output if the command fails."""
         line = [str(BIN / "prefect"), "--no-prompt", *words]
         done = subprocess.run(line, env=self.env, capture_output=True, text=True)
         if done.returncode:
@@ -160,13 +160,13 @@ class Service:
 def settle(client: SyncPrefectClient) -> None:
     """Cancel runs that were due while no worker ran, and mark interrupted runs as crashed.
 
-    Without this, the worker would start every missed refresh at once, each with its full dollar
-    cap.
+    If missed runs were not cancelled, the worker would start every missed refresh at once, each
+    with its full dollar cap.
     """
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
     missed = _in_state("SCHEDULED", expected_start_time={"before_": datetime.now(UTC)})
     for run in client.read_flow_runs(flow_run_filter=missed, work_pool_filter=pool):
-        client.set_flow_run_state(run.id, Cancelled(message="was due earlier"), force=True)
+        client.set_flow_run_state(run.id, Cancelled(message="no worker ran when due"), force=True)
     if HISTORY in os.environ:  # another machine may still run these flow runs
         return
     for run in client.read_flow_runs(flow_run_filter=_in_state("PENDING", "RUNNING", "CANCELLING")):
@@ -179,7 +179,7 @@ def _in_state(*types: str, **more: Any) -> FlowRunFilter:
 
 @contextmanager
 def serving(service: Service, prefect_file: Path) -> Iterator[None]:
-    """Start the servers and the worker, run the block, and end them in reverse order.
+    """Start the servers and the worker, run the block, and end the processes in reverse order.
 
     Raises UpError if a process does not start.
     """
@@ -203,7 +203,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[None]:
 
 
 def main(words: list[str]) -> int:
-    """Serve until a signal arrives. Returns 0 after a signal, 1 on failure, 2 for wrong options."""
+    """Serve until a signal arrives. Return 0 after a signal, 1 on failure, 2 for wrong settings."""
     parser = argparse.ArgumentParser(prog="make up", description=__doc__)
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N")
     parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N")
@@ -222,7 +222,7 @@ def main(words: list[str]) -> int:
         with serving(service, options.prefect_file.resolve()):
             say(f"Prefect  {service.api.removesuffix('/api')}")
             say(f"MLflow   http://{HOST}:{options.mlflow_port}")
-            say(f"log in   with {USER}:PASSWORD of {service.home / FILE}")
+            say(f"log in   as {USER} with the password in {service.home / FILE}")
             say("Ctrl-C ends the servers and the worker.")
             while True:
                 for child in service.children:

@@ -1,4 +1,4 @@
-"""Store the current instance types and prices. The scheduled flow also publishes a new table."""
+"""The flow that stores current instance types and prices, and can publish a new table."""
 
 from datetime import UTC, datetime
 
@@ -15,9 +15,10 @@ take_offers = task(retries=2, retry_delay_seconds=10)(snapshot_offers)
 
 @flow(name="market", log_prints=True)
 def market(provider: str = "local", refresh_id: str | None = None, republish: bool = True) -> str:
-    """Store the current instance types and prices, and return a summary as a sentence.
+    """Store the current instance types and prices, and return a one-sentence summary.
 
-    republish: also publish a table of recommendations with the new prices.
+    refresh_id: id of the calling refresh; None creates an id.
+    republish: also publish a table of recommendations at the new prices.
     """
     now = datetime.now(UTC)
     workspace = open_workspace(provider)

@@ -1,4 +1,4 @@
-"""Measure under a dollar cap: rent a cluster, load its measurements, choose the next cluster."""
+"""The flows that measure under a dollar cap: rent a cluster, load its results, choose the next."""
 
 import time
 from collections.abc import Iterable
@@ -39,16 +39,17 @@ load = task(collect_launch)
 def measure(
     refresh_id: str, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Rent clusters and measure on them, the most informative first, until a cap is reached.
+    """Rent clusters and measure on them, the most informative cluster first.
 
-    max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
-    Returns the number of launches, the number of measurement rows by status, the dollars, and the
-    seconds of each phase.
+    The flow ends when the cap on dollars or minutes is reached, or no further launch is useful.
+    max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
+    Returns the number of launches, the number of measurements per status, the dollars spent, and
+    the seconds of each phase.
     """
     workspace = open_workspace(provider)
     if max_usd != 0:
         refuse_unless_swept(workspace, datetime.now(UTC))
-        workspace = with_requirements_installed(workspace)  # does not count as campaign time
+        workspace = with_requirements_installed(workspace)  # not part of the time cap
     champion = load_champion(workspace.home, provider)
     tally = Tally.of(workspace, max_usd, refresh_id)
     _serve(workspace, within(workspace, champion, tally), tally)
@@ -59,12 +60,15 @@ def measure(
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Measure a workload on the clusters that `wish` names. Publishes nothing.
+    """Measure a workload on the clusters that `wish` names, and publish nothing.
 
     If `wish` names no clusters, the workload is measured on its most informative clusters. The
-    dollar and time caps of a refresh apply. Returns the refresh id, `runs` with predicted and
-    measured values, and `spent` with their cost. Raises SettingsError if a name is unknown, Busy if
-    a refresh runs, and ProviderError if the requirements of the workload cannot be installed.
+    dollar and time caps of a refresh apply.
+    Returns a dictionary: `refresh_id`, `runs` (predicted and measured values) and `spent` (what
+    `measure` returns).
+    Raises SettingsError if a name is unknown or `max_usd` is 0, Busy if a refresh is already
+    running in this SRIFT_HOME, and ProviderError if the workload's requirements cannot be
+    installed.
     """
     refuse_to_spend(provider, max_usd)
     if max_usd == 0:
@@ -83,7 +87,7 @@ def measure_named(
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
             raise ProviderError(
-                f"the requirements of {wish.workload} cannot be installed; see the reason above"
+                f"the requirements of {wish.workload} cannot be installed; the log has the reason"
             )
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))
@@ -97,15 +101,17 @@ def measure_named(
 def _serve(
     workspace: Workspace, launches: Iterable[PlannedLaunch], tally: Tally
 ) -> list[tuple[PlannedLaunch, Served]]:
-    """Run the launches one after another, and return (launch, result) pairs.
+    """Run the launches one after another, and return pairs (planned launch, result).
 
-    `launches` is lazy: its next launch depends on the measurements of earlier launches. The
-    measurements of each launch are therefore loaded before the next launch is requested.
+    A launch rents one cluster and measures on it. The iterable `launches` is lazy, because it plans
+    each launch from earlier measurements. Therefore the measurements of each launch are loaded
+    before the next launch is planned.
     """
     made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
     if tally.cap_usd and (warning := outdating(workspace)):
         reporter().say(warning)
-    # Claim before reading what is left of the month: two homes must not spend the same dollars.
+    # Reserve the dollars before reading how many are left in this month: another SRIFT_HOME that
+    # shares the warehouse must not spend the same dollars.
     claim(workspace, refresh_id, tally.cap_usd, datetime.now(UTC))
     try:
         for number, launch in enumerate(launches):

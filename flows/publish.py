@@ -1,4 +1,4 @@
-"""Recommend a cluster for every workload and goal, and publish the table."""
+"""The flow that recommends clusters for every workload and goal, and publishes the table."""
 
 from datetime import UTC, datetime
 
@@ -21,15 +21,15 @@ export = task(export_copies)
 
 @flow(name="publish", log_prints=True)
 def publish(provider: str, refresh_id: str) -> int:
-    """Choose clusters for every workload and goal, and publish the table. Returns its row count.
+    """Publish recommended clusters for every workload and goal, and return the number of rows.
 
-    Raises PublicationRefused if a check fails. The previous table then stays published.
+    Raises PublicationRefused if a check fails. In that case, the previous table stays published.
     """
     workspace = with_public_workloads(open_workspace(provider))
     champion = load_champion(workspace.home, provider)
     names = [one.name for one in workspace.workloads]
     runs = measured_setups(workspace.warehouse, provider, names)
-    # Dask workers cannot tell which local hosts fit on this machine.
+    # A Dask worker does not know which local hosts fit on this machine.
     dask = workspace.settings.shared.dask if workspace.spends_money else ""
     offers = current_offers(workspace)
     rows = recommend(workspace, champion, offers, runs, each=each_by_task(dask))

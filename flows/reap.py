@@ -1,4 +1,4 @@
-"""End machines that outlived their deadline or their controller, and load their measurements."""
+"""The flow that ends overdue and orphaned machines, and loads their measurements."""
 
 from datetime import UTC, datetime
 
@@ -13,10 +13,10 @@ end_overdue = task(end_and_collect)
 
 @flow(name="reap", log_prints=True)
 def reap(provider: str = "local") -> list[str]:
-    """End overdue or orphaned machines, and load their measurements.
+    """End overdue and orphaned machines, load their measurements, and return a sentence per action.
 
-    Returns one sentence for each action. Raises NotSwept if a region or a lease could not be
-    checked. The exception makes the flow run fail visibly.
+    A machine is orphaned if the process that launched it has ended. Raises NotSwept if a region or
+    a lease (the record of a launch) could not be checked, so that the flow run fails.
     """
     try:
         sentences = end_overdue(open_workspace(provider), datetime.now(UTC))

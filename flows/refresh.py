@@ -1,4 +1,4 @@
-"""Run the flows market, measure, retrain and publish in turn. This is the scheduled flow."""
+"""The scheduled flow, which runs the flows reap, market, measure, retrain and publish in turn."""
 
 import time
 from datetime import UTC, datetime
@@ -30,12 +30,12 @@ from warehouse.database import DiskFull
 
 @flow(name="refresh", log_prints=True)
 def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any] | State[Any]:
-    """Update prices, measurements, model and table.
+    """Update the prices, the measurements, the model and the published table.
 
-    max_usd: dollar cap; None means the cap of srift.toml, 0 measures nothing.
-    Returns the refresh id, a summary of the measurements, the decision about the new model, the
-    number of published rows, and the seconds of each phase. Returns the Prefect state Cancelled if
-    another refresh runs in this home.
+    max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
+    Returns a dictionary: the refresh id, a summary of the measurements, the decision about the new
+    model, the number of published rows, and the seconds of each phase. Returns Prefect's state
+    Cancelled instead if another refresh is already running in this SRIFT_HOME.
     """
     refuse_to_spend(provider, max_usd)
     workspace = open_workspace(provider)
@@ -49,9 +49,9 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 
 def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
-    """Run the phases of a refresh in order, and store their seconds.
+    """Run the phases of a refresh in order, and store the duration of each phase.
 
-    The caller must hold the refresh lock.
+    The caller must hold the refresh lock. Returns the dictionary that `refresh` returns.
     """
     provider = workspace.provider.name
     clock = time.monotonic()
@@ -74,7 +74,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     store_timings(workspace, refresh_id, seconds)
     try:
         workspace.warehouse.back_up()
-    except DiskFull as error:  # the table is published, and the previous backup stays
+    except DiskFull as error:  # the new table is published, and the old backup is intact
         reporter().say(f"note: {error}")
     reporter().say(", ".join(f"{phase} {spent:.1f} s" for phase, spent in seconds.items()))
     return {
@@ -89,7 +89,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 def _reap(provider: str, max_usd: float | None) -> None:
     """End overdue and orphaned machines with the flow `reap`.
 
-    Raises NotSwept if a region or lease could not be checked and the refresh may spend money.
+    If a region or lease could not be checked, raises NotSwept if the refresh may spend money, and
+    prints a note otherwise.
     """
     try:
         reap(provider)

@@ -1,4 +1,4 @@
-"""Test the model in use on new measurements, fit a new model, and promote it if it is better."""
+"""The flow that tests the model in use, fits a new model, and promotes the better model."""
 
 from datetime import UTC, datetime
 
@@ -21,10 +21,11 @@ register_challenger = task(register)
 
 @flow(name="retrain", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
-    """Test the model in use on new measurements, fit a new model, and promote it if it is better.
+    """Test the model in use (champion), fit a challenger, and promote the better model.
 
-    The tests compare published predictions with measurements, and look for drift and for slow runs.
-    Returns a sentence with the promotion decision.
+    The tests compare published predictions with later measurements, and look for drift (too many
+    new runs outside their predicted intervals) and for slow runs. Returns a sentence with the
+    decision, or the reason why no challenger was fitted.
     """
     workspace = open_workspace(provider)
     workspace.warehouse.create()
@@ -45,7 +46,7 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     each = each_by_task(workspace.settings.shared.dask)
     challenger = fit_challenger(frames, champion, each)
     if challenger is None:
-        return "no challenger was fitted: nothing was measured"
+        return "no challenger was fitted: there are no measurements"
     version, decision = register_challenger(
         workspace, challenger, frames, refresh_id, datetime.now(UTC)
     )

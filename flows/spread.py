@@ -1,4 +1,4 @@
-"""Run the calls of a `map` as Prefect tasks, on threads or on the Dask cluster of srift.toml."""
+"""Map a function over values with Prefect tasks, on threads or on a Dask cluster."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -15,7 +15,8 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 def each_by_task(dask: str) -> Each:
     """Return a function like the built-in `map` that runs each call as a Prefect task.
 
-    dask: address of a Dask scheduler; empty to use threads.
+    The function returns a list. A call on Dask is retried twice.
+    dask: address of a Dask scheduler; "" to use threads.
     """
 
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:

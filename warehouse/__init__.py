@@ -1,4 +1,4 @@
-"""Store measurements in DuckDB, derive views from them with SQL, and publish checked copies.
+"""Store measurements in DuckDB, derive SQL views, check recommendations, and publish copies.
 
 raw tables (schema.sql) -> views in staging/ -> views in marts/ -> checks -> published copies
 """

@@ -1,6 +1,6 @@
 """Append rows to the raw tables. A row whose key is already stored is skipped.
 
-Each function takes an open connection, so that a caller can join several appends into one
+Each function takes an open connection, so that a caller can make several appends in one
 transaction (`Warehouse.transact`). All public functions except `note_import` and `in_utc` return
 the number of new rows. Times are stored in UTC.
 """
@@ -37,10 +37,11 @@ _KEYS = {
 def append_records(
     connection: Connection, bodies: Sequence[Row], *, refresh_id: str, loaded_at: datetime
 ) -> int:
-    """Append the records of runs, and return the number of new rows.
+    """Append run records to the table raw_runs, and return the number of new rows.
 
-    bodies: records as dictionaries (tasks/node/record.py). The key `setup` has the run's setup. A
-    value that does not fit its column is stored as null, because machines may write wrong records.
+    bodies: records as dictionaries (tasks/node/record.py). `body["setup"]` is the run's setup. A
+    value that cannot be cast to the type of its column is stored as null, because a machine may
+    write an invalid record.
     """
     at = in_utc(loaded_at).isoformat()
     stamp = {"refresh_id": refresh_id, "loaded_at": at}
@@ -55,9 +56,9 @@ def append_records(
 
 
 def _run(body: Row) -> dict[str, Any]:
-    """Return a record's values by column of the table raw_runs.
+    """Convert a record to a dictionary {column of raw_runs: value}.
 
-    The dictionary may also have keys that are not columns.
+    The dictionary may contain additional keys that are not columns.
     """
     setup, values, devices = body["setup"], body.get("values") or {}, body.get("devices") or ()
     ended = body.get("ended_unix")
@@ -82,10 +83,11 @@ def note_import(
     noted_at: datetime,
     files: Sequence[str | None] = (None, None),
 ) -> None:
-    """Store the event that an import was made or forgotten.
+    """Record that an import was made, or that it was forgotten (undone).
 
     event: "imported" or "forgotten".
-    files: names of the measurement file and of the facts file; None for a file that was not given.
+    files: (name of the measurement file, name of the facts file). A name is None if the import has
+    no such file.
     """
     file, facts_file = files
     row = {"import_id": import_id, "event": event, "file": file, "facts_file": facts_file}
@@ -93,17 +95,18 @@ def note_import(
 
 
 def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
-    """Append the definitions or facts of workloads, unless they equal the newest stored row.
+    """Append workload definitions or facts that differ from the newest stored row of the workload.
 
-    A definition comes from srift.toml and has a `digest`. Facts come from an import; they have an
-    empty digest and an `import_id`. The columns of `stamp` are added to each row.
+    A definition comes from srift.toml and has a `digest`. Facts (parameters, FLOPs, ...) come from
+    an import, and have an empty `digest` and an `import_id`.
+    stamp: columns to add to every row.
     """
     rows = [dict(row) | stamp for row in workloads]
     return _note(connection, "raw_workload_facts", "provider, workload, digest = ''", rows)
 
 
 def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_at: datetime) -> int:
-    """Append the definitions of instance types, unless they equal the newest stored row.
+    """Append instance-type definitions that differ from the newest stored definition of the type.
 
     types: rows with the columns of the mart `instance_types`.
     """
@@ -116,7 +119,8 @@ def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_a
 def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> int:
     """Append each row that differs from the newest stored row with the same key.
 
-    key: the SQL expressions that form the key, separated by commas. Returns the number of new rows.
+    Returns the number of new rows.
+    key: SQL expressions that form the key, separated by commas.
     """
     names = [one for one in _columns(connection, table) if one not in ("noted_at", "noted_order")]
     columns = ", ".join(names)
@@ -135,8 +139,7 @@ def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> 
 def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any) -> int:
     """Append the rows to a table, and return the number of new rows.
 
-    stamp: columns that are added to each row, with the same value. Raises ValueError if a row has a
-    column that `table` lacks.
+    stamp: columns to add to every row. Raises ValueError if a row has a column that `table` lacks.
     """
     return _append_chosen(
         connection, table, [dict(row) | stamp for row in rows], "select * from incoming"
@@ -144,9 +147,10 @@ def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any
 
 
 def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
-    """Insert the result of a query into `table`, and return the number of new rows.
+    """Insert those of `rows` that an SQL query selects, and return the number of new rows.
 
-    chosen: an SQL query that reads the argument `rows` as the relation `incoming`.
+    chosen: the query. It reads `rows` as the relation `incoming`. Raises ValueError if a row has a
+    column that `table` lacks.
     """
     if not rows:
         return 0
@@ -187,7 +191,7 @@ def insert(connection: Connection, table: str, columns: Sequence[str], chosen: s
 
 
 def _columns(connection: Connection, table: str) -> dict[str, str]:
-    """Return a dictionary of the table's data types by column name."""
+    """Return the columns of a table as {name: data type}."""
     return dict(
         connection.execute(
             "select column_name, data_type from duckdb_columns()"
@@ -198,7 +202,7 @@ def _columns(connection: Connection, table: str) -> dict[str, str]:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Convert a time to UTC and remove its time zone. Times without a time zone are not changed."""
+    """Convert a time to UTC without a time zone. Return a time without a time zone unchanged."""
     return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
 
 

@@ -1,9 +1,9 @@
-"""Open, create, back up and read the working DuckDB file, one transaction at a time.
+"""Create, open, back up and restore the DuckDB file in which the pipeline stores its data.
 
 WarehouseError
 +-- WarehouseBusy        another process or thread holds the file
-+-- WarehouseMissing     there is no backup or published copy
-+-- WarehouseDamaged     the file cannot be read: `srift restore`
++-- WarehouseMissing     there is no backup or no published copy
++-- WarehouseDamaged     the file is corrupt; `srift restore` restores its backup
 +-- DiskFull
 +-- PublicationRefused   a check found rows that must not be published (publication.py)
 """
@@ -35,11 +35,11 @@ NO_DOWNLOADS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false"
 }
 # DuckDB cannot open a file for reading while the same process has it open for writing, so threads
-# take turns. The lock is reentrant, because nested reads of one thread share the open file. This
-# saves 25 ms for each read.
+# take turns. The lock is reentrant, because nested reads of one thread share the open file. Sharing
+# the file saves 25 ms per read.
 _IN_THIS_PROCESS = threading.RLock()
 _SOURCE = re.compile(r"\b(?:from|join)\s+(\w+)")
-# DuckDB has no error classes for these causes; only the messages differ.
+# DuckDB has no exception classes for these causes. Only the messages tell them apart.
 _LOCKED = "Could not set lock on file"
 _FULL = re.compile("No space left on device|Disk quota exceeded|[Oo]ut of disk")
 _REPLAY = "replaying WAL"
@@ -50,7 +50,7 @@ _INSIDE_DUCKDB = (duckdb.InternalException, duckdb.FatalException, duckdb.Serial
 
 
 class WarehouseError(Exception):
-    """An operation on the warehouse failed. The message tells the operator what to type next."""
+    """An operation on the warehouse failed. The message names the operator's next step."""
 
     exit_code = 1
 
@@ -72,9 +72,10 @@ class WarehouseDamaged(WarehouseError):
 
 
 class Warehouse:
-    """The working DuckDB file at `path`.
+    """The DuckDB file at `path`, in which the pipeline stores its data.
 
-    wait_s: most seconds to wait while another process or thread uses the file.
+    wait_s: maximum number of seconds to wait while another process or thread uses the file.
+    sleep: function that waits between two attempts to open the file.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class Warehouse:
 
     @property
     def backup(self) -> Path:
-        """The path of the backup, which is written at the end of each refresh."""
+        """The path of the backup. Each refresh replaces the backup when it ends."""
         return self.path.with_name(f"{self.path.stem}-backup{self.path.suffix}")
 
     def create(self) -> None:
         """Create the tables if the file has none, and replace every view, in one transaction.
 
-        Raises WarehouseError if another version of Srift made the tables.
+        Raises WarehouseError if another version of Srift created the tables.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._open(read_only=False) as connection, transaction(connection):
@@ -111,8 +112,9 @@ class Warehouse:
 
     @contextmanager
     def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection with an open transaction. Commits at the end of the block.
+        """Yield a connection with an open transaction.
 
+        The transaction is committed at the end of the block, or rolled back if the block raises.
         Transactions cannot be nested. Raises WarehouseBusy if another process or thread uses the
         file.
         """
@@ -121,10 +123,10 @@ class Warehouse:
 
     @contextmanager
     def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a read-only connection.
+        """Yield a read-only connection, or a connection to an empty warehouse if there is no file.
 
-        If the file does not exist, the connection is to an empty warehouse in memory. Raises
-        WarehouseBusy if another process or thread uses the file.
+        The empty warehouse is in memory and has all tables and views. Raises WarehouseBusy if
+        another process or thread uses the file.
         """
         with self._open(read_only=True) if self.exists() else empty_warehouse() as connection:
             yield connection
@@ -133,7 +135,7 @@ class Warehouse:
         """Return rows of a table or view, or the result of a query.
 
         relation: name of a table or view, or the text of an SQL query.
-        params: for a table or view, the value that each named column must equal. For a query, the
+        params: for a table or view, {column: value that the column must equal}. For a query, the
         values of its parameters `$name`.
         Raises WarehouseBusy if another process or thread uses the file, and duckdb.Error for an
         unknown relation or column.
@@ -142,7 +144,7 @@ class Warehouse:
             return select(connection, relation, params)
 
     def verify(self) -> int:
-        """Read every row to check that the file is intact, and return the number of rows.
+        """Read every row of the raw tables to check the file, and return the number of rows.
 
         Raises WarehouseDamaged if the file cannot be read.
         """
@@ -153,13 +155,13 @@ class Warehouse:
         """Replace the backup with a verified copy of the file, and return the path of the backup.
 
         Raises WarehouseDamaged if the copy cannot be read, and DiskFull if it cannot be written.
-        After an error, the previous backup stays.
+        After an error, the previous backup is unchanged.
         """
         partial = self.backup.with_name(f".{self.backup.name}")
         try:
             with self._open(read_only=False) as connection:
                 connection.execute("checkpoint")
-                shutil.copyfile(self.path, partial)  # while no other process can write
+                shutil.copyfile(self.path, partial)  # the open file keeps other writers out
             with self._alone(), duckdb.connect(str(partial), config=NO_DOWNLOADS) as copy:
                 count_rows(copy)
             fsync(partial)
@@ -186,7 +188,7 @@ class Warehouse:
             partial = self.path.with_name(f".{self.path.name}.restored")
             shutil.copyfile(self.backup, partial)
             fsync(partial)
-            # DuckDB's log belongs to the damaged file.
+            # The write-ahead log belongs to the damaged file and must move with it.
             for file, target in ((f"{self.path}.wal", f"{damaged}.wal"), (self.path, damaged)):
                 with suppress(FileNotFoundError):
                     os.replace(file, target)
@@ -196,17 +198,17 @@ class Warehouse:
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection. Other threads cannot open the file during the block."""
+        """Yield a connection. Other threads wait until the block ends."""
         with self._alone(), self._connect(read_only=read_only) as connection:
             yield connection
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the file against other threads, and turn DuckDB errors into WarehouseError."""
+        """Lock the file against other threads, and convert DuckDB errors to WarehouseError."""
         if not _IN_THIS_PROCESS.acquire(timeout=self._wait_s):
             raise WarehouseBusy(
-                f"{self.path}: another thread of this process held the file for {self._wait_s:g} s:"
-                " try again"
+                f"{self.path}: another thread of this process has held the file for"
+                f" {self._wait_s:g} s; nothing was changed. Try again"
             )
         try:
             yield
@@ -216,11 +218,11 @@ class Warehouse:
             _IN_THIS_PROCESS.release()
 
     def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
-        """Open the file, and retry while another process holds it.
+        """Connect to the file, and retry while another process holds the file.
 
         Raises WarehouseBusy if the other process does not release the file in time.
         """
-        import tenacity  # imports asyncio and ssl, which published rows do not need
+        import tenacity  # imports asyncio and ssl, which reading published rows does not need
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(lambda error: _LOCKED in str(error)),
@@ -239,28 +241,28 @@ class Warehouse:
             holder = re.search(r"PID (\d+)", str(error))
             process = f"process {holder[1]}" if holder else "another process"
             raise WarehouseBusy(
-                f"{self.path}: {process} has held the file for {self._wait_s:g} s, nothing was"
+                f"{self.path}: {process} has held the file for {self._wait_s:g} s; nothing was"
                 " changed. Wait until that process ends, or end it, and try again"
             ) from error
 
 
 def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
-    """Convert a DuckDB error to a WarehouseError; None if neither file nor disk caused it."""
+    """Return the WarehouseError for a DuckDB error; None if neither file nor disk caused it."""
     words, first_line = str(error).replace(str(path), ""), one_line(error)
     if not isinstance(error, (duckdb.IOException, *_INSIDE_DUCKDB)) and _REPLAY not in words:
-        return None  # the text of other errors may quote rows and names
+        return None  # other errors may quote user data that looks like these messages
     if _FULL.search(words):
-        return DiskFull(f"the disk is full: {first_line}; free some space at {path.parent}")
+        return DiskFull(f"the disk is full: {first_line}; free some space in {path.parent}")
     if not isinstance(error, duckdb.IOException) or _DAMAGED.search(words):
         return WarehouseDamaged(
             f"{path} is damaged: {first_line}."
-            " `srift restore` brings back the copy of the last refresh"
+            " `srift restore` restores the backup of the last refresh"
         )
     return WarehouseError(f"{path}: {first_line}. The transaction was rolled back")
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of the error's message, without a full stop."""
+    """Return the first line of an error's message, or the class name if there is no message."""
     return str(error).splitlines()[0].rstrip(".!") if str(error) else type(error).__name__
 
 
@@ -277,14 +279,14 @@ def select(
     for column in frame.columns:
         kind = frame[column].dtype
         if hasattr(kind, "na_value") and kind.kind in "iu":
-            frame[column] = frame[column].astype(float)  # unknown numbers are NaN in all columns
+            frame[column] = frame[column].astype(float)  # a missing number is NaN in every column
     return frame
 
 
 def rows_of_query(
     connection: duckdb.DuckDBPyConnection, query: str, params: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of a query as dictionaries from column name to Python value."""
+    """Return the rows of a query as dictionaries {column name: Python value}."""
     found = connection.execute(query, dict(params or {}))
     names = [column[0] for column in found.description or ()]
     return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
@@ -306,7 +308,7 @@ def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     """Create the tables if the database is empty.
 
     name: the name of the database in error messages. Raises WarehouseError if another version of
-    Srift made the existing tables.
+    Srift created the existing tables.
     """
     text = SCHEMA.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -316,13 +318,13 @@ def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
         connection.execute("insert into srift_schema values (?, now()::timestamp)", [digest])
     elif known != digest:
         raise WarehouseError(
-            f"another version of Srift made {name}: use that version, or set SRIFT_HOME to another"
-            " folder"
+            f"another version of Srift created {name}: use that version, or set SRIFT_HOME to"
+            " another folder"
         )
 
 
 def schema_digest(connection: duckdb.DuckDBPyConnection) -> str | None:
-    """Return the digest of the schema that created the tables.
+    """Return the SHA-256 digest of the schema.sql that created the tables.
 
     Returns None if the database is empty.
     """
@@ -373,7 +375,7 @@ def quoted(text: str) -> str:
 
 
 def fsync(path: Path) -> None:
-    """Flush a file's content, or a folder's entries, to the disk."""
+    """Flush the content of a file, or the entries of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,8 +1,8 @@
 """Write the published copies of the recommendations: DuckDB, Parquet and CSV files.
 
-Readers open these copies with any DuckDB 1.x or 2.x client and never open the working file. Each
-copy is written under a temporary name and then renamed, so that a reader that has the old copy open
-can finish.
+Readers use these copies and never open the pipeline's DuckDB file. Any DuckDB 1.x or 2.x client can
+open them. Each copy is written under a temporary name and then renamed, so that a reader that has
+the old copy open can finish.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
-FILES = ("recommendations", "regret_ledger")  # also written in each of _KINDS
+FILES = ("recommendations", "regret_ledger")  # also written as Parquet and CSV files
 _KINDS = ("parquet", "csv")
 VIEWS = frozenset({"recommendation_changes", "pareto"})
-STALE_AFTER_H = 48.0  # at least one nightly publication is missing
+STALE_AFTER_H = 48.0  # an older table has missed at least one nightly publication
 _STORAGE = "v1.0.0"  # DuckDB 1.x cannot read the default format of 2.0
 # A column without a comment gets the comment of the same column in recommendation_history.
 _COMMENTS = """
@@ -60,7 +60,8 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     """Replace the published files in `folder`, and return their paths.
 
     The files are recommendations.duckdb, and a .parquet and a .csv file for each name in FILES.
-    Raises WarehouseError or OSError if a file cannot be written. The previous files then stay.
+    Raises WarehouseError or OSError if a file cannot be written. The previous files are then
+    unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "recommendations.duckdb"
@@ -80,7 +81,7 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
 
 
 def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
-    """Write every file under its temporary name."""
+    """Write the new content of every published file under the file's temporary name."""
     commented = sorted({*TABLES, *VIEWS})
     with warehouse.read() as connection:
         tables = {
@@ -112,7 +113,7 @@ def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the content of the file at `path` with `text`, atomically."""
+    """Replace the content of the file at `path` with `text`, or leave the file unchanged."""
     beside = _beside(path)
     try:
         beside.write_text(text, encoding="utf-8")
@@ -123,7 +124,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Return the temporary path under which the new content of the file `path` is written first."""
+    """Return the temporary path for new content of the file at `path`, in the same folder."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
@@ -132,7 +133,7 @@ def read_published(
 ) -> pd.DataFrame:
     """Return rows of a table or view of the published copy in `folder`.
 
-    params: the value that each named column must equal.
+    params: {column: value that the column must equal}.
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
     """
@@ -141,7 +142,7 @@ def read_published(
 
 
 def published_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of the newest published table. Missing values are None, and times are in UTC.
+    """Return the rows of the published table. Missing values are None, and times are in UTC.
 
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
@@ -170,7 +171,7 @@ def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NaN to None, and set the time zone of a time to UTC. Other values are unchanged."""
+    """Convert NaN to None, and mark a time as UTC. Return other values unchanged."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

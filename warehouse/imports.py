@@ -1,8 +1,8 @@
-"""Stage, check and load the rows of a measurement file.
+"""Stage, check and load a measurement file, which holds step times measured elsewhere.
 
 `stage` reads the rows into the temporary table `staged` (importing/stage.sql). `problems` checks
-them (importing/problems.sql), and `append_imports` loads them. All functions use the caller's
-connection, so that one transaction can cover the three steps.
+the staged rows (importing/problems.sql), and `append_imports` loads them. All functions use the
+caller's connection, so that one transaction can cover the three steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ _SETUP = (*SETUP, "provider", "gradient_bytes", "parameters", "flops_per_sample"
 COLUMNS = (*_SETUP, "market", "zone", "source", "step_s", "sync_s", "run_id", "measured_at")
 # Step times of one setup differ by tens of percent, or by a factor of 1,000 if the unit is wrong.
 _MOST_RATIO = 100.0
-# Runs may exceed a device's peak, because Winograd convolutions need only 0.44 of the counted
-# multiplications.
+# A run may exceed the peak FLOP/s of its device, because Winograd convolutions do only 0.44 of the
+# multiplications that are counted.
 _HEADROOM = 1.5
 Problem = tuple[int, str, str, str]
 
@@ -39,9 +39,9 @@ def scratch() -> Iterator[Connection]:
 def stage(connection: Connection, table: pa.Table) -> None:
     """Load the rows of a measurement file into the temporary tables `texts` and `staged`.
 
-    `texts` has COLUMNS as text, with '' for a missing value. `staged` has the same rows with typed
-    columns (importing/stage.sql).
-    table: the columns of the file, and a column `place` with the line or row number in the file.
+    `texts` has the columns COLUMNS as text, with '' for a missing value. `staged` has the same rows
+    with typed columns (importing/stage.sql).
+    table: the rows of the file, with an additional column `place`: the line or row number.
     """
     connection.register("incoming", table)
     texts = [
@@ -58,20 +58,20 @@ def stage(connection: Connection, table: pa.Table) -> None:
 
 
 def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[Any]:
-    """Run the query of the file importing/`name`.sql, and return its rows."""
+    """Run the query in the file importing/{name}.sql, and return its rows."""
     return connection.execute((_FOLDER / f"{name}.sql").read_text(), dict(params)).fetchall()
 
 
 def remember(connection: Connection) -> None:
-    """Copy the imported rows and facts to temporary tables. `changes` compares with the copies."""
+    """Save the imported rows and facts in temporary tables, for `changes` to compare with."""
     for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
         connection.execute(f"create or replace temp table {name} as select * from {view}")
 
 
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
-    """Count the imported rows and facts that changed since the call of `remember`.
+    """Count the imported rows and facts that have changed since `remember` was called.
 
-    Returns the counts by kind of change (importing/changes.sql).
+    Returns {kind of change: count}. importing/changes.sql lists the kinds.
     workloads: the workloads whose new, changed and unchanged facts are counted.
     """
     text = (_FOLDER / "changes.sql").read_text()
@@ -82,8 +82,8 @@ def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
     """Return a tuple (place, column, text, rule) for each staged value that breaks a rule.
 
     `place` is the line or row number in the file.
-    known: lists of the legal `precisions`, `strategies`, `modes` (texts "strategy switches") and
-    `providers`, and the latest legal time of a measurement, `latest`.
+    known: the permitted values. `precisions`, `strategies`, `modes` (texts "strategy switches") and
+    `providers` are lists. `latest` is the latest permitted time of a measurement.
     """
     return _ask(connection, "problems", known)
 
@@ -93,9 +93,9 @@ def implausible(
 ) -> list[Problem]:
     """Return a tuple (place, column, text, reason) for each implausible staged row.
 
-    types: the known instance types, with provider, name, precision and peak_tflops.
-    workloads: the workloads of which all staged rows are checked. For other workloads, only rows
-    that are new or were forgotten are checked.
+    types: one row per known instance type and precision: provider, name, precision, peak_tflops.
+    workloads: workloads whose staged rows are all checked. Staged rows of other workloads are
+    checked only if they are new or their import was forgotten.
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}
@@ -103,7 +103,7 @@ def implausible(
 
 
 def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Count the staged rows by name, as `counts[kind][name]`.
+    """Return the number of staged rows for each name, as `counts[kind][name]`.
 
     For example, `counts["workload"]["vit"]` is the number of rows of workload `vit`. The kinds are
     listed in importing/counts.sql.
@@ -126,10 +126,10 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
 
 
 def counted_before(connection: Connection) -> tuple[int, int]:
-    """Compare the staged rows with the stored rows, and return two counts.
+    """Return two counts of staged rows: new rows, and rows whose stored step_s differs.
 
-    The first counts staged rows that are not stored yet or were forgotten. The second counts staged
-    rows whose run_id is already stored with a different step_s.
+    A row is new if it is not stored yet or its import was forgotten. The second count is of rows
+    whose run_id is already stored with another step_s.
     """
     found = connection.execute("""
         select
@@ -145,7 +145,10 @@ def counted_before(connection: Connection) -> tuple[int, int]:
 def append_imports(
     connection: Connection, *, file_digest: str, loaded_at: datetime, import_id: str
 ) -> int:
-    """Load the staged rows under `import_id`, and return the number of new rows."""
+    """Load the staged rows under `import_id`, and return the number of new rows.
+
+    Rows that an earlier import loaded are only linked to this import (table raw_import_rows).
+    """
     stamp = {"import_id": import_id, "file_digest": file_digest, "loaded_at": in_utc(loaded_at)}
     connection.register("stamp", pa.Table.from_pylist([stamp]))
     names = [*COLUMNS, "row_digest", *stamp]

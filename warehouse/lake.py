@@ -1,8 +1,8 @@
 """Share a warehouse between machines with DuckLake, whose catalogue is in PostgreSQL.
 
 DuckLake has no primary keys, so it would accept the same key from two writers. Therefore only the
-holder of a PostgreSQL advisory lock may write. Views are not stored in the catalogue; each process
-creates them for itself.
+holder of a PostgreSQL advisory lock may write. Each process creates the views in memory, because
+the catalogue does not store them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from .database import (
 )
 
 _SCHEMA = "srift_warehouse"  # the catalogue's schema in PostgreSQL
-# PostgreSQL settings for the session that holds a lock. The session idles by design. Keepalives
-# detect a machine that lost its power after a minute instead of two hours.
+# PostgreSQL settings for the session that holds a lock. The session idles by design. With these
+# keepalives, PostgreSQL detects a dead client machine after one minute instead of two hours.
 WHILE_LOCKED = {
     "idle_in_transaction_session_timeout": 0,
     "tcp_keepalives_idle": 30,
     "tcp_keepalives_interval": 10,
     "tcp_keepalives_count": 3,
 }
-TURN_S = 300.0  # seconds; if eight machines import at once, the last waits for a minute
+TURN_S = 300.0  # maximum wait for a lock; if eight machines import at once, the last waits 60 s
 _WRITER, _OPENER = 5112001, 5112002  # keys of the advisory locks
 _TABLES_FIRST = "set search_path = 'shared.main'"
 _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
@@ -56,7 +56,8 @@ _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
 class Lake:
     """The location of a shared warehouse: a PostgreSQL database and a folder or S3 prefix.
 
-    host: host name, or the folder of a Unix socket. libpq finds the password.
+    host: host name, or the folder of a Unix socket. libpq reads the password from PGPASSWORD or
+    ~/.pgpass.
     data: folder or `s3://` prefix of the Parquet files.
     """
 
@@ -74,7 +75,7 @@ class Lake:
 class SharedWarehouse(Warehouse):
     """A warehouse in a DuckLake, which processes on several machines can use.
 
-    wait_s: the most seconds that a writer waits for other writers.
+    wait_s: maximum number of seconds that a writer waits for other writers.
     """
 
     def __init__(self, path: Path, lake: Lake, *, wait_s: float = TURN_S) -> None:
@@ -90,12 +91,12 @@ class SharedWarehouse(Warehouse):
             return schema_digest(connection) is not None
 
     def create(self) -> None:
-        """Create the tables if the catalogue has none. Also create the views of this process."""
+        """Create the tables if the catalogue has none, and the views in this process's memory."""
         with self._open(read_only=False):
             pass
 
     def carry_over(self, file: Warehouse) -> dict[str, int]:
-        """Copy the rows of `file` that this warehouse lacks. Returns the row count by table."""
+        """Copy the rows of `file` that this warehouse lacks. Return {table: copied rows}."""
         self.create()
         with file.read() as old, self.transact() as connection:
             names = old.execute("select table_name from duckdb_tables() order by 1").fetchall()
@@ -114,12 +115,14 @@ class SharedWarehouse(Warehouse):
             return copied
 
     def back_up(self) -> Path:
-        """Do nothing: the operators of PostgreSQL and of the file store make the backups."""
+        """Do nothing but return `path`: operators back up PostgreSQL and the file store."""
         return self.path
 
     def restore(self) -> Path:
-        """Raise WarehouseError: only operators can restore PostgreSQL and the stored files."""
-        raise WarehouseError(f"restore the database and the files of {self} from their backups")
+        """Raise WarehouseError: operators restore PostgreSQL and the file store themselves."""
+        raise WarehouseError(
+            f"Srift has no backup of {self}: restore PostgreSQL and the files from your backups"
+        )
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -141,7 +144,8 @@ class SharedWarehouse(Warehouse):
     def _turn(self) -> Iterator[None]:
         """Hold the advisory lock for writers during the block.
 
-        PostgreSQL releases the lock if this process or its machine dies.
+        PostgreSQL releases the lock if this process or its machine dies. Raises WarehouseBusy if
+        another process does not release the lock within `wait_s` seconds.
         """
         with self._session().cursor(_VIEWS_FIRST) as connection:
             connection.begin()  # DuckDB may end PostgreSQL's transaction before DuckLake commits
@@ -152,7 +156,7 @@ class SharedWarehouse(Warehouse):
                 if "lock timeout" not in str(error):
                     raise
                 raise WarehouseBusy(
-                    f"{self}: {_holder(connection)} has held the lock for {self._wait_s:g} s,"
+                    f"{self}: {_holder(connection)} has held the lock for {self._wait_s:g} s;"
                     " nothing was changed. Wait until that process ends, or end it, and try again"
                 ) from error
             finally:
@@ -160,7 +164,7 @@ class SharedWarehouse(Warehouse):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of DuckDB, DuckLake and PostgreSQL into WarehouseError."""
+        """Convert errors of DuckDB, DuckLake and PostgreSQL to WarehouseError."""
         try:
             yield
         except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
@@ -169,7 +173,7 @@ class SharedWarehouse(Warehouse):
             _session.cache_clear()  # a broken connection stays broken
             if isinstance(error, duckdb.TransactionException) and "conflict" in str(error).lower():
                 raise WarehouseBusy(
-                    f"{self}: another program changed the same rows, nothing was kept: try again"
+                    f"{self}: another process changed the same rows; nothing was stored. Try again"
                 ) from error
             raise WarehouseError(
                 f"{self}: {one_line(error)}. Check that PostgreSQL and the files can be reached"
@@ -205,7 +209,7 @@ class _Session:
 
     @contextmanager
     def cursor(self, search_path: str) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection with independent transactions.
+        """Yield a connection whose transactions are independent of other connections.
 
         search_path: the SQL statement that sets the order in which schemas are searched.
         """
@@ -216,9 +220,9 @@ class _Session:
             yield connection
 
     def make_views(self, warehouse: SharedWarehouse) -> None:
-        """Create the views, at the first call in this process only.
+        """Create missing tables and all views at the first call. Later calls do nothing.
 
-        Raises WarehouseError if another version of Srift made the tables.
+        Raises WarehouseError if another version of Srift created the tables.
         """
         with self._making_views:
             if self._has_views:
@@ -248,7 +252,7 @@ def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None
 
 
 def _holder(connection: duckdb.DuckDBPyConnection) -> str:
-    """Return the name of the process that holds the advisory lock for writers."""
+    """Return the name of the process that holds the writers' lock, or "another process"."""
     _roll_back(connection)  # PostgreSQL answers no query in a failed transaction
     query = (
         "select application_name from pg_locks join pg_stat_activity using (pid)"
@@ -271,7 +275,7 @@ def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _extension(name: str) -> Path:
-    """Return the file of a DuckDB extension. Raises WarehouseError if it is not installed."""
+    """Return the path of a DuckDB extension. Raises WarehouseError if it is not installed."""
     package = importlib.util.find_spec(f"duckdb_extension_{name}")
     for folder in (package.submodule_search_locations or ()) if package else ():
         for file in Path(folder).rglob("*.duckdb_extension"):
@@ -280,9 +284,9 @@ def _extension(name: str) -> Path:
 
 
 def _endpoint() -> str:
-    """Return DuckDB's SQL options for the endpoint of an S3-compatible store.
+    """Return the SQL options of a DuckDB secret for the endpoint of an S3-compatible store.
 
-    AWS's environment variables name the endpoint. Returns "" if they are not set.
+    The endpoint is read from AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL. Returns "" if neither is set.
     """
     url = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""))
     if not url.netloc:
@@ -292,7 +296,7 @@ def _endpoint() -> str:
 
 
 def _address(lake: Lake) -> str:
-    """Return libpq's connection string."""
+    """Return the libpq connection string for the PostgreSQL database of `lake`."""
     parts = {
         "host": lake.host,
         "port": lake.port,
@@ -309,7 +313,7 @@ def _copied(
 ) -> int:
     """Copy rows of `table` from `old` to `connection`, and return the number of copied rows.
 
-    Rows that `connection` has already are skipped. Rows with a `noted_order` keep their order.
+    Rows that `connection` already has are skipped. Rows with a `noted_order` keep their order.
     """
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]

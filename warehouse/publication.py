@@ -12,22 +12,22 @@ _SHOWN = 20
 
 
 class PublicationRefused(WarehouseError):
-    """Checks found problems in a table of recommendations, so it was not stored.
+    """Checks found problems in a table of recommendations, so the table was not stored.
 
-    failures: a text `check: problem` for each problem.
+    failures: one text `check: problem` per problem.
     """
 
     def __init__(self, publication_id: str, failures: Sequence[str]) -> None:
         self.failures = list(failures)
-        refused = f"publication {publication_id} was refused, and the last publication stays:"
+        refused = f"publication {publication_id} was refused; the previous publication stays:"
         super().__init__("\n  ".join([refused, *self.failures[:_SHOWN]]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """Identifies a published table: its id, time, provider, refresh and model version.
+    """The id, time, provider, refresh and model version of a published table.
 
-    model_version: empty if the provider has no model yet.
+    model_version: "" if the provider has no model yet.
     """
 
     publication_id: str
@@ -59,7 +59,7 @@ def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication)
 def run_checks(connection: Connection, publication: Publication) -> list[str]:
     """Run every check on a stored table of recommendations.
 
-    Returns a text `check: problem` for each problem.
+    Returns one text `check: problem` per problem.
     """
     connection.execute(
         "create or replace temp table published as"

@@ -1,4 +1,4 @@
-"""Read the warehouse as pandas frames. The views' files (marts/*.sql) document the columns."""
+"""Read the warehouse as pandas frames. Comments in marts/*.sql describe the columns."""
 
 import hashlib
 from collections.abc import Iterable
@@ -19,12 +19,12 @@ SETUP = (
 
 MOST_REPEATS, MOST_SETUPS = 20, 9000
 LEARNED = (
-    f"every run measured here, and the newest {MOST_REPEATS} imported runs of each of"
-    f" {MOST_SETUPS:,} setups, chosen evenly across workloads and clusters"
+    f"every run that Srift measured, and the newest {MOST_REPEATS} imported runs of each of at most"
+    f" {MOST_SETUPS:,} setups, spread evenly over workloads and clusters"
 )
 # The query chooses setups before runs, so that only the runs of chosen setups are sorted. It takes
-# one setup of each workload after another, from a different cluster each time. Within a cluster, a
-# hash decides the order of setups.
+# turns between the workloads, and within a workload between the clusters. Within a cluster, a hash
+# orders the setups.
 _LEARNED_RUNS = f"""
     with setups as (
         select workload, cluster, hash({", ".join(SETUP)}) as setup,
@@ -69,10 +69,10 @@ _LEARNED_RUNS = f"""
 
 
 def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
-    """Return one row for each measured setup of the workloads.
+    """Return one row for each setup of the workloads that has a measurement.
 
-    The columns are those in the constant SETUP, `runs` (the number of measurements) and
-    `measured_at` (the newest time). The frame is empty if there is no warehouse.
+    The columns are those of SETUP, `runs` (the number of measurements) and `measured_at` (the time
+    of the newest measurement). The frame is empty if there is no warehouse file.
     """
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
@@ -85,24 +85,24 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
 
 
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of runs in the mart `runs`, by workload."""
+    """Return {workload: number of runs in the mart `runs`}."""
     query = "select workload, count(*) from runs where provider = ? group by 1"
     return _counts(warehouse, query, provider)
 
 
 def _counts(warehouse: Warehouse, query: str, provider: str) -> dict[str, int]:
-    """Return the result of a query with two columns as a dictionary from name to count.
+    """Return the result of a query as a dictionary {name: count}.
 
-    query: an SQL query with the parameter `provider`.
+    query: SQL that selects a name and a count. Its only parameter is the provider.
     """
     with warehouse.read() as connection:
         return dict(connection.execute(query, [provider]).fetchall())
 
 
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
-    """Return the frames on which a model is fitted, by name; TRAINING_FRAMES lists the names.
+    """Return the frames on which a model is fitted, as {name in TRAINING_FRAMES: frame}.
 
-    `runs` has only a part of the imported runs (see LEARNED).
+    The frame `runs` leaves out some imported runs if there are very many (see LEARNED).
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
@@ -113,7 +113,7 @@ def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFra
 
 
 def training_digest(frames: dict[str, pd.DataFrame]) -> str:
-    """Return a digest of the frames' contents. The order of rows and columns does not change it."""
+    """Return a digest of the frames' contents. The order of rows and columns does not matter."""
     whole = hashlib.sha256()
     for name in sorted(frames):
         frame = frames[name].reindex(sorted(frames[name].columns), axis=1)
@@ -129,21 +129,21 @@ def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
 
 
 def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of measured (not imported) runs, by torch version (major.minor).
+    """Return {torch version (major.minor): number of runs that Srift measured under it}.
 
-    Runs of old definitions of a workload are not counted.
+    Runs that no longer count are left out (see marts/outdated_runs.sql).
     """
     query = "select torch_line, runs from torch_lines where provider = ?"
     return _counts(warehouse, query, provider)
 
 
 def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the training losses that were measured to compare convergence (mart `learning`)."""
+    """Return the runs that compare the convergence of strategies (mart `learning`)."""
     return mart(warehouse, "learning", provider=provider)
 
 
 def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
-    """Return the marts machines, refusals, checkpoints, compilations and restarts in this order."""
+    """Return the marts machines, refusals, checkpoints, compilations, restarts, in this order."""
     names = ("machines", "refusals", "checkpoints", "compilations", "restarts")
     with warehouse.read() as connection:
         return tuple(select(connection, name, {"provider": provider}) for name in names)
@@ -163,13 +163,13 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
 
 
 def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of step times in the public data set that ships with Srift, by workload."""
+    """Return {workload: number of public step times that count}. Srift ships these step times."""
     query = "select workload, rows from public_rows where provider = ?"
     return _counts(warehouse, query, provider)
 
 
 def knows_import(warehouse: Warehouse, import_id: str) -> bool:
-    """Return True if the import `import_id` was ever made, even if it was forgotten later."""
+    """Return True if `import_id` was ever imported, even if the import was forgotten later."""
     return len(mart(warehouse, "stg_import_files", import_id=import_id)) > 0
 
 
@@ -186,10 +186,10 @@ SPEND_BY = {
 def lease_spend(
     warehouse: Warehouse, provider: str, by: str, since: datetime
 ) -> list[dict[str, Any]]:
-    """Return the leases, runs and dollars since a time, grouped by workload, day, campaign or type.
+    """Return a row per group of leases: the numbers of leases and runs, and the dollars.
 
-    by: the grouping, a key of SPEND_BY. The column `of` has the group's value. The first row is the
-    total. `usd` is None if a price is unknown.
+    by: how to group the leases, a key of SPEND_BY. The column `of` names the group. The first row
+    is the total of all groups. `usd` is None if a price is unknown.
     since: leases that ended before this time are left out.
     """
     query = f"""
@@ -206,7 +206,7 @@ def lease_spend(
 
 
 def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:
-    """Return the results of the queries report/*.sql, by file name without suffix."""
+    """Run the queries report/*.sql, and return {file name without suffix: result}."""
     with warehouse.read() as connection:
         return {
             file.stem: select(connection, file.read_text())
@@ -215,5 +215,5 @@ def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:
 
 
 def mart(warehouse: Warehouse, name: str, **equal: object) -> pd.DataFrame:
-    """Return the rows of a mart in which the columns named by `equal` have the given values."""
+    """Return the rows of the mart `name` whose columns equal the keyword arguments `equal`."""
     return warehouse.select(name, equal)

@@ -1,12 +1,12 @@
--- The tables. Times are UTC. Rows are never updated: a later fact is a later row (noted_order).
--- append.py has the key of each table, since DuckLake supports no keys, checks or sequences.
+-- The raw tables. Times are UTC. Rows are never updated: a new fact is a new row with a higher
+-- noted_order. append.py defines the keys, because DuckLake supports no keys, checks or sequences.
 
 -- One row: the digest of this file, and when the tables were created.
 create table srift_schema (digest varchar not null, made_at timestamp not null);
 
--- Grain: one row per run attempted here, of kind train, learn, elastic, profile, probe, or launch
--- (a cluster that was refused as a whole). status is measured, interrupted, refused or failed. The
--- first row of a run_id stays. tasks/node/record.py documents the columns.
+-- Grain: one row per run that Srift attempted. kind is train, learn, elastic, profile, probe or
+-- launch (the whole cluster was refused). status is measured, interrupted, refused or failed. If a
+-- run_id is appended twice, the first row stays. tasks/node/record.py documents the columns.
 create table raw_runs (
     run_id varchar not null,
     kind varchar not null,
@@ -88,7 +88,7 @@ create table raw_runs (
     loaded_at timestamp not null
 );
 
--- Grain: one row per measurement made elsewhere, as in the first import that held it.
+-- Grain: one row per measurement made elsewhere, with the values of the first import that had it.
 create table raw_imports (
     row_digest varchar not null,
     run_id varchar,
@@ -116,7 +116,7 @@ create table raw_imports (
     loaded_at timestamp not null
 );
 
--- Grain: one row per import and measurement that an earlier import had loaded already.
+-- Grain: one row per import and measurement, if an earlier import had already loaded it.
 create table raw_import_rows (import_id varchar not null, row_digest varchar not null);
 
 -- Grain: one row per event of an import, 'imported' or 'forgotten'. The newest row decides whether
@@ -130,8 +130,8 @@ create table raw_import_events (
     noted_order bigint not null
 );
 
--- Grain: one row per change of a workload's definition, or per import of facts (import_id, with an
--- empty digest).
+-- Grain: one row per change of a workload's definition, or per import of facts about a workload. A
+-- definition has a digest. Imported facts have an import_id and an empty digest.
 create table raw_workload_facts (
     provider varchar not null,
     workload varchar not null,
@@ -195,7 +195,7 @@ create table raw_leases (
 );
 
 -- Grain: one row per machine of a lease; a replacement has the next number. asked_at is the time of
--- the request by the controller's clock. startup_s is null if the machine never worked.
+-- the request by the controller's clock. startup_s is null if the machine was never ready for work.
 create table raw_machines (
     lease_id varchar not null,
     node integer not null,
@@ -211,9 +211,10 @@ create table raw_machines (
     refresh_id varchar not null
 );
 
--- Grain: one row per event of a campaign in a shared warehouse. 'claimed' precedes its purchases:
--- the campaign may cost up to usd, and nothing after may_cost_until. 'settled' follows when the
--- campaign is over and its home holds no machine. place names that home.
+-- Grain: one row per event of a campaign (the launches of one refresh) in a shared warehouse.
+-- 'claimed' is stored before the first launch: the campaign may cost up to usd, and nothing after
+-- may_cost_until. 'settled' is stored when the campaign is over and its home holds no machine.
+-- place names that home, which is a SRIFT_HOME folder.
 create table raw_claims (
     event varchar not null,
     refresh_id varchar not null,
@@ -225,8 +226,8 @@ create table raw_claims (
     noted_order bigint not null
 );
 
--- Grain: one row per registered challenger. A new registry counts versions from 1 again; refresh_id
--- then differs.
+-- Grain: one row per registered challenger (a newly fitted model). A new registry counts versions
+-- from 1 again; refresh_id then differs.
 create table raw_models (
     provider varchar not null,
     version varchar not null,
@@ -327,8 +328,9 @@ create table raw_recommendations (
     device varchar
 );
 
--- Grain: one row per judgement of a published first choice by runs measured since. promise_id is a
--- digest of publication, workload, goal and constraint; evidence is a digest of the runs.
+-- Grain: one row per comparison of a published first choice with runs measured since publication.
+-- promise_id is a digest of publication, workload, goal and constraint; evidence is a digest of the
+-- runs.
 create table raw_ledger (
     promise_id varchar not null,
     evidence varchar not null,
@@ -383,8 +385,7 @@ create table raw_ledger (
 );
 
 -- Grain: one row per refresh and group of recent runs that the champion at that time had not
--- learned from. scope 'type' is an instance type in a zone ('' if unknown). scope 'provider' has
--- all runs, and both names are empty.
+-- learned from. scope is always 'type': the group is an instance type in a zone ('' if unknown).
 create table raw_drift (
     refresh_id varchar not null,
     provider varchar not null,
@@ -404,8 +405,8 @@ create table raw_drift (
     noted_order bigint not null
 );
 
--- Grain: one row per run that was slower than the interval of the champion at that time, which had
--- not learned from the run.
+-- Grain: one row per run whose step time was above the 90 % interval predicted by the champion at
+-- that time, which had not learned from the run.
 create table raw_alarms (
     run_id varchar not null,
     provider varchar not null,

@@ -1,4 +1,4 @@
-"""Train a small convolutional network to tell squares from discs: a plain loop in torch."""
+"""Train a small convolutional network to tell squares from discs, in a plain PyTorch loop."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Shapes(Dataset):
-    """Noisy pictures of a square or a disc."""
+    """A dataset of noisy pictures. Each shows a square (label 0) or a disc (label 1)."""
 
     def __init__(self, count: int, pixels: int) -> None:
         self.count, self.pixels = count, pixels

@@ -1,4 +1,4 @@
-"""Train a network on a table of numbers: Lightning."""
+"""Train a network on a table of random numbers with Lightning."""
 
 import argparse
 
@@ -12,7 +12,7 @@ FEATURES = 64
 
 
 class Regression(lightning.LightningModule):
-    """Layers of one width, trained with AdamW on the mean squared error."""
+    """A multilayer perceptron, trained with AdamW on the mean squared error."""
 
     def __init__(self, width: int, lr: float) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Regression(lightning.LightningModule):
 
 
 class Table(lightning.LightningDataModule):
-    """Rows of random numbers, and the sine of their sum."""
+    """Rows of random numbers. The target of a row is the sine of the sum of its numbers."""
 
     def __init__(self, rows: int, batch_size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Train a small BERT with Hugging Face's Trainer: which of two words comes more often?"""
+"""Train a small BERT with Hugging Face's Trainer to tell which of two tokens is more frequent."""
 
 import argparse
 
@@ -10,7 +10,7 @@ WORDS = 1000
 
 
 class Texts(Dataset):
-    """Texts of made-up words, and whether the first word comes more often than the second."""
+    """Random token sequences. The label is 1 if token 0 occurs more often than token 1."""
 
     def __init__(self, count: int, length: int) -> None:
         self.count, self.length = count, length

@@ -1,6 +1,6 @@
-"""Write JPEG files, a folder a class, as `torchvision.datasets.ImageFolder` reads them.
+"""Write random JPEG files, one folder per class, for `torchvision.datasets.ImageFolder`.
 
-`python make_photos.py photos --count 400` makes 400 files of 256 x 256 pixels in 10 classes.
+`python make_photos.py photos --count 400` writes 400 files of 256 x 256 pixels in 10 classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from PIL import Image
 
 
 def main() -> None:
-    """Write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=400)

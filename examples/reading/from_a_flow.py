@@ -1,6 +1,6 @@
-"""Have Srift renew its table, then read it: python from_a_flow.py PUBLISHED_FOLDER
+"""Publish a new table at current prices, then read it: python from_a_flow.py PUBLISHED_FOLDER
 
-It needs prefect and duckdb, and a server with Srift's deployments (`make up`, or `prefect deploy`).
+Needs prefect, duckdb, and a server with Srift's deployments (`make up`, or `prefect deploy`).
 """
 
 import sys
@@ -12,7 +12,7 @@ from prefect.deployments import run_deployment
 
 @flow(log_prints=True)
 def choose(folder: str) -> str:
-    """The first choice of every goal, by prices of now."""
+    """Return one line per goal, with the first choice at current prices."""
     run = run_deployment("refresh/refresh-nightly", parameters={"max_usd": 0}, timeout=600)
     assert run.state is not None and run.state.is_completed(), run.state
     with duckdb.connect(f"{folder}/recommendations.duckdb", read_only=True) as table:

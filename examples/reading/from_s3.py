@@ -1,7 +1,8 @@
 """Read the table from a bucket: python from_s3.py s3://bucket/prefix
 
 The operator copies the folder there: aws s3 sync .srift/published s3://bucket/prefix
-It needs pandas and pyarrow; credentials and AWS_ENDPOINT_URL are found as by every tool of AWS's.
+Needs pandas and pyarrow. Credentials come from the usual sources of the AWS CLI.
+AWS_ENDPOINT_URL names the endpoint of another S3-compatible store.
 """
 
 import os

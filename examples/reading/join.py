@@ -1,6 +1,7 @@
-"""Which team's training costs what: the published table joined with a table of one's own.
+"""Join the published table with your own table, to show what the training of each team costs.
 
-python join.py PUBLISHED_FOLDER OWN.csv, with columns workload and team. It needs duckdb alone.
+python join.py PUBLISHED_FOLDER OWN.csv, where OWN.csv has the columns workload and team. Needs only
+duckdb.
 """
 
 import sys

@@ -1,6 +1,7 @@
-"""Act when another cluster becomes the first choice: follow the events of PREFECT_API_URL.
+"""Print a line whenever a recommendation changes, from the events of Prefect's server.
 
-It needs prefect alone, and runs until Ctrl-C. A server of `make up` needs PREFECT_API_AUTH_STRING.
+Needs only prefect, and runs until Ctrl-C. Set PREFECT_API_URL, and for the server of `make up` also
+PREFECT_API_AUTH_STRING.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ CHANGED = EventFilter(event=EventNameFilter(name=["srift.recommendation.changed"
 
 
 async def follow() -> None:
-    """Print each change, as it comes."""
+    """Print each change when its event arrives."""
     async with get_events_subscriber(filter=CHANGED) as events:
         print("following", flush=True)
         async for event in events:

@@ -1,7 +1,7 @@
-"""Step times from the model in force, in a program that has neither Srift nor torch.
+"""Predict step times with the registered model in use, without Srift or torch.
 
 python predict.py SRIFT_HOME WORKLOAD CLUSTER [CLUSTER ...]
-It needs mlflow and the logged requirements of the model.
+Needs mlflow and the requirements that are logged with the model.
 """
 
 import sys

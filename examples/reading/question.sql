@@ -1,4 +1,4 @@
--- The cheapest way to train a workload within 12 hours, and how sure that is: with the published file alone.
+-- Find the cheapest cluster that trains a workload within 12 hours. Needs only the published file.
 --     duckdb -readonly .srift/published/recommendations.duckdb < question.sql
 select
     workload,

@@ -12,7 +12,8 @@ import typer
 from flows.cli import asking, files, installation, running
 from flows.cli.errors import ExplainedGroup
 
-# Collect garbage rarely: the default threshold of 700 costs a fifth of a short command's time.
+# Collect garbage rarely: with the default threshold of 700, collection takes a fifth of the time of
+# a short command.
 _GC_THRESHOLDS = (50_000, 20, 50)
 
 app = typer.Typer(
@@ -43,11 +44,11 @@ def srift(
         ),
     ] = False,
 ) -> None:
-    """Find the EC2 instances on which to train a PyTorch model, from fresh measurements."""
+    """Find the best EC2 instances for training a PyTorch model, from recent measurements."""
 
 
 def main() -> None:
-    """Run the command `srift`. Closing the terminal ends it in the same way as Ctrl-C."""
+    """Run the command `srift`. Closing the terminal has the same effect as Ctrl-C."""
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     gc.set_threshold(*_GC_THRESHOLDS)
     app()

@@ -21,16 +21,16 @@ from models.domain.suggestions import nearest_names
 app = typer.Typer()
 _HOURS = {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}
 Market = Annotated[
-    Literal["on-demand", "spot"] | None, typer.Option(help="Market of the offers. Default: both.")
+    Literal["on-demand", "spot"] | None, typer.Option(help="Only this market. Default: both.")
 ]
 Batch = Annotated[
     int | None,
-    typer.Option(min=1, max=10**9, help="Global batch. Default: as in srift.toml."),
+    typer.Option(min=1, max=10**9, help="Global batch size. Default: as in srift.toml."),
 ]
 
 
 def hours_of(deadline: str) -> float:
-    """Convert a deadline such as `12h`, `90m`, `2d` or a number of hours to hours.
+    """Return the hours of a deadline such as `12h`, `90m` or `2d`. A plain number means hours.
 
     Raises BadParameter if the text has another form.
     """
@@ -41,9 +41,9 @@ def hours_of(deadline: str) -> float:
 
 
 def number_of(text: str) -> float:
-    """Parse a number of tokens such as `300M`, `20B` or `1.5T`.
+    """Return the number of tokens that a text such as `300M`, `20B` or `1.5T` means.
 
-    Raises BadParameter if the text has another form.
+    Raises BadParameter if the text has another form, or the number is not between 1 and 1e18.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMBT]?)", text.strip().upper())
     tokens = float(match[1]) * 1000.0 ** " KMBT".index(match[2] or " ") if match else 0.0
@@ -53,7 +53,7 @@ def number_of(text: str) -> float:
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:
-    """Return parameters, FLOPs and shape of the transformer that the file at `path` describes.
+    """Return the parameters, FLOPs and shape of the transformer that a config.json describes.
 
     Raises BadParameter if the file cannot be used.
     """
@@ -66,7 +66,7 @@ def _shape(path: Path, sequence: int | None) -> dict[str, float]:
 
 
 def _filters(**texts: str | None) -> list[tuple[str, str]]:
-    """Return the given filters as (column, text) pairs: the column must contain the text."""
+    """Return a pair (column, text the column must contain) for each filter that is set."""
     return [(column, text) for column, text in texts.items() if text]
 
 
@@ -76,43 +76,43 @@ class Recommend:
     """The options of `srift recommend`. typer calls this class like a function."""
 
     workload: Annotated[
-        str, typer.Argument(help="A name under [workloads] in srift.toml, or of an import.")
+        str, typer.Argument(help="A workload of srift.toml, an import or the public data.")
     ] = ""
     deadline: Annotated[
-        str | None, typer.Option(help="Cheapest within 12h, 90m or 2d; 12 is 12 hours.")
+        str | None, typer.Option(help="Find the cheapest within 12h, 90m or 2d; 12 means hours.")
     ] = None
     budget: Annotated[
-        float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")
+        float | None, typer.Option(min=0.0, help="Find the fastest within this many dollars.")
     ] = None
     p_required: Annotated[
         float | None,
-        typer.Option(help="Required probability of meeting the limit, such as 0.9."),
+        typer.Option(help="Required probability of meeting the deadline or budget, such as 0.9."),
     ] = None
     provider: Provider = "local"
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=10**15, help="Samples to train. Default: as in srift.toml."),
+        typer.Option(min=1, max=10**15, help="Samples to train on. Default: as in srift.toml."),
     ] = None
     transformer: Annotated[
-        Path | None, typer.Option(help="Shape of a network: a config.json of Hugging Face.")
+        Path | None, typer.Option(help="Hugging Face config.json, in place of a workload.")
     ] = None
     sequence: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a sequence. Default: the longest.")
+        int | None, typer.Option(min=1, help="Tokens per sequence. Default: the model's maximum.")
     ] = None
     tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train, in place of --samples: 300M, 20B, 1.5T.")
+        str | None, typer.Option(help="Tokens to train on, instead of --samples: 300M, 20B, 1.5T.")
     ] = None
     batch: Batch = None
     market: Market = None
     instance_type: Annotated[
-        str | None, typer.Option("--type", help="Types whose name contains this: g5, xlarge.")
+        str | None, typer.Option("--type", help="Only types whose name contains this: g5, xlarge.")
     ] = None
     by_gpu: Annotated[
         bool, typer.Option("--by-gpu", help="Compare the best cluster of each kind of GPU.")
     ] = False
-    top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5
+    top: Annotated[int, typer.Option(min=1, help="Maximum number of clusters to show.")] = 5
     pilots: Annotated[
-        int, typer.Option(min=0, max=9, help="How many runs to suggest that settle the choice.")
+        int, typer.Option(min=0, max=9, help="Maximum number of measurements to suggest.")
     ] = 3
     as_json: Json = False
 
@@ -155,13 +155,13 @@ class Recommend:
 def size(
     workload: Annotated[str, typer.Argument(help="A workload with measurements.")],
     instance_type: Annotated[
-        str | None, typer.Option("--type", help="One instance type. Default: all measured.")
+        str | None, typer.Option("--type", help="Only this instance type. Default: all measured.")
     ] = None,
     batch: Batch = None,
     provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
-    """Show the largest efficient cluster, the bandwidth it needs, and the best batch."""
+    """Show the largest efficient cluster, the bandwidth that it needs, and the best batch size."""
     from tasks.recommendation.sizing import size as sized
     from tasks.reporting.tables import print_sizing
 
@@ -177,10 +177,12 @@ def table(
     provider: Annotated[
         ProviderName | None, typer.Option(help="Provider to show. Default: both.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Clusters per goal; --json has all.")] = 1,
+    top: Annotated[
+        int, typer.Option(min=1, help="Clusters to print per goal. --json prints all.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
-    """Print the published table: the first choice for each workload and goal."""
+    """Print the published table: the best clusters for each workload and goal."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
@@ -189,7 +191,7 @@ def table(
         known = sorted({str(row[column]) for row in rows})
         if wanted is not None and wanted not in known:
             near = nearest_names(wanted, known)
-            raise typer.BadParameter(f"no row with {column} {wanted!r}; {near}")
+            raise typer.BadParameter(f"no published row has {column} {wanted!r}; {near}")
         rows = [row for row in rows if wanted in (None, row[column])]
     show(as_json, rows, lambda rows: print_recommendations([r for r in rows if r["rank"] <= top]))
 
@@ -199,19 +201,19 @@ def export(
     workload: Annotated[str, typer.Argument(help="A workload of the published table.")],
     to: Annotated[
         Literal["skypilot", "sagemaker", "karpenter", "torchrun", "fleet"],
-        typer.Option(help="The tool that reads the file."),
+        typer.Option(help="The tool for which to write the file."),
     ],
     goal: Annotated[
-        str | None, typer.Option(help="A goal, with its limit as `srift table` prints it.")
+        str | None, typer.Option(help="A goal with its limit, as `srift table` prints both.")
     ] = None,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the cluster for the goal.")] = 1,
     provider: Annotated[
         ProviderName | None, typer.Option(help="Needed if both providers have the workload.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="A file to write. Default: print.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write. Default: print.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a published recommendation as a file for another tool."""
+    """Convert a published recommendation to a file for another tool, such as SkyPilot."""
     from tasks.recommendation import exports
     from tasks.recommendation.exports.selection import select
     from warehouse.export import published_rows
@@ -231,7 +233,7 @@ def export(
 @app.command()
 def offers(
     instance_type: Annotated[
-        str | None, typer.Argument(help="Types whose name contains this: g5, xlarge.")
+        str | None, typer.Argument(help="Only types whose name contains this: g5, xlarge.")
     ] = None,
     market: Market = None,
     provider: Provider = "local",
@@ -249,7 +251,7 @@ def offers(
 
 @app.command()
 def workloads(as_json: Json = False) -> None:
-    """List the known workloads with providers, devices, rows and facts."""
+    """List the known workloads with their providers, devices, numbers of step times, and facts."""
     from tasks.data_files.imports import load_public
     from tasks.data_files.public import PROVIDER
     from tasks.recommendation.known_workloads import known_workloads

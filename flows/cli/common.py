@@ -1,4 +1,4 @@
-"""Define the options that several commands share, load settings, and print output."""
+"""Define shared options of the commands, load their settings, and print their output."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 ProviderName = Literal["local", "ec2"]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
-Provider = Annotated[ProviderName, typer.Option(help="Where machines come from.")]
+Provider = Annotated[
+    ProviderName, typer.Option(help="Where the machines come from: this computer or EC2.")
+]
 MaxUsd = Annotated[
     float | None, typer.Option(min=0.0, help="Dollar cap, required on ec2; 0 measures nothing.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run; start nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would happen, and change nothing.")
+]
 
 
 def show(as_json: bool, body: Any, shown: str | Callable[[Any], object]) -> None:

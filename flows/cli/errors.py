@@ -1,6 +1,7 @@
 """Convert exceptions to messages and exit codes.
 
-Exceptions with an `exit_code` are expected: their message is printed without a traceback.
+An exception with the attribute `exit_code` is an expected error. Its message is printed without a
+traceback.
 """
 
 import sys
@@ -13,28 +14,29 @@ from typer.core import TyperGroup
 
 
 class ExplainedGroup(TyperGroup):
-    """Commands whose expected errors are printed without a traceback."""
+    """A group of commands whose expected errors are printed without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             with explained():
                 return super().invoke(ctx)
         except (KeyboardInterrupt, _of_prefect("TerminationSignal", KeyboardInterrupt)):
-            fail("interrupted: machines are released, and measurements are loaded", 1)
+            fail("interrupted: machines were released, and their measurements were loaded", 1)
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn wrong settings into exit code 2 and expected errors into exit code 1.
+    """Print the message of an expected error without a traceback, and exit with the error's code.
 
-    The error's message is printed without a traceback. All other exceptions leave the block
-    unchanged.
+    The code is 2 for wrong settings and 1 for other expected errors. Expected errors have an
+    `exit_code`, or are an OSError, Prefect's CancelledRun, or caused by a full or read-only disk.
+    All other exceptions propagate unchanged.
     """
     try:
         yield
     except Exception as error:
         if type(error).__module__.partition(".")[0] in ("typer", "click"):
-            raise  # a misused option, --help
+            raise  # typer itself reports wrong options
         from tasks.workspace.home import disk_trouble
 
         code = getattr(error, "exit_code", None)

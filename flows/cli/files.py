@@ -11,21 +11,23 @@ from flows.cli.common import DryRun, Json, opened, settings, show
 
 app = typer.Typer()
 Facts = Annotated[
-    Path | None, typer.Option(help="Facts: parameters, gradient_bytes, flops_per_sample ...")
+    Path | None, typer.Option(help="File of workload facts: parameters, gradient_bytes ...")
 ]
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path | None, typer.Argument(help="Measurement rows, CSV or Parquet.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="CSV or Parquet file of measurements.")
+    ] = None,
     workloads: Facts = None,
     dry_run: DryRun = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Load rows that look wrong: units, types, speeds.")
+        bool, typer.Option("--force", help="Load even if units, types or speeds look wrong.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Load measurements made elsewhere, facts of workloads, or both."""
+    """Load measurements made elsewhere, facts about workloads, or both."""
     if file is None and workloads is None:
         raise typer.BadParameter("give a file of measurements, --workloads, or both")
     from tasks.data_files.imports import ImportFiles, import_measurements
@@ -47,12 +49,12 @@ def import_(
 @app.command()
 def forget(
     import_id: Annotated[
-        str | None, typer.Argument(help="An import's id, or its beginning; see --list.")
+        str | None, typer.Argument(help="Id of an import, or the start of its id; see --list.")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="Print all imports.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Undo an import, so that its rows no longer count. Importing the file again restores them."""
+    """Undo an import: its rows no longer count. Importing the same file again restores the rows."""
     if (import_id is None) != list_all:
         raise typer.BadParameter("give either the id of an import or --list")
     from tasks.data_files.imports import forget_import, list_imports
@@ -69,18 +71,18 @@ def forget(
 
 @app.command()
 def backtest(
-    train: Annotated[Path, typer.Argument(help="Measurement rows to fit, CSV or Parquet.")],
-    test: Annotated[Path, typer.Argument(help="Measurement rows to predict, CSV or Parquet.")],
+    train: Annotated[Path, typer.Argument(help="CSV or Parquet file of measurements to fit.")],
+    test: Annotated[Path, typer.Argument(help="CSV or Parquet file of measurements to predict.")],
     workloads: Facts = None,
     catalogue: Annotated[
-        Path | None, typer.Option(help="Instance types: vcpu, gpu_count, network_gbps ...")
+        Path | None, typer.Option(help="File of instance types: vcpu, gpu_count ...")
     ] = None,
     predictions: Annotated[
-        Path | None, typer.Option(help="CSV to write: TEST with its predictions.")
+        Path | None, typer.Option(help="CSV file to write: the rows of TEST with predictions.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit on one file, predict another, and print errors per workload and cluster size."""
+    """Fit a model on TRAIN, predict TEST, and print the errors by workload and cluster size."""
     from tasks.data_files.backtest import backtest as compare
     from tasks.reporting.tables import print_scores
 

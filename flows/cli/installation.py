@@ -14,7 +14,7 @@ app = typer.Typer()
 def check(
     workload: Annotated[str, typer.Argument(help="A workload of srift.toml with an entrypoint.")],
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds that the check may take.")
+        float, typer.Option(min=1.0, help="Maximum seconds for the steps in all precisions.")
     ] = 300.0,
     as_json: Json = False,
 ) -> None:
@@ -32,11 +32,11 @@ def check(
 def doctor(
     provider: Provider = "local",
     print_policies: Annotated[
-        bool, typer.Option("--print-policies", help="Print the IAM policies.")
+        bool, typer.Option("--print-policies", help="Print the IAM policies that Srift needs.")
     ] = False,
     share_warehouse: Annotated[
         bool,
-        typer.Option("--share-warehouse", help="Copy this home's warehouse into [shared]."),
+        typer.Option("--share-warehouse", help="Copy the local warehouse to the shared warehouse."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +61,7 @@ def doctor(
 
 @app.command()
 def restore(as_json: Json = False) -> None:
-    """Replace a damaged warehouse with the last refresh's backup. Keeps the damaged file."""
+    """Replace a damaged warehouse with the backup of the last refresh. Keeps the damaged file."""
     from tasks.workspace.shared import open_warehouse
 
     damaged = open_warehouse(settings()).restore()

@@ -1,4 +1,4 @@
-"""Define the commands on running machines: refresh, measure, reap, status, spend."""
+"""Define the commands that start, end and show machines: refresh, measure, reap, status, spend."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ def refresh(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Update prices, measurements, model and table once."""
+    """Update the prices, the measurements, the model and the published table once."""
     if dry_run:
         _show_launches(as_json, provider, max_usd)
         return
@@ -30,7 +30,7 @@ def refresh(
 
 
 def _print_published(provider: str) -> None:
-    """Print the best setups for machines of `provider`, from the table that was just published."""
+    """Print the first choices on machines of `provider` from the newly published table."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
@@ -44,18 +44,18 @@ def measure(
     on: Annotated[
         list[str] | None,
         typer.Option(
-            help="Machines such as 2xg5.xlarge; repeatable. Default: pilots of its goals."
+            help="Cluster such as 2xg5.xlarge; repeatable. Default: the most informative."
         ),
     ] = None,
     max_usd: MaxUsd = None,
     provider: Provider = "local",
     pilots: Annotated[
-        int, typer.Option(min=1, max=9, help="Most pilots to measure without --on.")
+        int, typer.Option(min=1, max=9, help="Maximum number of runs if --on is not given.")
     ] = 3,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Measure a workload on the machines of --on; without --on, on the most informative machines.
+    """Measure a workload on the clusters of --on, or else on the most informative clusters.
 
     The dollar and time caps of a refresh apply.
     """
@@ -87,7 +87,7 @@ def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: A
 def _server(provider: str, max_usd: float | None) -> Iterator[None]:
     """Run Prefect's API server during the block.
 
-    Checks the dollar cap, the disk and the lock first, because the server starts slowly.
+    Checks the dollar cap, SRIFT_HOME and the refresh lock first, because the server starts slowly.
     """
     from tasks.workspace.home import check_home
     from tasks.workspace.locking import refuse_if_at_work
@@ -106,11 +106,11 @@ def _server(provider: str, max_usd: float | None) -> Iterator[None]:
 @app.command()
 def reap(
     provider: Annotated[
-        ProviderName | None, typer.Option(help="Default: every provider that this home has used.")
+        ProviderName | None, typer.Option(help="Default: every provider used so far.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """End overdue and orphaned machines, and load their records."""
+    """End machines that are overdue or whose launcher has died, and load their measurements."""
     from tasks.execution.collect import reap_now
     from tasks.providers.base import NotSwept
 
@@ -126,7 +126,7 @@ def reap(
 
 @app.command()
 def status(provider: Provider = "local", as_json: Json = False) -> None:
-    """Show what is running, what it costs, and what is stale."""
+    """Show what is running, what it costs, and which data are stale."""
     from tasks.monitoring.status import status_of
     from tasks.reporting.tables import print_status
 
@@ -137,15 +137,15 @@ def status(provider: Provider = "local", as_json: Json = False) -> None:
 @app.command()
 def spend(
     by: Annotated[
-        Literal["day", "campaign", "workload", "type"], typer.Option(help="Group rows by this.")
+        Literal["day", "campaign", "workload", "type"], typer.Option(help="How to group the rows.")
     ] = "day",
     days: Annotated[
-        int | None, typer.Option(min=1, help="Only launches that ended within this many days.")
+        int | None, typer.Option(min=1, help="Only launches that ended in the last DAYS days.")
     ] = None,
     provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
-    """Show dollars spent on measurements, and what held machines may still cost."""
+    """Show the dollars spent on measurements, and what machines still held may cost."""
     from tasks.monitoring.spend import spend_of
     from tasks.reporting.tables import print_spend
 

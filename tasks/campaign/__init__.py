@@ -1,1 +1,1 @@
-"""Choose and make the launches of one refresh (a campaign), within its dollar and time caps."""
+"""Choose and carry out the launches of one refresh (a campaign), within dollar and time caps."""

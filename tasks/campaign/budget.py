@@ -31,15 +31,14 @@ from ..providers.ec2.attempts import SPOT_MARGIN
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
-# Seconds that a deadline on EC2 includes for start-up. Machines may take ten minutes to report, and
-# torchrun two more minutes. With less than the least start-up and installation times, machines
-# would end before they measure anything.
+# Usual and minimum seconds for start-up in a deadline on EC2. Machines may take ten minutes to
+# report, and torchrun two more minutes. If a deadline included less than the minimum times for
+# start-up and installation, machines would end before they measure anything.
 EC2_START_UP_S, EC2_LEAST_START_UP_S = 720.0, 300.0
 LEAST_INSTALL_S = INSTALL_S / 5
 # Seconds for repeating disturbed runs, as a share of the launch's estimated seconds on local hosts
-# and on EC2. A virtual machine's host may take processors away for minutes. Waiting is free on
-# local
-# hosts but not on EC2.
+# and on EC2. A hypervisor may take CPU time away from a virtual machine for minutes. Waiting is
+# free on local hosts but not on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
 _WARNED = 0.8  # share of the month's dollars above which the user is warned
 REFUSED = "refused"  # prefix of the outcome of a launch that got no machines
@@ -55,11 +54,12 @@ def allowance(
 ) -> Allowance:
     """Return the permitted deadline and worst-case cost of `launch`, or the reason for a refusal.
 
-    offers: their highest prices give the worst case. Default: the newest offers.
+    offers: the worst-case cost uses the highest prices of these offers. None means the newest
+    snapshot of offers.
     """
     if not tally.affords(launch):
-        left = f"${tally.left_usd:.4f} and {tally.left_s:.0f} s are left of the campaign"
-        return Allowance(refusal=f"it is expected to cost ${launch.est_usd:.4f}, and {left}")
+        left = f"the campaign has ${tally.left_usd:.4f} and {tally.left_s:.0f} s left"
+        return Allowance(refusal=f"it is expected to cost ${launch.est_usd:.4f}, but {left}")
     if not workspace.spends_money:
         wished_s = (2 + _LOCAL_PATIENCE) * launch.est_s + START_UP_S
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
@@ -80,7 +80,7 @@ def allowance(
 
 
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
-    """Return the usual and the least seconds before the first run on EC2 machines.
+    """Return the usual and the minimum seconds from a launch on EC2 to its first run.
 
     Both include the installation of each workload's requirements, one after another, and the
     download of the workloads' data.
@@ -97,7 +97,8 @@ def patience_s(
 ) -> float:
     """Return the seconds that a launch may spend on repeating disturbed runs.
 
-    The launch must still end before `deadline_s` and within the campaign's time and dollars.
+    The launch must still end within `deadline_s` seconds and within the campaign's time and
+    dollars.
     """
     start_up_s, share = START_UP_S, _LOCAL_PATIENCE
     if workspace.spends_money:
@@ -110,10 +111,11 @@ def patience_s(
 def caps_of(
     workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]
 ) -> tuple[list[Cap], str]:
-    """Return the dollar caps of campaign and month (UTC), with the amounts that count against each.
+    """Return the dollar caps of the campaign and of the calendar month (UTC), and a problem.
 
-    The second item is "", or the reason why an amount is unknown. Leases are read before the
-    spent dollars. A lease that ends between the two reads then counts twice instead of not at all.
+    Each cap has the amounts that count against it. The problem is the reason why an amount is
+    unknown, or "". Leases (records of launches) are read before the spent dollars, so that a lease
+    that ends between the two reads counts twice instead of not at all.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     held, problems = workspace.provider.leases(), list[str]()
@@ -168,29 +170,32 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 
 
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
-    """Return the dollars of refreshes that ended in the month of `now`, and a reason.
+    """Return the dollars of refreshes that ended in the month of `now`, and a problem.
 
-    If the cost of a refresh is unknown, the dollars are infinite and the reason says so. Otherwise
-    the reason is empty. A refresh that began in the previous month counts in full.
+    If the cost of a refresh is unknown, the dollars are infinite and the problem names the refresh.
+    Otherwise the problem is "". A refresh that began in the previous month counts in full.
     """
     spend = mart_of(workspace, "spend")
     start = pd.Timestamp(pure.month_start(now)).tz_localize(None)
     recent = spend[pd.to_datetime(spend["ended_at"]) >= start]
     for refresh_id in recent[recent["usd"].isna()]["refresh_id"]:
         return float("inf"), (
-            f"the cost of refresh {refresh_id} this month is unknown, so nothing is launched"
-            " until next month; AWS's bill shows it"
+            f"the cost of refresh {refresh_id} is unknown, so nothing is launched before next"
+            " month; AWS's bill shows the cost"
         )
     return float(recent["usd"].sum()), ""
 
 
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
-    """Return the provider's rows of a mart; no rows before the first refresh."""
+    """Return this provider's rows of the mart `name`; no rows before the first refresh.
+
+    equal: values that columns of the rows must have.
+    """
     return reads.mart(workspace.warehouse, name, provider=workspace.provider.name, **equal)
 
 
 def _spot_margin(workspace: Workspace) -> float | None:
-    """Return the highest spot bid divided by the known spot price.
+    """Return the ratio of the highest spot bid to the known spot price.
 
     Returns None if [ec2] markets includes on-demand, because the on-demand price then limits the
     bid.
@@ -199,14 +204,15 @@ def _spot_margin(workspace: Workspace) -> float | None:
 
 
 def _beside(workspace: Workspace) -> float:
-    """Return the highest dollars per hour of a machine's volume, address and requests."""
+    """Return the maximum dollars per hour of a machine's volume, address and requests."""
     return most_usd_per_hour_beside(workspace.settings.ec2.volume_gib)
 
 
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
-    """Return the highest cost in dollars of a lease that lasts until its deadline.
+    """Return the maximum dollars that a lease costs if it lasts until its deadline.
 
-    dearest: highest known dollars per hour by instance type. Returns None if no price is known.
+    dearest: {instance type: highest known dollars per hour}. Returns None if neither the lease nor
+    `dearest` has a price.
     """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
@@ -227,12 +233,13 @@ class Tally:
         refresh_id: prefix of the campaign's lease ids.
         usd: dollars spent.
         runs: number of runs with a record.
+        launches: number of launches, including refused launches.
         by_status: number of runs by status.
-        seconds: duration of each phase.
+        seconds: {phase: seconds that all launches spent in it}.
         notes: messages for the user.
         refused: clusters that the provider could not supply, or whose machines lacked devices.
-        fetch_s: by workload, the seconds that a machine needs to download its data.
-        lacking: by workload, the reason why it cannot be measured.
+        fetch_s: {workload: seconds that a machine needs to download its data}.
+        lacking: {workload: the reason why it cannot be measured}.
     """
 
     cap_usd: float
@@ -278,8 +285,8 @@ class Tally:
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time, on the clock `time.monotonic`, at which `launch` must end.
 
-        This is the end of the campaign or the time at which its dollars are spent, whichever is
-        earlier.
+        This is the end of the campaign, or the time at which the launch has spent the campaign's
+        dollars if that is earlier.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:
@@ -292,8 +299,8 @@ class Tally:
     ) -> None:
         """Add the results of one launch to the tally.
 
-        `load_s` is the time in seconds that was needed to load its records. `cluster` is added to
-        `refused` if the provider could not supply it or its machines lacked devices.
+        load_s: the seconds that the launch's records took to load. cluster: the launched cluster;
+        it is added to `refused` if the provider could not supply it or its machines lacked devices.
         """
         self.launches += 1
         refused = served.outcome.startswith(REFUSED) and not served.over_cap

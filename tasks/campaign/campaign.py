@@ -49,8 +49,8 @@ from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
 from .budget import Tally, allowance, mart_of, patience_s
 
-# Most lists of launches that one campaign plans. With a champion, a list counts only if no run of
-# it was recorded.
+# Maximum number of lists of launches that a campaign plans. With a model in use (the champion), a
+# list counts only if none of its runs was recorded.
 MOST_LISTS = 4
 
 
@@ -63,8 +63,8 @@ def shop(
 ) -> list[PlannedLaunch]:
     """Return the launches to buy, in order, within the money and time that `tally` has left.
 
-    Clusters that the provider just refused and workloads without their data are left out. frames:
-    the training frames by name, as from `reads.training_frames`.
+    Clusters that the provider just refused and workloads without their data are left out.
+    frames: the result of `reads.training_frames`. champion: the model in use, or None.
     """
     workspace = workspace.without(tally.lacking)
     workloads = with_facts(workspace.measurable, frames["workloads"])
@@ -107,9 +107,10 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    Without a model in use, all launches of a plan are made before the next plan. With a model, a
-    new plan is made after each launch. Each plan uses all measurements so far. Clusters that the
-    provider refused are tried again only when no other launch is left to buy.
+    Without a model in use (`champion` is None), all launches of a plan are made before the next
+    plan. With a model, a new plan is made after each launch. Each plan uses all measurements so
+    far. Clusters that the provider refused are tried again only when no other launch is left to
+    buy. Elastic runs come last, if [campaign] elastic_runs is set.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -162,10 +163,11 @@ def _obstacle(
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
-    """Yield a launch for each workload whose cost of losing a machine was not measured yet.
+    """Yield a launch for each workload whose cost of losing a machine has not been measured yet.
 
-    The launch uses recommended machines and stops one of them during the run. Only local machines
-    are used, because they share a folder for checkpoints.
+    The launch uses recommended machines and stops one of them during the run. Workloads with
+    MOST_TRIES unsuccessful tries are left out. The caller uses local machines only, because they
+    share a folder for checkpoints.
     """
     runs = mart_of(workspace, "elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
@@ -184,7 +186,8 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
 def with_requirements_installed(workspace: Workspace) -> Workspace:
     """Return the workspace without workloads whose requirements cannot be installed here.
 
-    Only local hosts use this computer's Python. EC2 machines install requirements themselves.
+    The reasons are printed. Only local hosts use this computer's Python. EC2 machines install
+    requirements themselves.
     """
     refused = {} if workspace.spends_money else not_installable(workspace.settings)
     for name, reason in refused.items():
@@ -207,7 +210,7 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
-    """Return the failed runs of the current definitions of the workloads.
+    """Return the failed runs of the workloads' current definitions, and the failed network probes.
 
     Failures of machines, data or a package index are left out, because the run may succeed next
     time.
@@ -225,10 +228,10 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return predictions and setups of the model in use, with which a campaign values runs.
+    """Return the predictions and competing setups from which a campaign estimates a run's value.
 
-    Workloads and instance types are left out if their definition has changed since the model was
-    trained.
+    model: the model in use. Workloads and instance types are left out if their definition has
+    changed since the model was trained.
     """
     measured = model.trained  # modes added by with_compressed below still have to be measured
     for workload in workloads:
@@ -267,16 +270,16 @@ def outdating(workspace: Workspace) -> str:
     if not others:
         return ""
     return (
-        f"warning: the image of [ec2] ami_parameter has torch {line}; the first run on it makes"
-        f" {sum(others.values())} runs with torch {', '.join(sorted(others))} history."
-        " To keep them, name an image of their torch"
+        f"warning: the image of [ec2] ami_parameter has torch {line}. After the first run on it,"
+        f" {sum(others.values())} runs with torch {', '.join(sorted(others))} no longer count. To"
+        " keep them, name an image with their torch version"
     )
 
 
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
     """Return the launches that a refresh would make now.
 
-    This also works before the first refresh, when there is no warehouse.
+    There need not be a warehouse yet. If no machine has a price, the reason is printed.
     """
     provider = workspace.provider.name
     try:
@@ -292,9 +295,9 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return the frames without measurements of workloads whose definition has changed.
+    """Return the frames without runs and profiles of workloads whose definition has changed.
 
-    frames: the training frames by name.
+    frames: the result of `reads.training_frames`.
     """
     noted = frames["workloads"]
     digests = dict(zip(noted["workload"], noted["digest"], strict=True)) if len(noted) else {}
@@ -313,8 +316,9 @@ def serve_launch(
 
     The records stay in a folder or S3 prefix (the mailbox) until the caller loads them. If the
     worst-case cost does not fit under the caps, nothing is acquired and the result has a row with
-    status "refused". If an error or Ctrl-C stops the launch, the existing records are loaded into
-    the warehouse before the error is raised.
+    status "refused". If the data of all its workloads are missing, nothing is acquired either. If
+    an error or Ctrl-C stops the launch, the existing records are loaded into the warehouse before
+    the error is raised.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
@@ -355,9 +359,9 @@ def serve_launch(
 
 
 def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
-    """Return `job` without the workloads in `lacking`, and print the reason for each.
+    """Return `job` without the workloads in `lacking`, and print the reasons.
 
-    `lacking` maps a workload to the reason why its data are missing.
+    lacking: {workload: the reason why its data are missing}.
     """
     for name, why in lacking.items():
         reporter().say(f"{name} is not measured: {why}")
@@ -410,13 +414,13 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return the end of an attempt that `error`, raised in this process, stopped."""
+    """Describe the end of an attempt that was stopped by `error`, which this process raised."""
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")
     if isinstance(error, Exception):
         return AttemptEnd(how="lost", reason=str(error) or type(error).__name__)
     why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-    reason = f"the controller was stopped ({why})"
+    reason = f"the launching process was stopped ({why})"
     return AttemptEnd(how="lost", reason=reason, interrupted=True)
 
 

@@ -39,8 +39,8 @@ _UNCHECKED = (
 def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> list[Row]:
     """Return a row for each launch that a refresh or `srift measure` would make now.
 
-    wish: the request of `srift measure`; None for a refresh. `max_usd` is the dollar cap. If it is
-    None, the cap is `[campaign] max_usd` of srift.toml.
+    wish: the request of `srift measure`; None for a refresh.
+    max_usd: the dollar cap; None means `[campaign] max_usd` of srift.toml.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     offers = offers_now(workspace, now)
@@ -48,7 +48,7 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
         if max_usd is None:
             assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
             reporter().say(
-                f"no --max-usd: this dry run assumes {assumed}; {provider} requires --max-usd"
+                f"no --max-usd: assuming {assumed}; launches on {provider} require --max-usd"
             )
         offers = with_spot(offers, workspace.settings.campaign.market)
     tally = Tally.of(workspace, max_usd, "dry-run")
@@ -72,11 +72,11 @@ def planned(
     now: datetime,
     clients: Clients | None = None,
 ) -> list[Row]:
-    """Return a row for each launch, assuming that each earlier launch cost its estimate.
+    """Return a row for each launch, assuming that each earlier EC2 launch costs its estimate.
 
     The column `worst_usd` is the worst-case cost. It is None on local hosts and if the launch is
     refused. The column `said` has sentences about the launch, or the reason for the refusal.
-    `clients` are the AWS clients that look up data.
+    clients: the AWS clients that look up data; None means boto3's.
     """
     carrier = DataCarrier(workspace, clients)
     rows = launches_as_rows(launches)
@@ -98,9 +98,9 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return the offers, with assumed spot offers if `market` is spot and has no prices.
+    """Return the offers, and assumed spot offers if `market` is spot and no spot price is known.
 
-    The assumed spot prices are on-demand prices, which are upper bounds. `market` is the campaign's
+    The assumed spot prices are the on-demand prices, which are upper bounds. market: the campaign's
     market.
     """
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
@@ -116,8 +116,8 @@ def _requests(
 ) -> list[Row]:
     """Return a row for each AWS request of a launch, in order.
 
-    The requests for the security group come first, and then the requests of each attempt. A row has
-    the `action` and the shortened `request`. `name` is the lease id.
+    The requests for the security group come first, followed by the requests of each attempt. A row
+    has the `action` and the shortened `request`. name: the lease id.
     """
     ec2, region = workspace.settings.ec2, cluster.members[0].region
     here = [offer for offer in offers if offer.region == region]

@@ -43,10 +43,11 @@ _STEP = ("step_s", "step_low_s", "step_high_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """A user's request to measure `workload`.
+    """A user's request to measure a workload.
 
-    `clusters` are the clusters to measure on, such as "2xNAME+1xOTHER". If it is empty, Srift
-    chooses at most `pilots` runs that would improve the recommendation most.
+    clusters: where to measure, such as "2xNAME+1xOTHER". If it is empty, Srift chooses the runs
+        that would improve the recommendation most.
+    pilots: the maximum number of runs that Srift chooses.
     """
 
     workload: str
@@ -60,8 +61,8 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
     The price is from the campaign's market if the cluster is sold there, else from any market.
 
     Raises:
-        SettingsError: if the workload or an instance type is unknown, a text is not a cluster, a
-            type has no price, or this installation does not launch the cluster.
+        SettingsError: if the workload or an instance type is unknown, a text is not a cluster, no
+            zone sells the machines together at a known price, or the provider cannot launch them.
     """
     able = {workload.name for workload in workspace.measurable}
     if wish.workload in workspace.settings.workloads.keys() - able:
@@ -86,7 +87,7 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
     most = workspace.settings.campaign.max_hosts
     if cluster is None:
         near = nearest_names(names[-1], {offer.instance_type.name for offer in offers})
-        why = f"no zone and market sells these machines at a known price; {near}"
+        why = f"no zone and market sells all these machines at a known price; {near}"
     elif len(names) > most:
         why = f"a campaign launches at most {most} machines ([campaign] max_hosts)"
     else:
@@ -132,9 +133,9 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
 
 
 def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
-    """Return a row for each run of the launches `made`, with predicted and measured step time.
+    """Return a row for each run of the launches `made`, with predicted and measured step times.
 
-    The column `reason` says why a run was not measured; it is empty for measured runs.
+    The column `reason` says why a run was not measured. It is empty for measured runs.
     """
     runs, failures = (mart_of(case.workspace, name) for name in ("runs", "failed_runs"))
     measured = dict(zip(runs["run_id"].map(planned_id), runs["step_s"], strict=True))
@@ -161,9 +162,9 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 
 
 def _predicted(case: Case, run: PlannedRun) -> Row:
-    """Return the predicted step time of `run` and its bounds, as columns.
+    """Return the predicted step time of `run` and the bounds of its interval, as columns.
 
-    They are None if `run` is not a training run or the model cannot predict it.
+    The values are None if `run` is not a training run or the model cannot predict it.
     """
     known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
     found: Row = dict.fromkeys(_STEP)
@@ -179,9 +180,10 @@ def _known(case: Case) -> set[str]:
 def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     """Return the runs of a launch of `cluster`: missing profiles, and one training run.
 
-    There is a profile for each instance type of `cluster` without a profile in the warehouse. The
-    training run has the setup that the model predicts to be fastest. If the model cannot predict
-    it, the run uses the first mode on all devices at the smallest global batch.
+    A profile (compute times on one machine) is included for each instance type that has none in the
+    warehouse. The training run has the setup with the highest predicted throughput. If the model
+    cannot predict the cluster, the training run uses the first mode on all devices at the smallest
+    global batch.
 
     Raises:
         SettingsError: if the cluster cannot train the workload.
@@ -208,7 +210,7 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
 
 
 def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
-    """Return a training run of the setup on `cluster` with the most predicted samples per second.
+    """Return a training run on `cluster`, with the setup of the highest predicted throughput.
 
     Returns None if there is no model, if the model does not know an instance type, or if no setup
     is possible.
@@ -229,10 +231,10 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
-    """Return launches of up to `count` runs that would improve a recommendation most.
+    """Return launches with at most `count` runs that would improve a recommendation most.
 
-    There is one launch for each cluster. Runs for goals with a deadline or budget come first. If no
-    run would help a goal, the reason is printed.
+    Each cluster and market has one launch. Runs for goals with a deadline or budget come first. If
+    no run would help a goal, the reason is printed.
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     found: dict[str, tuple[Cluster, PlannedRun]] = {}
@@ -240,7 +242,11 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
         pilots = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
         if not pilots["runs"]:
-            why = "its choice is settled" if pilots["settled"] else pilots["reason"]
+            why = (
+                "the choice is settled, so that no run is needed"
+                if pilots["settled"]
+                else pilots["reason"]
+            )
             why = why or "a few runs would not settle the choice"
             reporter().say(f"{case.workload.name}, {goal.goal}: {why}")
         for row in pilots["runs"]:

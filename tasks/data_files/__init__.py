@@ -1,1 +1,1 @@
-"""Import and backtest data files: measurements, workloads and instance types."""
+"""Read files of measurements, workloads and instance types, to import or to backtest them."""

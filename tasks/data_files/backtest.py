@@ -1,4 +1,4 @@
-"""Run `srift backtest`: fit a model to one file, predict another file, and report the errors."""
+"""Run `srift backtest`: fit a model to a file, predict another file, and report the errors."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,10 @@ SEED = 0
 class Report:
     """The result of a backtest.
 
-    `rows` is the number of rows in the test file. `predicted` is the number of these rows that
-    could be predicted. `summary` is the table of errors and interval coverage. `sentences` are
-    warnings.
+    rows: number of rows in the test file.
+    predicted: number of rows that could be predicted.
+    summary: table of errors and interval coverage.
+    sentences: warnings.
     """
 
     provider: str
@@ -54,10 +55,12 @@ def backtest(
 ) -> Report:
     """Fit a model to the file `train`, predict the file `test`, and report the errors.
 
-    If `predictions` is given, the rows of `test` are written to this file with their predictions.
-    `workloads` is a file with facts of workloads, `catalogue` a file of instance types. Raises
-    ImportRefused if an input file is refused. Raises OSError if `predictions` cannot be written or
-    is one of the input files.
+    workloads: file with facts of workloads. catalogue: file of instance types.
+    predictions: file to which the rows of `test` are written with their predictions.
+
+    Raises:
+        ImportRefused: if an input file is refused.
+        OSError: if `predictions` cannot be written or is one of the input files.
     """
     inputs = [path.resolve() for path in (train, test, workloads, catalogue) if path]
     if predictions and predictions.resolve() in inputs:
@@ -76,7 +79,7 @@ def backtest(
     try:
         predicted = pure.backtest(data, frame, seed=SEED)
     except ValueError as error:
-        raise ImportRefused(train, [f"no model can be fitted to it: {error}"]) from error
+        raise ImportRefused(train, [f"no model can be fitted to this file: {error}"]) from error
     if predictions:
         columns = list(pure.PREDICTED)
         rows = read_table(test).drop_columns("place").to_pandas()
@@ -106,6 +109,6 @@ def _one_provider(files: dict[Path, pd.DataFrame]) -> str:
     for path, runs in files.items():
         providers |= set(runs["provider"])
         if len(runs) == 0 or len(providers) > 1:
-            problem = f"all rows must belong to one provider, not to {sorted(providers)}"
+            problem = f"all rows must belong to the same provider; found: {sorted(providers)}"
             raise ImportRefused(path, [problem])
     return providers.pop()

@@ -1,4 +1,4 @@
-"""Read instance types from a catalogue file (CSV or Parquet) that uses EC2's column names."""
+"""Read instance types from a catalogue file: CSV or Parquet, with the columns of CatalogueRow."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class CatalogueRow(BaseModel):
         """Return the number of devices; None if it is unknown.
 
         A GPU count of 0 in the file means a part of one GPU, so the number is 1. Without an
-        accelerator, the processor is the only device.
+        accelerator, the CPU is the only device.
         """
         count = self.gpu_count if self.gpu_count is not None else self.accelerator_count
         if count is None:
@@ -52,8 +52,8 @@ class CatalogueRow(BaseModel):
 def read_catalogue(path: Path) -> pd.DataFrame:
     """Return the instance types of the file, in the columns of the mart `instance_types`.
 
-    The file has no peak rates (TFLOP/s); they are looked up by the name of the device. Raises
-    ImportRefused if a value is bad, a type is repeated or the file cannot be read.
+    The file has no peak rates (TFLOP/s), so the function looks them up by the name of the device.
+    Raises ImportRefused if a value is bad, a type is repeated or the file cannot be read.
     """
     rows = [
         (

@@ -1,7 +1,7 @@
-"""Run `srift import` and `srift forget`: load measurements made elsewhere and facts of workloads.
+"""Run `srift import` and `srift forget`: load measurements from elsewhere and facts of workloads.
 
 A forgotten import stays in the warehouse, but the model no longer learns from it. Importing the
-same files again restores it.
+same files again restores the import.
 """
 
 import hashlib
@@ -58,9 +58,10 @@ Types = Mapping[str, Mapping[str, tuple[int, str]]]
 class Imported:
     """The result of an import.
 
-    `rows` is the number of rows in the file. `new` is the number of these rows that are new or were
-    forgotten before. `counts[title][name]` is a line of the summary, for example the number of rows
-    of a workload. `sentences` are warnings.
+    rows: number of rows in the file of measurements.
+    new: number of rows that are new or were forgotten before.
+    counts: {title: {name: count}}, the lines of the summary, such as the rows of each workload.
+    sentences: warnings.
     """
 
     import_id: str = ""
@@ -86,8 +87,9 @@ class Imported:
 class Forgotten:
     """The result of `srift forget`.
 
-    `rows` is the number of measurements that no longer count. `facts` is the number of workloads
-    whose facts no longer count. `sentence` is the message to the user.
+    rows: number of measurements that no longer count.
+    facts: number of workloads whose facts no longer count.
+    sentence: the message to the user.
     """
 
     import_id: str
@@ -104,9 +106,9 @@ class ImportFiles:
     workloads: Path | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
-        """Return a digest of the files and providers.
+        """Return a digest of the files and providers, as sixteen hex digits.
 
-        For the measurements that ship with Srift, returns PUBLIC_IMPORT.
+        Returns PUBLIC_IMPORT for the measurements that ship with Srift.
         """
         rows, facts = (
             digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)
@@ -128,10 +130,15 @@ def import_measurements(
 ) -> Imported:
     """Load measurements, facts of workloads, or both, in one transaction.
 
-    Loading the same files again changes nothing. `local_types` are the names of local instance
-    types. If `force` is True, implausible rows are loaded too. If `dry_run` is True, the files are
-    checked but nothing is loaded. Raises ImportRefused if a file is refused, and WarehouseError if
-    the warehouse cannot be written. Nothing is loaded in either case.
+    Loading the same files again changes nothing.
+
+    local_types: names of the local instance types.
+    force: if True, implausible rows are loaded too.
+    dry_run: if True, the files are checked but nothing is loaded.
+
+    Raises:
+        ImportRefused: if a file is refused. Nothing is loaded.
+        WarehouseError: if the warehouse cannot be written. Nothing is loaded.
     """
     path, found = files.measurements, Imported(dry_run=dry_run)
     facts, ignored = read_facts(files.workloads) if files.workloads else ([], [])
@@ -172,8 +179,8 @@ def import_measurements(
 def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
     """Yield a connection with an open transaction.
 
-    If there is no warehouse, a dry run must not create it. The connection is then to an empty
-    warehouse in memory.
+    A dry run must not create a warehouse. If there is none, the connection is to an empty warehouse
+    in memory.
     """
     if warehouse.exists() or not dry_run:
         with warehouse.transact() as connection:
@@ -193,9 +200,13 @@ def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -
     unknown = sorted(set(counts.get("instance type", ())) - known)
     doubts = []
     if unknown:
-        doubts.append(f"no data sheet is known for {', '.join(unknown)}: only measured rows count")
+        doubts.append(
+            f"no data sheet is known for {', '.join(unknown)}: predictions need measured rows"
+        )
     if other:
-        doubts.append(f"{other} rows repeat a known run_id with another step_s: the first counts")
+        doubts.append(
+            f"{other} rows repeat a known run_id with another step_s: the stored step_s counts"
+        )
     return doubts
 
 
@@ -207,8 +218,9 @@ def _judge(
 ) -> None:
     """Raise ImportRefused if rows of the file are implausible.
 
-    Only new rows and rows of `workloads`, whose facts are imported too, are checked. `types` has
-    the number of devices and the device's name, by provider and instance type.
+    types: {provider: {instance type: (device count, device name)}}.
+    workloads: the workloads whose facts are imported too. All their rows are checked. Of all other
+    workloads, only new rows are checked.
     """
     peaks = [
         {
@@ -231,8 +243,9 @@ def _judge(
 def load_public(workspace: Workspace, now: datetime) -> int:
     """Import the public step times that ship with Srift, and return the number of rows.
 
-    Returns 0 if they were imported before, or if EC2 is emulated. Emulated machines differ from the
-    measured machines. Raises WarehouseError if the warehouse cannot be written.
+    Does nothing and returns 0 if they were imported before, or if EC2 is emulated, because emulated
+    machines differ from the measured machines. Raises WarehouseError if the warehouse cannot be
+    written.
     """
     warehouse = workspace.warehouse
     if workspace.settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
@@ -243,8 +256,8 @@ def load_public(workspace: Workspace, now: datetime) -> int:
         note_instance_types(connection, public_machines(), noted_at=now)
     loaded = import_measurements(warehouse, files, now, force=True)
     reporter().say(
-        f"loaded {loaded.rows} rows, {ORIGIN}. They count for a workload until you measure it."
-        f" To remove them all, type `srift forget {PUBLIC_IMPORT}`"
+        f"loaded {loaded.rows} rows: {ORIGIN}. They count for a workload until you measure it."
+        f" To remove all of them, type `srift forget {PUBLIC_IMPORT}`"
     )
     return loaded.rows
 
@@ -252,11 +265,13 @@ def load_public(workspace: Workspace, now: datetime) -> int:
 def asked_of_public(
     workspace: Workspace, workload: str, now: datetime, *, shape: bool = False
 ) -> Workspace:
-    """Return the workspace with the added workloads whose packaged step times are in use.
+    """Return the workspace with the workloads whose public step times are in use.
 
-    The packaged step times are imported first if `workload` has no measurements, and is a packaged
-    workload or a transformer. `shape` is True if the question has a transformer's shape. Raises
-    WarehouseError if the warehouse cannot be written.
+    The public step times are imported first if the question needs them: if `workload` has no
+    measurements on EC2, and is either a transformer or a public workload without code in
+    srift.toml. shape: True if the question has a transformer's shape.
+
+    Raises WarehouseError if the warehouse cannot be written.
     """
     spec = workspace.settings.workloads.get(workload)
     public = workload in packaged_names() and (spec is None or spec.entrypoint is None)
@@ -286,8 +301,8 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
     rows, facts = gone["rows_gone"], gone["facts_gone"]
     sentence = (
         f"import {import_id} is forgotten: {rows} rows and facts of {facts} workloads no longer"
-        f" count. The model contains them until {_refreshes(imports[import_id]['providers'])};"
-        " importing the files again restores them"
+        f" count. The model includes them until {_refreshes(imports[import_id]['providers'])}"
+        " runs; importing the files again restores them"
     )
     return Forgotten(import_id=import_id, rows=rows, facts=facts, sentence=sentence)
 
@@ -299,5 +314,5 @@ def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
 
 
 def _refreshes(providers: Iterable[str]) -> str:
-    """Return the commands that refit the model of each provider without starting machines."""
+    """Return the commands that fit the models of `providers` again without starting machines."""
     return " and ".join(f"`{refresh_command(one, '0')}`" for one in providers)

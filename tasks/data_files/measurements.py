@@ -58,7 +58,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
 
 
 class Facts(BaseModel):
-    """The facts of one workload: a row of a file for the option `--workloads`."""
+    """The facts of one workload: a row of the file that the option `--workloads` names."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -75,8 +75,9 @@ class Facts(BaseModel):
 def stage_measurements(connection: Connection, path: Path, now: datetime) -> list[str]:
     """Read a file into the temporary table `staged` of `connection`.
 
-    Returns the names of the file's unknown columns, which are ignored. Times more than a day later
-    than `now` are bad. Raises ImportRefused, which names every bad value.
+    Returns the names of the file's unknown columns, which are ignored. Raises ImportRefused if a
+    required column is missing or a value is bad, such as a time more than a day after `now`. The
+    message lists the bad values.
     """
     table = read_table(path)
     required = ("workload", "cluster", "batch_per_device", "step_s")
@@ -96,7 +97,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
 
 
 def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return the file's rows in the columns of the mart `runs`, and the names of unknown columns.
+    """Return the file's rows with the columns of the mart `runs`, and the unknown columns' names.
 
     Raises ImportRefused if a value is bad.
     """
@@ -108,10 +109,10 @@ def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
 def read_descriptions(
     path: Path, kind: type[_Described], *, key: str
 ) -> tuple[list[_Described], list[str]]:
-    """Return the file's rows as instances of the model `kind`, and the names of unknown columns.
+    """Return the file's rows as instances of `kind`, and the names of unknown columns.
 
-    `key` is the column that identifies a row. Raises ImportRefused if a value is bad, or if two
-    rows have the same value in the column `key`.
+    kind: a pydantic model. key: the column that identifies a row. Raises ImportRefused if a value
+    is bad, or if two rows have the same value in the column `key`.
     """
     table = read_table(path)
     required = [name for name, field in kind.model_fields.items() if field.is_required()]
@@ -137,7 +138,7 @@ def read_descriptions(
 
 
 def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of a `--workloads` file, and the names of unknown columns.
+    """Return the rows of a file with facts of workloads, and the names of its unknown columns.
 
     A row has only the facts that the file states. Raises ImportRefused if a value is bad or a
     workload is repeated.
@@ -160,10 +161,10 @@ def _unknown_columns(
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read a CSV or Parquet file and add a column `place`, the number of the line or row.
+    """Read a CSV or Parquet file, and add a column `place` with the number of the line or row.
 
-    The header of a CSV file is line 1. CSV values are texts. Raises ImportRefused if the file
-    cannot be read, or if a line has more values than the header has columns.
+    The header of a CSV file is line 1. The values of a CSV file are texts. Raises ImportRefused if
+    the file cannot be read, or if a line has more values than the header has columns.
     """
     try:
         if is_parquet(path):

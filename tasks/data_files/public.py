@@ -1,7 +1,7 @@
-"""Provide the public step times that ship with Srift (warehouse/seeds).
+"""Read the public step times that ship with Srift (warehouse/seeds).
 
-Srift imports them when they are first needed. After a user forgets this import, Srift does not
-import it again.
+Srift imports these step times when it first needs them. If a user forgets the import, Srift does
+not import them again.
 """
 
 import csv
@@ -21,7 +21,7 @@ from ..workspace.settings import WorkloadSettings
 from ..workspace.workspace import Workspace
 
 PROVIDER = "ec2"
-PUBLIC_IMPORT = "public-steps"  # staging views recognise packaged imports by `public-`
+PUBLIC_IMPORT = "public-steps"  # staging views recognize packaged imports by the prefix `public-`
 ORIGIN = "public step times that came with Srift (warehouse/seeds/README.md)"
 
 FOLDER = Path(package.__file__).parent / "seeds"
@@ -30,7 +30,7 @@ MEASUREMENTS, FACTS = FOLDER / "public_steps.parquet", FOLDER / "workloads.csv"
 
 @cache
 def public_workloads() -> dict[str, WorkloadSettings]:
-    """Return the settings (samples, batches and goals) of the packaged workloads, by name."""
+    """Return the packaged workloads as {name: settings} with samples, batches and goals."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
@@ -43,9 +43,9 @@ def packaged_names() -> frozenset[str]:
 
 
 def public_machines() -> list[dict[Any, Any]]:
-    """Return the machines that no provider offers and on which packaged step times were measured.
+    """Return the instance types of packaged step times that no provider offers.
 
-    The rows have columns of the mart `instance_types`.
+    The rows have the columns of the mart `instance_types`.
     """
     table = pd.read_csv(FOLDER / "machines.csv").astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
@@ -53,9 +53,10 @@ def public_machines() -> list[dict[Any, Any]]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return the workspace after adding the workloads whose public step times are in use.
+    """Return the workspace with the workloads whose public step times are in use.
 
-    If the user's settings have a workload of the same name, the user's workload is kept.
+    If srift.toml has a workload of the same name, the workload of srift.toml is kept. If the
+    provider is not EC2, the workspace is returned unchanged.
     """
     if workspace.provider.name != PROVIDER:
         return workspace
@@ -68,5 +69,5 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
-    """True if all step times of the workload in the warehouse came with the package."""
+    """Return True if all step times of the workload in the warehouse are public step times."""
     return workload in public_rows(warehouse, provider)

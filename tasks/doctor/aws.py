@@ -1,4 +1,4 @@
-"""Check an AWS account: credentials, bucket, roles, and the launches and quotas of each region.
+"""Check an AWS account: credentials, bucket, roles, and launches and quotas in each region.
 
 The requests of a launch are sent as dry runs. The checks start no machine and leave nothing behind.
 """
@@ -26,18 +26,18 @@ from .data import examine_data
 from .findings import Finding, judged
 
 MAX_CLOCK_S = 240.0  # AWS refuses requests signed more than 300 s before or after its time
-# EC2's service roles. An account has them after its first spot machine and its first fleet.
+# EC2's service-linked roles. AWS creates them with an account's first spot machine and first fleet.
 SERVICE_ROLES = {
     "AWSServiceRoleForEC2Spot": "spot.amazonaws.com",
     "AWSServiceRoleForEC2Fleet": "ec2fleet.amazonaws.com",
 }
-_EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # suffixes of the public groups in an ACL
+_EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # ends of the URIs of public groups in an ACL
 
 
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
-    """Return findings about the AWS account.
+    """Return the findings on the AWS account.
 
-    If an early check fails, the checks that depend on it are skipped.
+    If a check fails, the checks that depend on it are skipped.
     """
     ec2 = settings.ec2
     found = [judged("settings", _settings, ec2)]
@@ -107,9 +107,9 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _private(api: Ec2Api, ec2: Ec2) -> str:
-    """Raise Wrong if the bucket's policy or ACL makes it public.
+    """Raise Wrong if the bucket's policy or ACL makes the bucket public.
 
-    The policy and the ACL have no effect if the bucket blocks public access.
+    A policy or an ACL does not count if the bucket's settings block its public access.
     """
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
@@ -136,7 +136,7 @@ def _usable(api: Ec2Api, ec2: Ec2) -> str:
     try:
         api.ask("s3:GetObject", region, **words)
         if not api.ask("s3:ListBucket", region, Bucket=ec2.bucket, Prefix=key).get("Contents"):
-            raise Wrong(f"{key} was written, but the bucket does not list it")
+            raise Wrong(f"{key} was written, but a list of the bucket lacks it")
     finally:
         api.ask("s3:DeleteObject", region, **words)
     return f"an object under {ec2.prefix}/ was written, read, listed and deleted"
@@ -157,13 +157,15 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
 
 
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
-    """Check the image and subnets for two machines of the smallest type, and dry-run a launch."""
+    """Check image and subnets, and dry-run a launch of two machines of the smallest type."""
     check, several = f"launches in {region}", packaged().several_interfaces
     pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
     pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]
     if not pairs:
         yield Finding(
-            check, "note", "not tried: no chosen instance type is known to be sold in this region"
+            check,
+            "note",
+            "not tried: no type of [ec2] instance_types is known to be sold in this region",
         )
         return
     cluster = min(pairs, key=lambda pair: pair.members[0].instance_type.cores)
@@ -185,9 +187,9 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 
 
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
-    """Dry-run every request of a launch that creates something.
+    """Dry-run every request of a launch that creates a resource.
 
-    The security group and the placement group do not exist yet, so the requests leave them out.
+    The security group and the placement group do not exist yet, so the requests do not name them.
     """
     check, allowed = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]

@@ -18,9 +18,10 @@ _GIB = 2**30
 
 
 def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Finding]:
-    """Yield a finding for the data of each workload.
+    """Yield findings on the data of each workload.
 
-    api: if given, the data are checked for EC2 machines, including data in S3.
+    api: the AWS client for a check on behalf of EC2 machines. None means local hosts; data in S3
+    are then not checked.
     """
     for name in settings.workloads:
         check = f"data of {name}"
@@ -44,7 +45,7 @@ def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Find
 def statements(ec2: Ec2, *sources: Path | Address) -> list[dict[str, Any]]:
     """Return the IAM statements that let machines read the S3 addresses in `sources`.
 
-    Folders need no statement, and neither do addresses that deployments/iam already allows.
+    Folders need no statement. Neither do addresses that the policies in deployments/iam allow.
     """
     found: list[dict[str, Any]] = []
     ours = f"s3://{ec2.bucket}/{ec2.prefix}/data/"
@@ -73,7 +74,7 @@ def _listed(api: Ec2Api, ec2: Ec2, address: Address) -> str:
             raise NotChecked(f"{address}: {error}") from None
         raise
     if not listed:
-        raise Wrong(f"{address} holds no object: `aws s3 ls {address}` shows what is there")
+        raise Wrong(f"{address} contains no object: `aws s3 ls {address}` shows what is there")
     size = sum(one["Size"] for one in listed)
     _check_room(ec2, size)
     return f"{len(listed)} objects of {said_bytes(size)} at {address}"

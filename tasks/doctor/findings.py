@@ -29,9 +29,9 @@ class NotChecked(Exception):
 def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
     """Run a check, and return its result as a finding.
 
-    ask: the function to call with `given`. Its text becomes a finding `ok`, an error a finding
-    `wrong`. The finding is a `note` if the check could not run, or if the warehouse is missing or
-    busy.
+    ask: the check, which is called with `given`. The text that it returns becomes a finding `ok`.
+    An error becomes a finding `wrong`, or a `note` if the check could not run or the warehouse is
+    missing or busy.
     """
     try:
         return Finding(check, "ok", ask(*given))
@@ -53,4 +53,6 @@ def as_text(findings: Sequence[Finding]) -> str:
     width = max(len(one.check) for one in findings)
     lines = [f"{one.status:5}  {one.check:{width}}  {one.says}" for one in findings]
     wrong = len(problems(findings))
-    return "\n".join([*lines, f"{wrong} to fix" if wrong else "all is well: a refresh can start"])
+    return "\n".join(
+        [*lines, f"problems to fix: {wrong}" if wrong else "all is well: a refresh can start"]
+    )

@@ -13,7 +13,7 @@ ACCOUNT = "123456789012"  # the example account of AWS's documentation
 
 
 def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None) -> dict[str, Any]:
-    """Return the IAM policies as JSON objects, by file name without suffix.
+    """Return the IAM policies as {file name without suffix: JSON object}.
 
     account: number of the AWS account; None means the example account of AWS's documentation.
     node_role: name of the machines' role. The default is the name of their instance profile.

@@ -1,4 +1,4 @@
-"""Check what a refresh needs. The checks start no machine and change nothing."""
+"""Check everything that a refresh needs, for `srift doctor`. The checks start no machine."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from .iam_policies import policies
 
 
 def examine(settings: Settings, provider: str) -> list[Finding]:
-    """Run all checks, and return their findings in the order in which to fix problems.
+    """Run all checks, and return the findings in the order in which to fix problems.
 
     Raises SettingsError if the provider is unknown.
     """
@@ -50,7 +50,7 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
 
 
 def trouble_of(settings: Settings) -> list[str]:
-    """Return a sentence for each problem of SRIFT_HOME.
+    """Return a sentence for each problem that `examine_home` finds.
 
     The warehouse is opened, but its rows are not read.
     """
@@ -58,10 +58,16 @@ def trouble_of(settings: Settings) -> list[str]:
 
 
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
-    """Raise ProviderError if a refresh would spend money and a check fails.
+    """Refuse a refresh whose checks fail.
 
-    The message names all problems. A refresh that spends no money needs only a writable home and
-    the data of its workloads. Raises Wrong or SettingsError if home or data cannot be used.
+    A refresh that spends no money needs only a writable SRIFT_HOME and the workloads' data. A
+    refresh that spends money must pass all checks.
+
+    Raises:
+        Wrong: if SRIFT_HOME is not writable or its disk is nearly full.
+        SettingsError: if the data of a workload cannot be used.
+        ProviderError: if the refresh would spend money and a check fails. The message names all
+            problems.
     """
     check_home(settings.home)
     for name in settings.workloads:
@@ -82,7 +88,7 @@ def policies_of(settings: Settings) -> dict[str, Any]:
 
 
 def share_warehouse(settings: Settings) -> str:
-    """Copy the rows of the home's warehouse file into the shared warehouse, and return a message.
+    """Copy the rows of the warehouse file in SRIFT_HOME to the shared warehouse; return a message.
 
     The file is kept. Raises SettingsError if srift.toml names no shared warehouse.
     """
@@ -90,8 +96,8 @@ def share_warehouse(settings: Settings) -> str:
     if not isinstance(shared, SharedWarehouse):
         raise SettingsError("no warehouse is shared: add a section [shared] to srift.toml")
     copied = shared.carry_over(file)
-    rows = [f"{count} of {table}" for table, count in copied.items() if count]
-    return f"copied into {shared}: {', '.join(rows) or 'nothing new'}. {file} is no longer read"
+    rows = [f"{count} rows of {table}" for table, count in copied.items() if count]
+    return f"copied to {shared}: {', '.join(rows) or 'nothing new'}. {file} is no longer used"
 
 
 def _warehouse(warehouse: Warehouse, thorough: bool) -> str:

@@ -1,7 +1,8 @@
 """Run two steps of a workload on this machine, in each of its precisions, for `srift check`.
 
-The steps run in the same way as on a host: code from an archive, installed requirements and a clean
-environment. If namespaces are available, the steps have no network and see no other processes.
+The steps run as on a local host: with the code that would be sent, installed requirements and clean
+environment variables. If Linux namespaces are available, the steps have no network and see no other
+processes.
 """
 
 import json
@@ -24,7 +25,7 @@ from ..workspace.environments import install_at
 from ..workspace.settings import Settings
 from ..workspace.sources import Source
 
-_SHARE = 4  # the check uses a quarter of the least global batch, as one of four devices would
+_SHARE = 4  # the check uses a quarter of the smallest global batch, like one of four devices
 
 
 class CheckFailed(Exception):
@@ -37,9 +38,13 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     """Run two steps of workload `name` in each of its precisions, and return the results.
 
     The result has the workload, its entrypoint, the batch per device, notes, and a result for each
-    precision. timeout_s: most seconds that the steps may take, without the installation of
-    requirements. Raises SettingsError if the workload is unknown, and CheckFailed if the check does
-    not finish.
+    precision.
+
+    timeout_s: maximum seconds for the steps, without the installation of requirements.
+
+    Raises:
+        SettingsError: if the workload is unknown, or its code or data cannot be sent.
+        CheckFailed: if the requirements cannot be installed, or the check does not finish.
     """
     file, source = settings.travelling(name)
     if data := settings.data(name):
@@ -54,7 +59,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     isolation = detect()
     notes = [f"{link} is a link that is not sent to machines" for link in source.left_out]
     if not isolation.namespaces:
-        notes.append(f"the check had network access, which hosts lack: {isolation.why_not}")
+        notes.append(f"the check had network access, unlike a local host: {isolation.why_not}")
     others = (*COMPRESSED, *COMBINED, *SWITCHES[1:])
     if untried := [one for one in (*stated.strategies, *stated.switches) if one in others]:
         notes.append(f"not checked: {', '.join(untried)}")
@@ -97,7 +102,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
 
 
 def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Write the workload's code below `place`/home, and the package `node` below `place`/code."""
+    """Write the workload's code to `place`/home, and Srift's package `node` to `place`/code."""
     content, target = source.travels_as(source.read()), place / "home" / file.file
     target.parent.mkdir(parents=True)
     if file.folder:

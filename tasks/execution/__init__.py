@@ -1,1 +1,1 @@
-"""Run launches: start attempts, handle lost machines, and load the records of the runs."""
+"""Carry out launches: run torchrun, handle lost machines, and load the records of the runs."""

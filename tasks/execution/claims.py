@@ -1,8 +1,9 @@
 """Claim a refresh's dollars in the shared warehouse, so that a team keeps its monthly cap.
 
 A claim is a row that reserves dollars. A refresh claims its cap before it buys machines, and may
-not use dollars that earlier claims reserve. A home settles its claim when the refresh has ended and
-no machine is left. If a home never returns, its claim counts until the month of `may_cost_until`.
+not use dollars that earlier claims reserve. An installation (a SRIFT_HOME) settles its claim when
+the refresh has ended and no machine is left. A claim that is never settled counts until the end of
+the month in its column `may_cost_until`.
 """
 
 import socket
@@ -30,7 +31,7 @@ _AFTER = timedelta(hours=2)
 def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> None:
     """Reserve `usd` dollars of the team's monthly cap for the refresh `refresh_id`.
 
-    Does nothing if `usd` is 0, the provider is free or the warehouse is not shared.
+    Does nothing if `usd` is 0, the machines cost nothing or the warehouse is not shared.
     """
     if usd and _shares_a_month(workspace):
         until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
@@ -41,10 +42,11 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
-    """Release the dollars that this home reserved for refreshes without running machines.
+    """Release the dollars that this SRIFT_HOME reserved for refreshes that have no machines left.
 
-    over: id of a refresh that has ended. If given, only its dollars are released. A failure prints
-    a note, and the next `srift reap` tries again.
+    over: id of a refresh that has ended; only the dollars of this refresh are released. If it is
+    empty, all refreshes count except the refresh that is running.
+    A failure prints a note, and the next `srift reap` tries again.
     """
     # list the files before reading leases: a campaign that begins during this call keeps its claim
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
@@ -64,15 +66,15 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
             file.unlink(missing_ok=True)
     except Exception as error:  # measurements must not be lost because a claim stays open
         reporter().say(
-            f"note: this home's reserved dollars stay reserved until `srift reap` runs: {error}"
+            f"note: dollars of this SRIFT_HOME stay reserved until `srift reap` runs: {error}"
         )
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
-    """Return other homes' reservations of dollars that may be spent after `month_start`.
+    """Return the claims of other installations whose dollars may be spent after `month_start`.
 
-    before: a refresh id. Reservations made after that refresh's own are left out. The result has
-    rows of the mart `claims`.
+    before: a refresh id. Claims that are newer than the claim of this refresh are left out.
+    Returns rows of the mart `claims`; none if the warehouse is not shared.
     """
     if not _shares_a_month(workspace):
         return []
@@ -92,15 +94,16 @@ def _shares_a_month(workspace: Workspace) -> bool:
 
 
 def _folder(workspace: Workspace) -> Path:
-    """Return the folder with one file for each claim (reserved dollars) of this home.
+    """Return the folder with one file for each claim of this SRIFT_HOME.
 
-    Files identify the claims because host names and folders may be renamed or reused.
+    A file's name is the refresh id of a claim. Host names and paths cannot identify the claims,
+    because they may be renamed or reused.
     """
     return workspace.home / "claims"
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Return the reservations of dollars by all homes that are still valid, oldest first."""
+    """Return the claims of all installations that are not settled yet, oldest first."""
     try:
         found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     except WarehouseMissing:

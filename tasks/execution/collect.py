@@ -1,7 +1,7 @@
 """End machines that outlived their deadline, and load the records of all ended leases.
 
-A lease is the file that records a launch. This code runs after every launch, before every refresh
-and in `srift reap`. Each record is loaded once.
+A lease is the record of a launch, written before machines are requested. This code runs after every
+launch, before every refresh and in `srift reap`. Each record is loaded once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ SWEPT_WITHIN = timedelta(hours=1)
 def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
     """Load the records of every ended lease, then delete the lease. A second call adds nothing.
 
-    If another process runs a refresh, that process loads the leases of its refresh.
+    If another process is running a refresh, the leases of that refresh are left to it.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -54,8 +54,9 @@ def collect_launch(
 def reap_now(provider: str | None = None) -> list[str]:
     """End overdue machines, load their records, and return one sentence per action.
 
-    provider: None means every provider that this home has used, paid providers first. If a provider
-    fails, the next provider is still handled.
+    provider: None means every provider that this SRIFT_HOME has used, paid providers first. If a
+    provider fails, the remaining providers are still handled.
+
     Raises NotSwept if some regions, leases or providers could not be checked.
     """
     done, unswept = list[str](), dict[str, str]()
@@ -95,7 +96,7 @@ def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     """End overdue and abandoned leases, then load the records of all ended leases.
 
-    A lease is overdue after its deadline. It is abandoned if its controller process has died.
+    A lease is overdue after its deadline. It is abandoned if the process that launched it has died.
     Returns one sentence per action. Raises NotSwept, after everything else is done, if some regions
     or leases could not be checked.
     """
@@ -125,7 +126,7 @@ def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:
         raise ProviderError(
-            "nothing was bought: these regions had no search for old machines in the last hour:"
+            "nothing was bought: overdue machines were not searched for in the last hour in"
             f" {', '.join(regions)}. Run `srift reap --provider {workspace.provider.name}`, then"
             " try again"
         )

@@ -1,8 +1,10 @@
-"""Copy a workload's data to the place where machines read them, before machines are requested.
+"""Copy a workload's data to where machines can read them, before machines are requested.
 
-             local hosts                                  machines of EC2
-a folder     read in place                                uploaded once below data/ of [ec2] bucket
-an address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
+The setting `data` is a folder on this machine or an S3 address:
+
+             local hosts                                  EC2 machines
+folder       read in place                                uploaded once below data/ of [ec2] bucket
+S3 address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
 
 If a workload's data cannot be copied, only the runs of this workload are left out.
 """
@@ -39,10 +41,10 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """The location from which machines read a workload's data, and the transfer that is needed.
+    """Where machines read the data of the workload `name`, and the transfer that is needed first.
 
     place: the folder on this machine, or the S3 address, from which machines read.
-    files: size in bytes by file name; None if unknown.
+    files: {name: size in bytes}; None if unknown.
     move: "fetch", "upload", or empty if no transfer is needed.
     problem: why the data cannot be used; empty if they can.
     """
@@ -65,18 +67,21 @@ class DataPlan:
 
 
 class DataCarrier:
-    """Plans and makes the transfers of workloads' data. `clients` replaces boto3's in tests."""
+    """Plans and makes the transfers of workloads' data. Tests replace the boto3 clients."""
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
         self._settings = workspace.settings
-        self._planned: dict[str, DataPlan] = {}  # by workload: the launches of a dry run share data
+        self._planned: dict[
+            str, DataPlan
+        ] = {}  # by workload, because launches of a dry run share data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a transfer plan for each workload of one launch that has data.
 
-        `names` are the workloads, `region` the region of the machines. On EC2, the data of all
-        workloads must fit together on a machine's volume. Nothing is transferred.
+        names: the workloads of the launch. region: the region of its machines. On EC2, the data of
+        all workloads together must fit on a machine's volume. If a workload's data cannot be used,
+        its plan has a `problem`. Nothing is transferred.
         """
         found, taken = [], 0
         for name in names:
@@ -144,29 +149,29 @@ class DataCarrier:
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")
 
     def _listed(self, address: Address) -> dict[str, int]:
-        """Return the size in bytes of each file below `address`, by file name.
+        """Return the files below `address` as {name: size in bytes}.
 
         Raises ValueError if there are no files, too many files or unsafe names, and ProviderError
         if AWS refuses the request.
         """
         listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         if len(listed) > MOST_FILES:
-            raise BadData(
-                f"{address} holds more than {MOST_FILES} objects: pack them into archives"
-            )
+            raise BadData(f"{address} has more than {MOST_FILES} objects: pack them into archives")
         sizes = {stored["Key"]: stored["Size"] for stored in listed}
         keys = files_of(sizes, address.prefix)
         if not keys:
-            raise BadData(f"{address} holds no object: `aws s3 ls {address}` shows what is there")
+            raise BadData(
+                f"{address} contains no object: `aws s3 ls {address}` shows what is there"
+            )
         return {name: sizes[key] for name, key in keys.items()}
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
-        """Raise BadData if `size` bytes exceed the free disk space."""
+        """Raise BadData if the disk of SRIFT_HOME has too little free space for `size` bytes."""
         home = self._settings.home
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"the data take {said_bytes(size)}, and the disk of {home} has too little room:"
+                f"the data take {said_bytes(size)}, and the disk of {home} has too little space:"
                 f" run `aws s3 sync {address} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
 
@@ -185,9 +190,9 @@ class DataCarrier:
             )
 
     def _uploaded(self, data: WorkloadData) -> Address:
-        """Return the S3 address to which a folder is uploaded.
+        """Return the S3 address to which the folder of `data` is uploaded.
 
-        The folder's path is part of the address, so two folders never share an address.
+        The address depends on the folder's path, so that two folders never share an address.
         """
         ec2 = self._settings.ec2
         digest = hashlib.sha256(f"{data.digest} {data.source}".encode()).hexdigest()[:16]
@@ -230,7 +235,7 @@ class DataCarrier:
 
 
 def fetch_s(plan: DataPlan) -> float:
-    """Return the estimated seconds that a machine needs to download the data.
+    """Return the estimated seconds that a machine needs to download the data of `plan`.
 
     Returns 0 if the machine downloads nothing or the size is unknown.
     """

@@ -1,4 +1,4 @@
-"""Convert a planned launch to the job that the machines run, with the setup of each run."""
+"""Convert a planned launch into a job: the runs that machines receive, and their setups."""
 
 import os
 import time
@@ -38,14 +38,14 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One launch in the form that this process and the machines carry out.
+    """One launch, as this process and the machines carry it out.
 
     expected: the devices that each machine must have.
     items: the runs, in the form that machines receive.
-    run_setups: the setup of each run, by run id.
-    files: the description and the source of each workload.
-    lacking: by workload, the reason why its data are missing.
-    lose_after_s: by id of an elastic run, the seconds after which its last machine is stopped.
+    run_setups: {run id: setup}.
+    files: the description and the source code of each workload.
+    lacking: {workload: the reason why its data are missing}.
+    lose_after_s: {id of an elastic run: seconds after which its last machine is stopped}.
     """
 
     lease_id: str
@@ -62,7 +62,7 @@ class Job:
 
     @property
     def fetched(self) -> dict[str, str]:
-        """Return the S3 address of each data set that every machine downloads, by digest."""
+        """Return the data sets that every machine downloads, as {digest: S3 address}."""
         return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
 
 
@@ -73,12 +73,12 @@ class Served:
     mailbox: the folder with the machines' files; None if no machines were acquired.
     outcome: how the last attempt ended, as text.
     lacked_devices: True if a machine lacked the devices that it must have.
-    recorded: ids of the runs with a record.
+    recorded: ids of the runs with a record from a machine.
     usd: dollars of the machines; None if unknown.
-    rows: rows that this process wrote for runs without a record.
-    seconds: duration of each phase.
+    rows: rows that this process made for runs without a record.
+    seconds: {phase: seconds}.
     over_cap: True if a dollar cap refused the launch, before any machine was requested.
-    lacked_data: by workload, why its data or requirements could not be fetched or installed.
+    lacked_data: {workload: why its data could not be fetched or its requirements installed}.
     """
 
     lease_id: str
@@ -102,8 +102,8 @@ class Clock:
 
 
 Watch = Callable[[str, int, float | None], None]
-# Called with the id of the run under way, the number of runs with a record, and this launch's
-# dollars (None if unknown).
+# It is called with the id of the current run, the number of runs with a record, and the dollars of
+# the launch (None if unknown).
 
 
 class Stopwatch:
@@ -125,7 +125,7 @@ class Stopwatch:
 
 
 def write_rows(served: Served) -> None:
-    """Write the rows of `served` to its mailbox folder, without duplicates.
+    """Write each row of `served` to a file in the mailbox folder, unless the file exists.
 
     If the disk is full, the rows are kept in `served` only.
     """
@@ -151,9 +151,9 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 def with_acquired(
     run_setups: RunSetups, items: Iterable[Item], got: RunningCluster
 ) -> dict[str, RunSetup]:
-    """Return the runs' setups with the zone, price and image of the acquired machines.
+    """Return the runs' setups with the market, zone, price and image of the acquired machines.
 
-    items: the runs whose setups are changed.
+    items: the runs whose setups change.
     """
     found = dict(run_setups)
     for item in items:
@@ -177,10 +177,11 @@ def job_of(
 ) -> Job:
     """Return the job for `launch`. A run's id is the lease's id followed by a number.
 
-    deadline_s: seconds from acquisition to the deadline. START_UP_S is added to them.
-    data: the folder or S3 address from which machines read the data, by workload name.
-    Raises SettingsError if a file of a workload is missing, or if the cluster cannot serve an
-    elastic run.
+    deadline_s: seconds from acquisition to the deadline, to which START_UP_S is added.
+    data: {workload: the folder or S3 address from which machines read its data}.
+
+    Raises SettingsError if a workload's code cannot be sent, if the cluster cannot serve an elastic
+    run, or if [ec2] emulated is set without emulated AWS.
     """
     cluster = launch.cluster
     simulated = not spends_money(cluster.members[0].instance_type.provider)
@@ -200,7 +201,7 @@ def job_of(
         # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "nothing was launched: an elastic run needs local hosts, and the first must be"
+                "nothing was launched: an elastic run needs local hosts, and the first host must be"
                 " on-demand"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
@@ -224,9 +225,9 @@ def job_of(
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     """Return the devices that each machine in `cluster` must have, in rank order.
 
-    A machine that lacks its devices fails. A rented machine without accelerators must use all its
-    cores. A local host must use one thread, within its CPU quota. If `emulated` is True, rented
-    machines are parts of this computer, and any device is accepted.
+    A machine without these devices fails its runs. An EC2 machine without accelerators must use all
+    its cores. A local host must use one thread, within its CPU quota. emulated: True if EC2
+    machines are emulated on this computer; any device is then accepted.
     """
     found = []
     for member in cluster.members:
@@ -295,7 +296,7 @@ def _run_setup(
 ) -> dict[str, Any]:
     """Return the setup of a run, as columns of its measurement row.
 
-    members: the offers of the run's machines. digests: workload digests by workload name.
+    members: the offers of the run's machines. digests: {workload: digest}.
     """
     types, setup = [member.instance_type for member in members], wanted.row()
     names = [one.name for one in types]

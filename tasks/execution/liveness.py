@@ -1,6 +1,6 @@
 """Track the machines of a running launch, and decide how to continue after a loss.
 
-`decide` is a pure function of the remaining runs. It returns one of:
+`decide` is a pure function of the remaining runs and the time left. It returns one of:
 
 go on     continue: the machine stays long enough, or no remaining run needs it
 replace   request another machine: there is enough time to start it and to measure with it
@@ -19,10 +19,10 @@ from .job import POLL_S, Clock
 from .mailbox import Mailbox
 from .outcomes import AttemptEnd
 
-# Per launch. If a market interrupts more machines, their start-ups cost too much.
+# Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
 MOST_REPLACEMENTS = 3
 MARGIN_S = 5.0  # seconds to write and copy a record before a machine goes
-# Seconds of an item in addition to its timed steps: build, warm-up, and agreement of the ranks.
+# Seconds of a run in addition to its timed steps: build, warm-up, and agreement of the ranks.
 _OVERHEAD_S = 5.0
 
 
@@ -30,10 +30,10 @@ _OVERHEAD_S = 5.0
 class RemainingWork:
     """The runs that a launch still has to measure, and the time that is left for them.
 
-    items: runs without a record; the current run is the first.
+    items: runs without a record, of which the first is the current run.
     under_way_s: seconds that the current run still needs.
-    host: the node with the rendezvous store of the current torchrun; None if none runs.
-    seconds: seconds until the time or money of the refresh is spent.
+    host: the node with the rendezvous store of torchrun; None if torchrun is not running.
+    seconds: seconds until the time or money of the refresh is used up.
     start_up_s: seconds from the request for a new machine until it can measure.
     no_replacement: why no new machine may be requested; empty if a request is allowed.
     """
@@ -54,7 +54,7 @@ def expected_s(item: Item) -> float:
 def decide(
     lost: frozenset[int], left: RemainingWork, leaving_s: float | None = None
 ) -> tuple[str, str]:
-    """Decide how a launch continues after it loses the nodes `lost`.
+    """Decide how a launch continues after it loses the nodes `lost`, or before it loses them.
 
     leaving_s: seconds until the first of these nodes goes; None if they are already gone.
     Returns the decision ("go on", "replace", "fewer" or "give up") and the reason.
@@ -62,30 +62,32 @@ def decide(
     needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
     hosts = left.host in lost
     if not needing and not (hosts and left.items):
-        return "go on", "no remaining run needs it"
+        return "go on", "no remaining run needs the machine"
     if leaving_s is not None:
         if not hosts and lost.isdisjoint(left.items[0].needs):
-            return "go on", "the run under way does not need it"
+            return "go on", "the current run does not need the machine"
         if left.under_way_s + MARGIN_S <= leaving_s:
-            return "go on", "the run under way ends before the machine goes"
+            return "go on", "the current run ends before the machine goes"
     shortest_s = min(map(expected_s, needing), default=math.inf)
     if not left.no_replacement and left.start_up_s + shortest_s <= left.seconds:
-        return "replace", f"{len(needing)} remaining runs need it"
+        return "replace", f"{len(needing)} remaining runs need the machine"
     if len(needing) < len(left.items):
-        return "fewer", f"{len(needing)} runs are left out, the remaining runs go on"
+        return "fewer", f"{len(needing)} runs are left out, and the other runs go on"
     if leaving_s is not None:
-        return "go on", "its last seconds have no better use"
+        return "go on", "the last seconds of the machine have no better use"
     why = left.no_replacement or "too little time or money is left to start another machine"
-    return "give up", f"all remaining runs need it, and {why}"
+    return "give up", f"all remaining runs need the machine, and {why}"
 
 
 class Machines:
-    """The state of a launch's machines, according to the provider and their reports.
+    """The state of a launch's machines, from the provider and from the machines' reports.
 
-    `awaited` has the machines for which the launch waits. A machine is removed from `awaited` after
-    it has reported itself, and its downloads of `data` have succeeded or failed.
-    data: S3 addresses by digest of the data.
-    stop_at: the time on `clock` at which the time or money of the refresh is spent.
+    data: {digest: S3 address} of the data that each machine downloads.
+    stop_at: the time on `clock` at which the time or money of the refresh is used up.
+    awaited: the machines for which the launch waits. A machine is removed after it has reported
+        itself, and its downloads have succeeded or failed.
+    gone: the machines that are lost.
+    fetching: the machines that have reported themselves and still download data.
     """
 
     def __init__(
@@ -122,11 +124,11 @@ class Machines:
         return not self.awaited
 
     def wait_for_all(self) -> AttemptEnd | None:
-        """Wait until all machines have reported themselves and downloaded their data.
+        """Wait until all machines have reported themselves and ended their downloads.
 
         Returns None, or why the wait ended early. Each machine must report itself within the
         provider's `ready_within_s`. Downloads may last until the time or money of the refresh is
-        spent.
+        used up.
         """
         within_s = self.running.ready_within_s
         give_up = self.clock.monotonic() + within_s
@@ -145,10 +147,11 @@ class Machines:
         return None
 
     def lost(self) -> AttemptEnd | None:
-        """Return the loss of the machines that are newly lost; None if there are none.
+        """Return the loss of the machines that were newly lost; None if there are none.
 
-        Machines that have ended are reported first, machines that only send no heartbeat later. If
-        the provider interrupted a machine, the result has its reason.
+        Machines without a recent heartbeat are returned only if the provider reports no ended
+        machine. If the provider interrupted one of several ended machines, the result has the
+        reason of that machine.
         """
         self.states = self.running.nodes()
         states = enumerate(self.states)
@@ -175,7 +178,7 @@ class Machines:
         self.gone |= lost
 
     def leaving(self) -> tuple[frozenset[int], float]:
-        """Return the nodes with an interruption notice, and the seconds until the first goes.
+        """Return the nodes with an interruption notice, and the seconds until the first node goes.
 
         The seconds are infinite if no node has a notice. Rebalance recommendations do not count,
         because they take no machine away.
@@ -188,16 +191,16 @@ class Machines:
         return frozenset(going), min(going.values(), default=math.inf)
 
     def out_of_time(self) -> AttemptEnd | None:
-        """Return the end of the attempt if the time or money of the refresh is spent, else None."""
+        """Return the end of the attempt if the refresh has no time or money left, else None."""
         if self.clock.monotonic() > self.stop_at:
             return AttemptEnd(how="time", reason="the campaign's time is up")
         return None
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return the end of an attempt because nodes were late.
+    """Return the end of an attempt in which `nodes` were late.
 
-    what: what `nodes` did not do within `within_s` seconds.
+    what: the action that the nodes did not complete within `within_s` seconds.
     """
     named = ", ".join(map(str, sorted(nodes)))
     reason = f"node {named} did not {what} within {within_s:.0f} s"

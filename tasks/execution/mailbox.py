@@ -1,6 +1,6 @@
-"""Read and write the mailbox in the launching process, and log the machines of a launch.
+"""Exchange files with the machines of a launch through a mailbox, and log the machines.
 
-The mailbox is the folder or S3 prefix through which this process and the machines exchange files.
+The mailbox is a folder or S3 prefix. This module is the launching process's side of it.
 `node/record.py` describes the files.
 """
 
@@ -49,7 +49,7 @@ class Mailbox:
                 write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
-        """Write the setup of each run, by run id. `record_loader` needs it to load the records."""
+        """Write the setups {run id: setup}. `record_loader` needs them to load the records."""
         write_json(self.path / "controller" / "envelopes.json", dict(run_setups))
 
     def put_plan(self, plan: Plan) -> None:
@@ -60,20 +60,20 @@ class Mailbox:
         write_json(self.path / "plan.json", plan)
 
     def put_data(self, addresses: Mapping[str, str]) -> None:
-        """Write the S3 address of each data set that machines download, by digest of the data."""
+        """Write the data sets that machines download, {digest: S3 address}, if there are any."""
         if addresses:
             write_json(self.path / DATA_FILE, {"data": dict(addresses)})
 
     def data_of(self, node: int) -> dict[str, Row]:
-        """Return the download state of each data set of machine `node`, by digest of the data."""
+        """Return the states of the downloads of machine `node`, as {digest of the data: state}."""
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
 
     def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
         """Let the waiting workers of `attempt` start.
 
-        order: the nodes in rank order. If it is empty, the order of the plan stays. why: the reason
-        for the order, which the nodes log.
+        order: the nodes in rank order. If it is empty, the order of the plan is used. why: the
+        reason for the order, which the nodes log.
         """
         body = {"attempt": attempt, "order": list(order), "why": why}
         write_json(self.path / f"go-{attempt}.json", body)
@@ -105,22 +105,22 @@ class Mailbox:
             (self._node(node) / name).unlink(missing_ok=True)
 
     def armed(self, attempt: int) -> set[int]:
-        """Return the nodes whose workers have joined `attempt`'s process group and wait."""
+        """Return the nodes whose workers have joined the process group of `attempt`, and wait."""
         files = self.path.glob(f"node-*/armed-{attempt}.json")
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
     def pairs(self, attempt: int, node: int) -> Row:
-        """Return the network links between machines, as `node` measured them in `attempt`.
+        """Return the measured network links between machines, as `node` reported them.
 
-        node: the first node of the attempt. The result is empty if there are no measurements.
+        node: the first node of `attempt`. The result is empty if there are no measurements.
         """
         found = self._read(node, f"armed-{attempt}.json").get("pairs")
         return found if isinstance(found, dict) else {}
 
     def finished(self, attempt: int) -> list[Row]:
-        """Return the machines' reports about the end of `attempt`, with the key `node` added.
+        """Return the machines' reports on the end of `attempt`, each with the key `node` added.
 
-        They are the contents of the files `finished-<attempt>.json`.
+        The reports are the contents of the files `finished-<attempt>.json`.
         """
         found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
         return [{**body, "node": node} for node, body in found if body]
@@ -148,10 +148,7 @@ class Mailbox:
         return {file.stem for file in self._records()}
 
     def not_installed(self) -> dict[str, str]:
-        """Return why machines could not install requirements, by workload digest.
-
-        Workloads whose requirements were installed are left out.
-        """
+        """Return the failed installations of requirements, as {workload digest: reason}."""
         bodies = [read_object(file) or {} for file in self._records()]
         failed = [body for body in bodies if body.get("cause") == INSTALL]
         return {str(body.get("workload_digest")): str(body.get("reason")) for body in failed}
@@ -189,8 +186,8 @@ class MachineLog:
         """Note that the workers on all machines are ready for the first time.
 
         startup_s: seconds from the request for the machines until now. torchrun starts on all
-        machines at once. The start-up time of a machine therefore excludes the wait for the last
-        machine.
+        machines at once, so the wait for the last machine is subtracted from a machine's start-up
+        time.
         """
         ready = {}
         for row in self._rows:
@@ -207,16 +204,19 @@ class MachineLog:
             self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
-        """Note that a machine was requested to replace `node`, `after_s` after the launch began.
+        """Note that a new machine was requested to replace the machine of `node`.
 
-        offer: the offer of the new machine.
+        offer: the offer of the new machine. after_s: seconds from the launch to the request.
         """
         self.lost(node, after_s, interrupted=False)  # a silent machine is given up only now
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
         self.write()
 
     def replaced(self, node: int, at_s: float) -> None:
-        """Note that the machine that replaces `node` started work `at_s` after the launch began."""
+        """Note that the newest machine of `node` started work.
+
+        at_s: seconds from the launch to the start of work.
+        """
         row = self._newest(node)
         startup_s = at_s - row["from_s"]
         row["startup_s"] = startup_s if startup_s > 0 else None
@@ -229,7 +229,7 @@ class MachineLog:
 def machine_rows(lease: EndedLease, provider: str) -> list[Row]:
     """Return a row of the table raw_machines for each machine of an ended launch.
 
-    The rows lack the column `refresh_id`.
+    The caller adds the column `refresh_id`.
     """
     rows: list[Row] = (read_object(lease.mailbox / _FILE) or {}).get("machines", [])
     whole_s = (lease.ended_at - lease.started_at).total_seconds()

@@ -23,11 +23,11 @@ class AttemptEnd:
     """How one attempt (a torchrun of several runs) ended.
 
     how: "finished", "failed" (a run failed, and the next attempt leaves out the run `culprit`),
-        "lost" (machines were lost), or "time" (the time or the money of the refresh is spent).
+        "lost" (machines were lost), or "time" (the refresh has no time or money left).
     culprit: id of the run that caused the end or was running; empty if there is none.
-    interrupted: True if the provider took a machine away.
-    nodes: the lost machines, or the machines that lack their devices. It is empty if nobody knows
-        which machines were lost; the launch then ends.
+    interrupted: True if the provider took a machine away or the user stopped the launch.
+    nodes: the lost machines, or the machines that lack their devices. If it is empty after a loss,
+        the lost machines are unknown and the launch ends.
     """
 
     how: str
@@ -46,12 +46,13 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
-    """Find the machine and run that made an attempt fail, and return the attempt's end.
+    """Find the machine and the run that made an attempt fail, and return the attempt's end.
 
     The exit codes of the workers show which machine failed first. The result has the reason and the
     run that this machine reported.
+
     finished: the reports of the machines, as `Mailbox.finished` returns them.
-    under_way: id of the run to blame if the machine names no run in `planned`.
+    under_way: id of the run to blame if the report names no run in `planned`.
     planned: ids of the attempt's runs.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
@@ -61,7 +62,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
     witness = min(failed, key=lambda node: blame_rank(node.get("worker_exit_code")))
     run_id, code = str(witness.get("run_id")), witness.get("worker_exit_code")
     last = str(witness.get("log_tail", "")).strip().splitlines()[-1:]
-    ended = f"torchrun ended with {witness.get('exit_code')}: {' '.join(last)}"
+    ended = f"torchrun ended with exit code {witness.get('exit_code')}: {' '.join(last)}"
     why = _OUT_OF_MEMORY if code == -signal.SIGKILL else witness.get("reason") or ended
     without = [node["node"] for node in failed if node.get("worker_exit_code") == EXIT_NO_DEVICE]
     is_full = code == EXIT_MAILBOX
@@ -76,7 +77,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
 def all_lost_a_peer(finished: Sequence[Row]) -> bool:
     """Return True if every node that failed reports the loss of another node as the reason.
 
-    The lost node itself may never report.
+    Also returns True if no node failed. The lost node itself may never report.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
@@ -115,7 +116,7 @@ def launch_row(
 ) -> Row:
     """Return a row for a launch that ended while no run was being measured.
 
-    number: makes the id of the row unique within the launch.
+    number: distinguishes several rows of one launch in their ids.
     """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}

@@ -11,8 +11,8 @@ from models.planner.placement import Links, Round, choose, halvings, ring
 
 from ..node.record import LEAST_ORDERED, Item
 
-MOST_ORDERED = 16  # most machines whose pairs are measured: 120 pairs, one at a time
-# Size of one message, for every workload: the bucket size of DistributedDataParallel.
+MOST_ORDERED = 16  # maximum number of machines whose pairs are measured: 120 pairs, one at a time
+# Bytes of a message, for every workload: the bucket size of DistributedDataParallel.
 _MESSAGE_BYTES = 25 * 2**20
 
 _Seconds = Annotated[float, Field(ge=0, lt=1e4)]
@@ -20,9 +20,11 @@ _Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
 
 
 class _Pairs(BaseModel):
-    """The measured links of `node.probe.pairs`, validated because machines may send wrong data.
+    """The links that `node.probe.pairs` measured, validated because machines may send wrong data.
 
-    `latency_s` and `byte_s` (seconds per byte) have a square matrix for each sweep over all pairs.
+    latency_s, byte_s: seconds of an empty message and seconds per byte, as a square matrix for each
+        sweep over all pairs.
+    sharing: for each sweep, 0 if every pair has a separate link and 1 if all pairs share one link.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
@@ -53,8 +55,8 @@ class _Pairs(BaseModel):
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
     """Return True if the rank order can change a step time, and all pairs can be measured.
 
-    At most a few machines can be measured pair by pair. The order does not matter for hosts with
-    the same address, because they have no network between them.
+    At most MOST_ORDERED machines are measured pair by pair. The order does not matter for hosts
+    with the same address, because they have no network between them.
     """
     if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
         return False
@@ -64,10 +66,10 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 def sending_order(
     reported: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
-    """Return `nodes` in the order that is fastest for the messages of `items`, and the reason.
+    """Return `nodes` in the rank order that is fastest for the runs `items`, and the reason.
 
-    reported: the links that the first node measured. If no order is significantly faster or the
-    measurements are invalid, the order is empty. Then the present order stays.
+    reported: the links that the first node reported. The order is empty if the present order should
+    stay, because no other order is significantly faster or the measurements are invalid.
     """
     try:
         sweeps = _Pairs.model_validate(dict(reported)).sweeps(nodes)
@@ -84,10 +86,10 @@ def sending_order(
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
-    """Return the rounds of messages that the runs `items` send in a step between machines.
+    """Return the rounds of messages that machines exchange in one step of each run in `items`.
 
-    All messages have one size. Adasum exchanges halves between pairs. Every other strategy sends
-    along a ring, as a ring all-reduce does.
+    All messages have the same size. Adasum exchanges halves between pairs if the number of machines
+    is a power of two. All other runs send along a ring, as a ring all-reduce does.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

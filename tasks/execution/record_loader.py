@@ -1,6 +1,6 @@
-"""Load the files of an ended launch: records, rows, cost and machines.
+"""Load the files of an ended launch into the warehouse: records, rows, cost and machines.
 
-A truncated or invalid record is moved to `rejected/` in the home. Its run counts as failed, and all
+A truncated or invalid record is moved to SRIFT_HOME/rejected. Its run counts as failed, and all
 other records are loaded. If a launch is loaded twice, its rows are stored once.
 """
 
@@ -23,7 +23,7 @@ from ..workspace.workspace import Workspace
 from .mailbox import machine_rows
 from .outcomes import Row, RunSetups, launch_row, run_row
 
-_MOST_SAID = 500  # characters of a node's message that the user sees
+_MOST_SAID = 500  # maximum length in characters of a machine's message to the user
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
 Whole = Annotated[int, Field(gt=0, lt=2**63)]  # a positive number in the range of a bigint
@@ -207,11 +207,14 @@ def load_lease(
 ) -> Collected:
     """Load the files of one ended launch in one transaction.
 
-    lease: the file that records the launch.
+    lease: the record of the launch.
     refresh_id: stored with the rows if the lease's id does not contain a refresh id.
     The `notes` of the result have a message for each rejected record and for each machine that did
-    not upload all files. Raises WarehouseBusy if another process writes; nothing is loaded or moved
-    then. Raises OSError if a rejected record cannot be moved; the next load tries again.
+    not upload all files.
+
+    Raises:
+        WarehouseBusy: if another process writes. Nothing is loaded or moved.
+        OSError: if a rejected record cannot be moved. The next load tries again.
     """
     mailbox, provider = lease.mailbox, workspace.provider.name
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
@@ -250,8 +253,9 @@ def load_lease(
 def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> list[Row]:
     """Return the rows that describe how a launch ended.
 
-    There is a row for each refused request. If the launch was ended because its controller died or
-    its deadline passed, there is also a row for its first run without a record.
+    There is a row for each refused request. If the machines were reaped because the launching
+    process had died or the deadline had passed, there is also a row for the first planned run
+    without a record.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
@@ -262,7 +266,7 @@ def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> lis
         for number, reason in enumerate(lease.refusals, 1)
     ]
     if lease.outcome == "reaped" and left:
-        reason = "its controller was killed or its deadline passed, and the machines were reaped"
+        reason = "the launching process died or the deadline passed, and the machines were reaped"
         setup = run_setups[left[0]]
         rows.append(run_row(lease.lease_id, left[0], setup, "interrupted", reason))
     return rows
@@ -312,4 +316,4 @@ def _left_behind(file: Path) -> str:
     """
     reason = str((read_object(file) or {}).get("reason", "no reason given"))
     printable = "".join(letter for letter in reason[:_MOST_SAID] if letter.isprintable())
-    return f"{file.parent.name} left files behind: {printable}"
+    return f"{file.parent.name} did not upload all files: {printable}"

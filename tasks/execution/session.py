@@ -36,7 +36,7 @@ class Session:
     """Runs one job on one acquired cluster until all runs are recorded or time is up.
 
     served: the result of the launch, which the session fills in.
-    stop_at: when to stop, on the clock of `laps`. If the acquired machines cost more than the
+    stop_at: the time to stop, on the clock of `laps`. If the acquired machines cost more than the
     requested machines, the session stops earlier, so that it spends the same dollars.
     """
 
@@ -68,7 +68,7 @@ class Session:
     def prepare(self) -> None:
         """Write the setups, data addresses, machines and workloads to the mailbox.
 
-        With these files, `collect` can load the launch even if this process dies.
+        `collect` can then load the launch even if this process dies.
         """
         self.mailbox.put_setups(self.run_setups)
         self.mailbox.put_data(self.job.fetched)
@@ -108,7 +108,7 @@ class Session:
             self._add_row(replace(ended, culprit=ended.culprit or under_way))
 
     def finish(self) -> None:
-        """Tell the agents to exit, and set `usd`, `recorded` and `lacked_data` of `served`."""
+        """Tell the agents on the machines to exit, and fill in the results in `served`."""
         with suppress(OSError):  # on a full disk, agents end with their machines
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
@@ -146,8 +146,9 @@ class Session:
     def remaining_work(
         self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
     ) -> RemainingWork:
-        """Return the remaining runs: `items` of this attempt, then the runs of later attempts.
+        """Return the runs that are left, and the time for them.
 
+        items: the remaining runs of this attempt; the runs of later attempts are added.
         under_way_s: seconds that the first run still needs.
         host: the node with the rendezvous store of torchrun; None between attempts.
         """
@@ -164,10 +165,10 @@ class Session:
         )
 
     def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
-        """Decide how to continue after the loss of `ended.nodes`, and do it.
+        """Decide how to continue after the loss of `ended.nodes`, and request replacements.
 
-        This may request other machines. Unless the launch gives up, it also adds a row for the loss
-        and updates `remaining`. Returns the decision and its reason (see `decide`).
+        Unless the launch gives up, this also adds a row for the loss and updates `remaining`.
+        Returns the decision and its reason (see `decide`).
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
@@ -186,7 +187,7 @@ class Session:
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
         """Record the loss of machines during an elastic run, and request replacements.
 
-        The run continues with fewer machines.
+        The run continues with fewer machines until the replacements join it.
         """
         setup, now_unix = self.run_setups[run_id], self.running.now_unix()
         losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
@@ -208,7 +209,8 @@ class Session:
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Add a row for the failed run, and remove it from `remaining`.
 
-        After MOST_ATTEMPTS failures, all runs that could share a torchrun with it are removed too.
+        Runs on machines without their devices are removed too. So are all runs that could share a
+        torchrun with the failed run, after MOST_ATTEMPTS failures among them.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -459,8 +461,8 @@ class _Attempt:
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
         """Return the end of this attempt if a loss of machines ends it now, else None.
 
-        A loss is a lost machine or an interruption notice. Losses that do not end the attempt are
-        recorded here.
+        A loss is a lost machine or an interruption notice. The method also records lost machines
+        that do not end the attempt.
         """
         session, lost = self.session, self.machines.lost()
         if lost is not None:
@@ -480,14 +482,14 @@ class _Attempt:
         left = session.remaining_work(missing, self._needs_s(missing[0]), self.host)
         if decide(going, left, leaving_s)[0] == "go on":
             return None
-        reason = f"node {min(going)}: it goes in {leaving_s:.0f} s by its interruption notice"
+        reason = f"node {min(going)}: by its interruption notice, it ends in {leaving_s:.0f} s"
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
 
     def _needs_s(self, item: Item) -> float:
         """Return the seconds that the current run, `item`, still needs.
 
-        A run that takes longer than expected may repeat its measurement, but no longer than the
-        job's `patience_s`.
+        A run that takes longer than expected may be repeating its measurement. The repetition lasts
+        at most the job's `patience_s`.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -499,9 +501,9 @@ class _Attempt:
 
 
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
-    """Return `stop_at`, or an earlier time if the machines cost more than those requested.
+    """Return `stop_at`, or an earlier time if the machines cost more than the requested machines.
 
-    The seconds shrink in proportion to the price, so that the dollars stay the same.
+    The time left shrinks in proportion to the price, so that the dollars stay the same.
     """
     planned, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
     return now + (stop_at - now) * planned / got if planned and got and got > planned else stop_at

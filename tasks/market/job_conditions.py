@@ -20,8 +20,8 @@ from warehouse import reads
 
 from ..workspace.workspace import Workspace
 
-# Priors before the first launch. GCP's machines with a GPU took 69 s on demand and 87 s preemptible
-# from request to running (`PRIOR_S`). The seconds to load the agent and torchrun are a guess: about
+# Priors before the first launch. GPU machines of GCP took 69 s on demand and 87 s preemptible from
+# request to running (`PRIOR_S`). The seconds to load the agent and torchrun are a guess: about
 # twice the seconds on local hosts.
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
@@ -33,9 +33,9 @@ LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine, so start-ups are partly par
 class Experience:
     """Models that were learned from past launches.
 
-    `conditions` are the start-up, checkpoint and interruption models of jobs. `costs` are the
-    seconds that launches and runs take. `interruptions` has a sentence for each instance type that
-    was launched on spot.
+    conditions: the models of start-up, checkpoints and interruptions of a training job.
+    costs: the seconds that launches and benchmark runs take.
+    interruptions: {instance type: phrase about the interruptions of its spot machines}.
     """
 
     conditions: JobConditions
@@ -44,11 +44,11 @@ class Experience:
 
 
 def experience_of(workspace: Workspace) -> Experience:
-    """Learn from the launches in the warehouse. Without launches, return the priors.
+    """Fit the models to the launches in the warehouse. Without launches, return the priors.
 
-    srift.toml states how often local hosts are interrupted, and a local host is refused only if it
-    does not fit. Interruptions and refusals are therefore not learned for local hosts. Before the
-    first local launch, their start-up seconds are assumed to be known exactly.
+    Interruptions and refusals of local hosts are not learned: srift.toml states the rate of
+    interruptions, and a local host is refused only if it does not fit on this computer. Before the
+    first local launch, the start-up seconds of local hosts are assumed to be known exactly.
     """
     machines, refusals, written, compiled, restarts = reads.launched(
         workspace.warehouse, workspace.provider.name
@@ -104,9 +104,9 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
 
 
 def _advised(workspace: Workspace) -> dict[str, float]:
-    """Return the interruptions per hour that the provider publishes, by instance type.
+    """Return the interruption rates that the provider publishes, as {instance type: per hour}.
 
-    The rate is the mean of the zones' rates in the newest snapshot of offers.
+    A rate is the mean over the zones in the newest snapshot of offers.
     """
     offers = reads.mart(workspace.warehouse, "offers", provider=workspace.provider.name)
     advised = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
@@ -116,7 +116,7 @@ def _advised(workspace: Workspace) -> dict[str, float]:
 def _in_words(held: pd.DataFrame) -> str:
     """Return a phrase about the observed interruptions of one instance type.
 
-    `held` has a row per spot machine of the type (see `spot_held`).
+    held: a row of `launch_history.spot_held` for each spot machine of the type.
     """
     count, hours = int(held["interrupted"].sum()), held["hours"].sum()
-    return f"own launches: interruptions in {hours:.3g} machine-hours: {count}"
+    return f"interruptions in {hours:.3g} machine-hours of own launches: {count}"

@@ -35,15 +35,15 @@ _FACTS = {
     "hidden": int,
     "sequence": int,
 }
-Filters = Sequence[tuple[str, str]]  # pairs of one of COLUMNS and a text
+Filters = Sequence[tuple[str, str]]  # (column of COLUMNS, text) pairs, see `matching`
 
 
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Store the current definitions of workloads and instance types.
 
-    If the provider does not answer, packaged definitions are stored for instance types without a
-    stored definition. A packaged definition never replaces a stored definition, because
-    measurements count only while the definition of their type stays the same.
+    If the provider does not answer, the definitions that ship with Srift are stored for instance
+    types without a stored definition. They never replace a stored definition, because a measurement
+    counts only as long as the definition of its instance type is the same.
     """
     name = workspace.provider.name
     try:
@@ -65,8 +65,8 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str:
     """Store the current offers and return a sentence about them.
 
-    If the provider does not answer, the offers that ship with Srift are stored. If these are not
-    newer than the last snapshot, the last snapshot stays in use.
+    If the provider does not answer, the offers that ship with Srift are stored. If they are older
+    than the last snapshot or equal to it, nothing is stored and the last snapshot stays in use.
     """
     source = ""
     try:
@@ -110,10 +110,10 @@ def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     """Return the offers that pass all filters.
 
     A filter is a (column, text) pair. An offer passes if the column's value contains the text; case
-    is ignored. If some offer's value equals the text, only equal values pass.
+    is ignored. If the value of any offer equals the text, only equal values pass.
 
     Raises:
-        ProviderError: if no offer passes.
+        ProviderError: if there are offers, but none passes.
     """
     frame = pd.DataFrame([_row(offer) for offer in offers], columns=[*COLUMNS])
     passed = pd.Series(True, index=frame.index)
@@ -128,12 +128,12 @@ def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
 
 
 def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
-    """Return the offers that pass `filters` as rows, cheapest first and without a price last.
+    """Return the offers that pass `filters` as rows, the cheapest first. Unpriced offers are last.
 
-    COLUMNS names the keys of a row. The offers come from the newest snapshot. If there is no
-    snapshot, they come from the package, and if the package has none, from the provider.
-    `usd_per_hour` is the whole bill of a machine. `interrupted_a_day` is the chance that a spot
-    machine is interrupted within a day; None for on-demand.
+    A row has the keys COLUMNS. `usd_per_hour` includes the machine's volume and address.
+    `interrupted_a_day` is the probability that a spot machine is interrupted within a day; None for
+    on-demand. The offers come from the newest snapshot, else from those that ship with Srift, else
+    from the provider.
 
     Raises:
         ProviderError: if no offers are known or no offer passes the filters.
@@ -163,7 +163,8 @@ def _row(offer: Offer) -> dict[str, Any]:
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     """Return the provider's current offers without storing them.
 
-    If the provider does not answer, return the packaged offers, or else the last snapshot.
+    If the provider does not answer, return the offers that ship with Srift, or the last snapshot if
+    it is newer.
 
     Raises:
         ProviderError: if the provider does not answer, and there are neither packaged offers nor a
@@ -178,7 +179,7 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 
 
 def current_offers(workspace: Workspace) -> list[Offer]:
-    """Return the offers of known instance types in the newest snapshot."""
+    """Return the offers of known instance types in the newest snapshot, at today's discounts."""
     query = "from {} where provider = $provider"
     params = {"provider": workspace.provider.name}
     with workspace.warehouse.read() as connection:
@@ -206,7 +207,7 @@ def current_offers(workspace: Workspace) -> list[Offer]:
 def _packaged(workspace: Workspace) -> list[Offer]:
     """Return the offers that ship with Srift.
 
-    The list is empty if they are not newer than the last snapshot.
+    The list is empty if they are older than the last snapshot or equal to it.
     """
     offers, last = workspace.provider.packaged_offers(), current_offers(workspace)
     if offers and last and (_newest(offers) < _newest(last) or set(offers) == set(last)):
@@ -219,10 +220,10 @@ def _newest(offers: Sequence[Offer]) -> datetime:
 
 
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
-    """Add the facts in `known`, a frame of the mart `workloads`, to the workloads.
+    """Return the workloads with the facts in `known`, such as their parameter counts.
 
-    A fact is used only if it belongs to the same definition (digest) of the workload, and if the
-    workload does not state it.
+    known: rows of the mart `workloads`. A fact is used only if the digest of its row is that of the
+    workload, and if the workload does not state the fact.
     """
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known)}
     found = []
@@ -239,7 +240,7 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
-    """Add the facts in the warehouse to the workload."""
+    """Return `workload` with the facts that the warehouse has about it."""
     provider, name = workspace.provider.name, workload.name
     known = reads.mart(workspace.warehouse, "workloads", provider=provider, workload=name)
     return with_facts([workload], known)[0]

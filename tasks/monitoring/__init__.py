@@ -1,1 +1,1 @@
-"""Watch drift, slow runs, past recommendations and dollars, and report Srift's status."""
+"""Check for drift and slow runs, judge past recommendations, and report dollars and status."""

@@ -1,7 +1,7 @@
-"""Compare new runs with predictions, and store drift, slow runs and published mispredictions.
+"""Compare new runs with predictions, and store drift, slow runs and the regret of past choices.
 
-A promise is the step time, hours and dollars of a published choice. The checks run before a new
-model learns from the new runs.
+A promise is the predicted step time, hours and dollars of a published choice. The checks run before
+a new model learns from the new runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,8 @@ def note_drift(
 ) -> list[str]:
     """Test if new runs lie outside the intervals of the model in use, and store the results.
 
-    Returns a sentence for each instance type and zone that drifts.
+    Returns a sentence for each instance type and zone that drifts. If `champion` is None, nothing
+    is tested.
     """
     known = rows_of(reads.drifting(workspace.warehouse, workspace.provider.name))
     if champion is not None:
@@ -64,9 +65,9 @@ def _store(
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """Return the drifting instance types, each with the time of its newest measurement.
+    """Return the drifting instance types as {name: time of the newest measurement}.
 
-    Runs of the type up to that time must be repeated.
+    The runs of an instance type up to this time must be repeated.
     """
     drifting = reads.drifting(workspace.warehouse, workspace.provider.name)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
@@ -76,9 +77,10 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
 def note_alarms(
     workspace: Workspace, champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:
-    """Store an alarm for each slow run among the runs that the model has not learned from.
+    """Store an alarm for each slow run among the runs from which the model has not learned.
 
-    Returns sentences on slow runs and slow machines.
+    Returns sentences about slow runs, and about slow machines of the refresh `refresh_id`. If
+    `champion` is None, only machines are judged.
     """
     of = {"provider": workspace.provider.name}
     speeds = reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of)
@@ -98,7 +100,7 @@ def note_alarms(
 
 
 def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
-    """Return a sentence for each of the newest alarms, and a sentence that counts the others.
+    """Return a sentence for each of the newest alarms, and the number of the remaining alarms.
 
     alarms: rows of the mart `alarms`, the newest first.
     """
@@ -111,7 +113,7 @@ def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
 
 
 def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
-    """Return the runs that the model has not learned from but can predict."""
+    """Return the runs that the model can predict and from which it has not learned."""
     known = set(model.workloads) - model.guessed
     met = runs["cluster"].map(lambda cluster: model.measured_types.issuperset(types_of(cluster)))
     unseen = ~runs["run_id"].isin(model.trained_on) & runs["workload"].isin(known)
@@ -121,9 +123,9 @@ def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 def judge_promises(
     workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
 ) -> int:
-    """Compare published step times, hours and dollars with runs measured after the publication.
+    """Compare published step times, hours and dollars to runs measured after the publication.
 
-    Stores a row in raw_ledger for each comparison, and returns the number of new rows.
+    Stores a row in the table raw_ledger for each comparison. Returns the number of new rows.
     """
     promises = reads.mart(workspace.warehouse, "promises", provider=workspace.provider.name)
     types = frames["instance_types"]
@@ -140,21 +142,22 @@ def judge_promises(
 
 
 def ledger_sentence(published: pd.DataFrame) -> str:
-    """Return a sentence that summarizes how good one provider's published choices were.
+    """Return a sentence that compares published choices to their later measurements.
 
-    published: rows of the mart regret_ledger. Returns "" if no published choice was measured.
+    published: one provider's rows of the mart regret_ledger. Returns "" if no published choice was
+    measured later.
     """
     summary = ledger_summary(published)
     if not summary["measured"]:
         return ""
     regret = summary["mean_regret"]
     mean = (
-        f"; mean regret {regret:.1%} of {summary['compared']} choices with measured rivals"
+        f"; mean regret {regret:.1%} over {summary['compared']} choices with measured rivals"
         if regret is not None
         else ""
     )
     return (
         f"ledger: {summary['measured']} published choices were measured later,"
-        f" {summary['within_interval']:.0%} within the promised interval;"
-        f" {summary['failures']} missed their constraint{mean}"
+        f" {summary['within_interval']:.0%} within the predicted interval;"
+        f" {summary['failures']} missed the deadline or budget{mean}"
     )

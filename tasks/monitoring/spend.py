@@ -1,4 +1,4 @@
-"""Report the dollars of ended and running leases."""
+"""Report the dollars of leases (the records of launches), both ended and running."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,9 +13,11 @@ BY = tuple(SPEND_BY)
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
     """Return the dollars of leases that ended within the last `days` days, grouped by `by`.
 
-    by: one of BY, such as "workload". days: days in UTC; None means all leases. The runs of a lease
-    share its dollars equally. `usd` is None if a price is unknown. `held` has the leases that have
-    not ended. `unreadable` has a sentence for each lease that cannot be read.
+    by: one of BY, such as "workload" or "day" (in UTC). days: None means all ended leases.
+    The runs of a lease share its dollars equally. `usd` of a row is None if a price is unknown.
+    `held` has the leases that have not ended. `unreadable` has a sentence for each lease that
+    cannot be read.
+
     Raises WarehouseMissing if nothing was ever measured.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""Report what runs, what it costs and what is stale, from lease files and published files."""
+"""Report the running refresh, its machines and stale data, from lease files and published files."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +22,11 @@ _AGES = ("published_at", "price_as_of", "newest_measurement_at")
 
 
 def status_of(provider: str) -> dict[str, Any]:
-    """Return the running refresh, running leases, the table's ages in hours, and what is stale."""
+    """Return the state of an installation, as `srift status --json` prints it.
+
+    It has the running refresh, the leases, the ages of the published table in hours, drift, alarms,
+    and sentences about stale data and other problems.
+    """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
     published, stale = _published(workspace, now)
@@ -30,17 +34,19 @@ def status_of(provider: str) -> dict[str, Any]:
     working = at_work(workspace.home)
     stale = trouble_of(workspace.settings) + stale
     stale += [
-        f"lease {lease.lease_id} has lost its controller: run `srift reap`"
+        f"the process that launched lease {lease.lease_id} has died: run `srift reap`"
         for lease in held
         if not lease.controller_alive
     ]
     stale += [f"lease {lease.lease_id}: {lease.problem}" for lease in held if lease.problem]
     ended = workspace.provider.ended()
     if ended and working is None:
-        stale.append(f"{len(ended)} ended leases wait to be loaded: run `srift reap`")
+        stale.append(
+            f"the records of {len(ended)} ended leases are not loaded yet: run `srift reap`"
+        )
     for other in sorted(set(PROVIDERS) - {provider}):
         if leases := provider_of(workspace.settings, other).leases():
-            stale.append(f"{other} holds {len(leases)} leases: `srift status --provider {other}`")
+            stale.append(f"{other} has {len(leases)} leases: see `srift status --provider {other}`")
     return {
         "provider": provider,
         "at_work": working,
@@ -61,7 +67,7 @@ def status_of(provider: str) -> dict[str, Any]:
 
 
 def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return facts about the published table, and sentences on what is stale.
+    """Return facts about the published table, and sentences about its stale contents.
 
     The facts are the number of rows, the model version and ages in hours. They are None if the
     table is missing, damaged, or has no rows of this provider.
@@ -83,7 +89,7 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
         age_h = (pd.Timestamp(now).tz_localize(None) - newest) / pd.Timedelta(hours=1)
         facts[f"{name}_h_ago"] = None if pd.isna(age_h) else age_h
         if age_h > STALE_AFTER_H:
-            stale.append(f"{name} of the table is {age_h / 24:.1f} days old: run `{refresh}`")
+            stale.append(f"the table's {name} is {age_h / 24:.1f} days old: run `{refresh}`")
     missing = sorted(set(workspace.settings.workloads) - set(frame["workload"]))
     stale += [f"workload {name} is not in the published table: run `{refresh}`" for name in missing]
     return facts, stale

@@ -1,1 +1,1 @@
-"""The package that runs on each machine as `python -m node`. It needs only torch."""
+"""The code that runs on each machine, started as `python -m node`. It needs only torch."""

@@ -1,9 +1,10 @@
-"""Report a machine to the controller, and run each attempt of the plan with torchrun.
+"""The agent, a process that reports a machine to the controller and runs plans with torchrun.
 
-The controller is the process that launched the machine. The two exchange files in a folder, the
-mailbox. The agent never imports torch. When a torchrun ends, the agent writes `finished-<a>.json`
-and waits for the next attempt. The agent ends, with all its descendant processes, when `done.json`
-appears, at its deadline, or on SIGTERM.
+The controller is the process that launched the machine. Agent and controller exchange files through
+a folder, the mailbox. The agent never imports torch. When torchrun ends, the agent writes
+`finished-<a>.json`, where `a` is the number of the attempt, and waits for the next attempt. The
+agent ends, with all its descendant processes, when `done.json` appears, at its deadline, or on
+SIGTERM or SIGINT.
 """
 
 import argparse
@@ -33,18 +34,22 @@ from .record import Plan, RankLayout, plan_from_json, write_json
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
-# Elastic runs: seconds between heartbeats of torchrun, and the number of missed heartbeats after
-# which a torchrun counts as dead [torch's defaults: 5 s, 3 heartbeats]. A host with a third of a
-# core may be late. Each loss of a machine costs the other machines a restart.
+# For elastic runs: seconds between torchrun's heartbeats, the number of missed heartbeats after
+# which a torchrun counts as dead (torch's defaults: 5 s, 3 heartbeats), and the maximum number of
+# restarts. A host with a third of a core may be late, and a loss costs the other hosts a restart.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
-# last characters of a log that are sent to the controller, and that are searched for exit codes
+# Number of last characters of a log that are sent to the controller, and that are searched for exit
+# codes.
 _LOG_TAIL, _READ = 4000, 40_000
-# environment variables that a workload inherits; it sees no others of this process
+# The only environment variables that a workload inherits from this process.
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 
 
 class Agent:
-    """The process on one machine that reads plans from the mailbox folder and starts torchrun."""
+    """Reads plans from the mailbox folder, and starts and ends torchrun on this machine.
+
+    `node` is the machine's index in the cluster, and `address` its IP address.
+    """
 
     def __init__(self, *, mailbox: Path, node: int, address: str, deadline_unix: float) -> None:
         self.mailbox, self.node, self.address = mailbox.resolve(), node, address
@@ -81,7 +86,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the plan if it is for a new attempt, else None."""
+        """Return the plan in the mailbox if it is for a new attempt, else None."""
         try:
             text = (self.mailbox / "plan.json").read_text()
         except FileNotFoundError:
@@ -92,7 +97,7 @@ class Agent:
         plan = plan_from_json(text)
         if plan.attempt <= self.attempt:
             return None
-        # workers read this copy, since the controller may replace the plan at any moment
+        # Workers read this copy, because the controller may replace the plan at any time.
         self.plan_path(plan.attempt).write_text(text)
         return plan
 
@@ -100,7 +105,7 @@ class Agent:
         return self.scratch / f"plan-{attempt}.json"
 
     def start(self, plan: Plan) -> None:
-        """Start this machine's torchrun for `plan`, if the machine takes part in it."""
+        """Start torchrun for `plan`, if this machine takes part in the attempt."""
         self.attempt = plan.attempt
         devices = RankLayout.of(plan).devices
         if not plan.items or self.node not in devices:
@@ -118,11 +123,11 @@ class Agent:
             "SRIFT_NODE": str(self.node),
         }
         if plan.elastic is not None:
-            # if workers share torchrun's store, the job ends when another node joins [torch 2.13]
+            # If workers shared torchrun's store, the job would end when a node joins (torch 2.13).
             variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             if len(set(devices.values())) == 1:
-                # otherwise torchrun exchanges the ranks of each node, and the job ends if a node is
-                # lost during the exchange [torch 2.13]
+                # Otherwise torchrun exchanges the number of ranks of each node, and the job ends if
+                # a node is lost during this exchange (torch 2.13).
                 variables["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
@@ -137,10 +142,10 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """Return the command of this machine's torchrun, which `node.prepare` starts.
+        """Return the command that runs `node.prepare` and then torchrun on this machine.
 
         All nodes connect to the first node. An elastic run starts with the nodes that are present,
-        and other nodes may join later. It cannot survive the loss of its first node.
+        and other nodes may join later. It does not survive the loss of the first node.
         """
         layout, item = RankLayout.of(plan), plan.elastic
         host, port = plan.addresses[layout.host], plan.port + plan.attempt
@@ -161,7 +166,7 @@ class Agent:
             settings = {
                 "is_host": int(self.node == layout.host),
                 "join_timeout": math.ceil(plan.meet_s + item.wait_s),
-                # ends as soon as all nodes have joined
+                # The wait ends as soon as all nodes have joined.
                 "last_call_timeout": max(1, math.ceil(item.wait_s)),
                 "keep_alive_interval": _ALIVE_EVERY_S,
                 "keep_alive_max_attempt": _ALIVE_MISSED,
@@ -180,7 +185,10 @@ class Agent:
         return [sys.executable, "-m", "node.prepare", *torchrun]
 
     def end_launch(self) -> None:
-        """Kill torchrun and its descendants if they still run, and report how torchrun ended."""
+        """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`.
+
+        Does nothing if torchrun was not started.
+        """
         if self.launch is None:
             return
         code = self.launch.poll()
@@ -211,22 +219,25 @@ class Agent:
         return self.folder / f"log-{self.attempt}.txt"
 
     def run_id(self) -> str:
-        """Return the id of the run that the worker reported last; empty if there is none."""
+        """Return the id of the run that the worker reported last; "" if there is none."""
         try:
             return str(json.loads(self.progress_path.read_text())["run_id"])
         except (OSError, ValueError, KeyError, TypeError):  # user code can write to this file
             return ""
 
     def write(self, name: str, body: dict[str, Any]) -> None:
-        """Write `body` as JSON into this node's folder. A full disk does not end the agent."""
+        """Write `body` as JSON to the file `name` in this node's folder.
+
+        Errors, for example of a full disk, are only printed.
+        """
         try:
             write_json(self.folder / name, body)
         except OSError as error:
-            with suppress(OSError):  # the output may be on the full disk
+            with suppress(OSError):  # the log may be on the full disk
                 print(f"srift: node {self.node}: {name}: {error}", file=sys.stderr, flush=True)
 
     def leave(self, code: int) -> NoReturn:
-        """Kill all descendants of this process, delete its scratch folder, and exit with `code`."""
+        """Kill all descendants of this process, delete the scratch folder, and exit with `code`."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants()
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -234,7 +245,7 @@ class Agent:
 
 
 def clean_environment(scratch: Path) -> dict[str, str]:
-    """Return the environment variables for a workload. Its HOME and TMPDIR are `scratch`."""
+    """Return the environment variables for a workload, with `scratch` as HOME and TMPDIR."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
@@ -245,7 +256,7 @@ def clean_environment(scratch: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run `python -m node --mailbox DIR --node I --address A --deadline UNIX`."""
+    """Run the agent: `python -m node --mailbox DIR --node I --address A --deadline UNIX`."""
     parser = argparse.ArgumentParser(prog="node")
     parser.add_argument("--mailbox", type=Path, required=True, help="shared with the controller")
     parser.add_argument("--node", type=int, required=True, help="index in the cluster")

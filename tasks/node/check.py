@@ -1,9 +1,10 @@
 """Run a few steps of a workload on this machine's CPU, to find mistakes before renting machines.
 
-`python -m node.check ANSWER` reads a JSON question from standard input and writes its answer as
-JSON to the file ANSWER. The question has the `workload` as in a plan, the `folder` with its code,
-`precisions`, `strategies`, and the `batch` of one device. The answer lists the result of `checked`
-for each precision. The first result also has the problems of `compared`.
+`python -m node.check ANSWER` reads a JSON object from standard input, and writes its answer as JSON
+to the file ANSWER. The object has `workload` (the fields of a WorkloadFile), `folder` (the folder
+with its code), `precisions`, `strategies`, and `batch` (samples per step). The answer is a list
+with the result of `checked` for each precision. The first result also has the problems of
+`compared`.
 """
 
 import json
@@ -32,7 +33,7 @@ from .steps import train
 from .strategies.refusals import EQUAL_TO_DDP, fits
 
 _TWO_STEPS: dict[str, Any] = {"warmup_steps": 0, "least_steps": 2, "most_steps": 2}
-_NAMED = 3  # parameters that a message names
+_NAMED = 3  # maximum number of parameters that a message names
 _SLOW_INPUT = 0.1  # share of the step time above which input may limit training
 _CPU = torch.device("cpu")
 _HINTS = {  # a pattern of the error's text, and the advice for such errors
@@ -47,7 +48,7 @@ _HINTS = {  # a pattern of the error's text, and the advice for such errors
 
 
 def main() -> None:
-    """Answer the JSON question on standard input. Exits with 0 even if the workload fails."""
+    """Answer the JSON object on standard input. Exits with 0 even if the workload fails."""
     die_with_parent()
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
@@ -97,15 +98,16 @@ def compared(question: dict[str, Any], name: str) -> str:
 
 
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
-    """Run a few steps of `workload` in `precision` and return the result.
+    """Run two steps of `workload` in `precision`, and return the result.
 
-    batch: samples per step. The result is a dictionary with these keys:
+    `batch` is the number of samples per step. The result is a dictionary with these keys:
 
     precision: the precision that was checked.
-    problem: why the workload fails. Empty if it trains, or if this machine cannot check it.
+    problem: why the workload fails; "" if it trains, or if this machine cannot check it.
     notes: a list of warnings about probable mistakes.
-    figures: a dictionary of step_s, losses, peak_bytes, parameters, gradient_bytes, and input_s,
-        the seconds per step to make a batch or to wait for the loader. None if no step ran.
+    figures: a dictionary with step_s, losses (first and last), peak_bytes, parameters,
+        gradient_bytes, and input_s, the seconds per step to make a batch or to wait for the loader;
+        None if no step ran.
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None
@@ -119,8 +121,8 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     except (Exception, SystemExit) as error:
         if isinstance(error, DataMissing) and workload.data.startswith(S3):
             answer["notes"] = [
-                f"no step was run: its data, {workload.data}, are not on this machine. To check"
-                " the steps too, set `data` to a local folder with a sample"
+                f"no step was run, because the data {workload.data} are not on this machine."
+                " To check the steps too, set `data` to a local folder with some samples"
             ]
         else:
             text = f"{type(error).__name__}: {error}"
@@ -133,10 +135,10 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
-    """Run a few steps, and return the `figures` that `checked` describes.
+    """Run two steps, and return the `figures` that `checked` describes.
 
-    Raises WorkloadError if a parameter has no gradient, because data parallelism would hang. Also
-    raises the errors of `train`.
+    Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
+    would wait for it forever. Also raises the errors of `train`.
     """
     item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **_TWO_STEPS)
     figures = train(item, built, None, Patience(), place=0)
@@ -172,11 +174,11 @@ def _notes(
     share = figures["input_s"] / figures["step_s"]
     if share >= _SLOW_INPUT:
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"
-        yield f"{by} takes {share:.0%} of a step on this processor: input may limit training"
+        yield f"{by} takes {share:.0%} of a step on this CPU: input may limit training"
     try:
         try_once(built, 1)
     except Exception as error:
-        yield f"a batch of 1 fails, and a slow machine may get one: {explain(error, workload)}"
+        yield f"a batch of 1 fails, but a slow machine may get it: {explain(error, workload)}"
 
 
 if __name__ == "__main__":

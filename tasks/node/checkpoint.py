@@ -1,4 +1,4 @@
-"""Time the checkpoint of a measured run, and store the checkpoints of an elastic run."""
+"""Time how long a run needs for a checkpoint, and store the checkpoints of elastic runs."""
 
 import io
 import json
@@ -17,15 +17,16 @@ from .device import now
 from .entrypoint import LoadedWorkload
 from .record import write_file, write_json
 
-_MOST_BYTES = 4e9  # larger states are not timed but estimated from their bytes, to save rented time
-_MOST_OF_FREE = 0.5  # a state may take this share of the free disk
-_KEPT = 2  # checkpoints: the newest, and its predecessor in case the newest is damaged
+_MOST_BYTES = 4e9  # larger states are not timed, to save rented time
+_MOST_OF_FREE = 0.5  # maximum fraction of the free disk that a timed state may use
+_KEPT = 2  # number of kept states: the newest, and its predecessor in case the newest is damaged
 
 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
-    """Write the training state to a temporary file. Return `checkpoint_bytes` and `checkpoint_s`.
+    """Time how long the training state takes to write to disk, in a temporary file.
 
-    The file is deleted. `checkpoint_s` is missing if the state is too large or cannot be written.
+    Returns a dictionary with `checkpoint_bytes` and `checkpoint_s`. The key `checkpoint_s` is
+    missing if the state is too large or cannot be written.
     """
     state = {"model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
@@ -40,7 +41,7 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
             file.flush()
             os.fsync(file.fileno())
             values["checkpoint_s"] = now(built.device) - started
-    except OSError as error:  # a full or slow disk is no fault of the workload
+    except OSError as error:  # a full disk is not the workload's fault
         print(f"the checkpoint could not be timed: {error}", flush=True)
     return values
 
@@ -48,21 +49,21 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
 class Checkpoints:
     """The checkpoints of one training, in a folder that outlives the machines.
 
-    `step-<n>.pt` is a training state. `step-<n>.json` is its manifest: the step, bytes and
-    checksum. The manifest is written when the state is on disk. A state without a matching manifest
-    is ignored. Each file is written atomically and never changed, so that a prefix of S3 could
-    replace the folder.
+    `step-<n>.pt` is the training state after step n. `step-<n>.json` is its manifest, with the
+    step, the size in bytes and the checksum. The manifest is written when the state is on disk. A
+    state without a matching manifest is ignored. Files are written atomically and never changed, so
+    an S3 prefix could replace the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, step: int, state: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Write `state` and return its manifest, a dictionary.
+        """Write `state` and its manifest, and return the manifest.
 
-        The manifest also has the values `more`, and `seconds`, the time to serialise the state and
-        write it to disk. The last _KEPT states and all manifests are kept. Raises OSError if a file
-        cannot be written.
+        `more` is added to the manifest, as is `seconds`, the time to serialise the state and write
+        it to disk. Older states are deleted except for the last _KEPT; all manifests are kept.
+        Raises OSError if a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
         path = self.folder / f"step-{step:09d}.pt"
@@ -78,7 +79,7 @@ class Checkpoints:
         return manifest
 
     def newest(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return the manifest and the state of the newest complete checkpoint; None without one.
+        """Return (manifest, state) of the newest intact checkpoint; None if there is none.
 
         The tensors of the state are on `device`.
         """
@@ -87,26 +88,26 @@ class Checkpoints:
                 manifest = json.loads(path.with_suffix(".json").read_text())
                 content = path.read_bytes()
                 if (len(content), zlib.crc32(content)) == (manifest["bytes"], manifest["crc32"]):
-                    # The checksum shows that this training wrote the file. It may hold more than
-                    # tensors.
+                    # The checksum matches, so this training wrote the file. The state may contain
+                    # objects other than tensors.
                     return manifest, torch.load(
                         io.BytesIO(content), map_location=device, weights_only=False
                     )
-            except (OSError, ValueError, KeyError, TypeError):  # half written, or being deleted
+            except (OSError, ValueError, KeyError, TypeError):  # incomplete, or just deleted
                 pass
             print(f"{path.name} is damaged: the previous checkpoint is used", flush=True)
         return None
 
     def note_start(self, start: dict[str, Any]) -> None:
-        """Write a report about a start of the workers. Raises OSError if that fails."""
+        """Store the dictionary `start` about a start of the workers. Raises OSError on failure."""
         write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
 
     def starts(self) -> list[dict[str, Any]]:
-        """Return the reports that `note_start` wrote, in order."""
+        """Return the dictionaries that `note_start` stored, in order."""
         return self._read("start-*.json")
 
     def manifests(self) -> list[dict[str, Any]]:
-        """Return the manifests of all checkpoints, including deleted ones, sorted by step."""
+        """Return the manifests of all checkpoints, sorted by step. Their states may be deleted."""
         return self._read("step-*.json")
 
     def _read(self, pattern: str) -> list[dict[str, Any]]:

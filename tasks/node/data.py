@@ -1,9 +1,10 @@
 """Find the folder of a workload's data on this machine. Imports only the standard library.
 
-A plan names a folder of the machine (local hosts), or an S3 address. A root process on the machine,
-the courier, downloads the objects of an address into `data/<digest>/` of the mailbox folder. If
-that fails, it writes the reason to `data/<digest>.failed`. The controller requests the addresses in
-`data.json` before it writes a plan, and reads the progress in `node-<i>/data.json`:
+A plan names a folder on the machine (for local hosts) or an S3 address. The courier, a root process
+on the machine, downloads the objects below an address into `data/<digest>/` of the mailbox folder.
+If that fails, it writes the reason to `data/<digest>.failed`. Before the controller (the process
+that launched the machine) writes a plan, it requests the addresses in `data.json`. It reads the
+progress in `node-<i>/data.json`:
 
     data.json             {"data": {digest: address}}
     node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason", "bytes",
@@ -18,7 +19,7 @@ from .record import WorkloadFile
 
 S3 = "s3://"
 FILE = "data.json"
-# bytes of a machine's volume to keep free: for a checkpoint of up to 4 GB, logs and compiled code
+# Bytes of a machine's volume to keep free for a checkpoint of up to 4 GB, logs and compiled code.
 KEPT_FREE_BYTES = 5 * 2**30
 FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
@@ -33,14 +34,14 @@ def folder_of(mailbox: Path, digest: str) -> Path:
 
 
 def failure_of(mailbox: Path, digest: str) -> Path:
-    """Return the file that has the reason if the download of the data failed."""
+    """Return the path of the file that has the reason if the download failed."""
     return mailbox / "data" / f"{digest}.failed"
 
 
 def data_path(mailbox: Path, workload: WorkloadFile) -> str:
-    """Return the folder on this machine with the workload's data; empty if it takes no data.
+    """Return the folder on this machine with the workload's data; "" if it takes no data.
 
-    Raises DataMissing if the download failed, or if the folder is gone or cannot be read.
+    Raises DataMissing if the download failed, or if the folder does not exist or cannot be read.
     """
     if not workload.data:
         return ""
@@ -52,13 +53,13 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
             raise DataMissing(failure.read_text())
     if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
         raise DataMissing(
-            f"the workload's data folder {folder} is gone or cannot be read: refresh again"
+            f"the workload's data folder {folder} is gone or cannot be read: run `srift refresh`"
         )
     return str(folder)
 
 
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
-    """Map file names to S3 keys. A file name is a key without `prefix`.
+    """Return {file name: S3 key}, where the file name is the key without `prefix`.
 
     Objects that represent a folder are left out. Raises ValueError if a key would lead out of the
     folder or cannot be a file name.

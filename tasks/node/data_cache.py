@@ -1,16 +1,16 @@
 """Cache the decoded samples of a dataset in memory, or on disk for all ranks and later runs.
 
-You can copy this file beside your training script: it needs only Linux and torch.
+You can copy this file and use it in your training script. It needs only Linux and torch.
 
-The cache is one file, in memory or in a folder, that all processes of a machine share:
+The cache is one file, in memory or in a folder. Processes that share the file share the cache.
 
     head     digest of the dataset
-    index    offset, bytes and checksum of each sample; zeros if the cache does not have it
+    index    offset, size in bytes and checksum of each sample; zeros if the sample is not cached
     samples  pickles, one after another
 
 A process holds a lock while it appends a sample, and writes the index entry last. A half-written
-sample therefore has no entry. A sample damaged by a power failure does not match its checksum. In
-both cases the cache reads the sample from the dataset again.
+sample therefore has no entry. A sample that a power failure damaged does not match its checksum. In
+both cases, the sample is read from the dataset again.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 _GIB = 2**30
-_MIN_FREE = 5 * _GIB  # bytes of the disk to leave free for other files of a training
-_READ_TWICE = 3  # samples that each process reads twice, to detect samples that change
-_LOCK_S = 6.0  # the process with the lock may be stopped, or a file server may be down
+_MIN_FREE = 5 * _GIB  # bytes of the disk to leave free for other files of the training
+_READ_TWICE = 3  # number of samples that each process reads twice, to detect samples that change
+_LOCK_S = 6.0  # a limit, because the process with the lock may be stopped or a file server down
 _HEAD_BYTES, _ENTRY = 32, struct.Struct("<QQQ")
 _LOG = logging.getLogger(__name__)
 
 
 class Cached(Dataset[Any]):
-    """A dataset that reads each sample of `dataset` once and caches it.
+    """A dataset that reads each sample of `dataset` once, and returns it from a cache afterwards.
 
-    Random augmentation inside the cache would repeat the same values in every epoch. Therefore wrap
+    A random augmentation inside the cache would give the same result in every epoch. Therefore wrap
     the dataset that reads and decodes, and augment outside the cache:
 
         loader = DataLoader(Augmented(Cached(Photos(folder), memory_gib=8), RandomCrop(224)), ...)
 
-    The first samples are read twice. An error is raised if the two readings differ.
+    The first samples are read twice, and an error is raised if the two readings differ.
 
     Args:
-        memory_gib: GiB of memory for samples, if there is no `folder`. The workers of a loader
+        memory_gib: GiB of memory for samples if `folder` is not given. The workers of a loader
             share the memory. Each rank of a machine has separate memory.
-        folder: a folder on a local disk that keeps all samples, for all processes of this user and
-            for later runs, while at least 5 GiB are free. The operating system keeps the samples in
-            memory until other programs need the memory.
+        folder: a folder on a local disk that keeps samples for all processes of this user and for
+            later runs. Samples are added while at least 5 GiB of the disk are free. The operating
+            system keeps them in memory until other programs need the memory.
         key: a text that identifies the samples in `folder`, together with the dataset's type and
-            length. Change the key whenever the samples change, even if only the code or the
-            arguments of the dataset have changed.
+            length. Change the key whenever the samples change, for example through the code or the
+            arguments of the dataset.
 
-    Samples that do not fit are read in every epoch. A warning is logged once.
+    Samples that do not fit into the cache are read in every epoch. A warning is logged once.
 
     Raises:
         TypeError: the dataset has no `__getitem__` or `__len__`, or is an IterableDataset.
@@ -107,18 +107,19 @@ class Cached(Dataset[Any]):
         return self._samples
 
     def __getitem__(self, place: int) -> Any:
-        """Return a copy of the sample at index `place`; negative indices count from the end.
+        """Return the sample at index `place` from the cache, or else from the dataset.
 
-        Raises IndexError if there is no such sample. Raises ValueError if the sample cannot be
-        pickled or changes when it is read again. Also raises the errors of the dataset.
+        Negative indices count from the end. Raises IndexError if there is no such sample, and
+        ValueError if the sample cannot be pickled or changes when it is read again. Also raises the
+        errors of the dataset.
         """
         at = operator.index(place)
         at += self._samples if at < 0 else 0
         if not 0 <= at < self._samples:
-            raise IndexError(f"there is no sample {place}: the dataset has {self._samples}")
+            raise IndexError(f"there is no sample {place}: the dataset has {self._samples} samples")
         content = self._store.get(at)
         if content is not None:
-            with suppress(Exception):  # another version of its modules may have written it
+            with suppress(Exception):  # another version of the sample's modules may have written it
                 return pickle.loads(content)
         sample = self.dataset[at]
         if not self._store.is_full:
@@ -126,11 +127,10 @@ class Cached(Dataset[Any]):
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Empty the cache, and from now on keep samples in memory only.
+        """Replace the cache by an empty cache in memory with the fraction `share` of its limit.
 
-        The memory is the fraction `share` of the present limit. Srift calls this method to time
-        steps as in later epochs with only a part of the samples. If a folder kept so few samples,
-        they would be in the page cache anyway, so memory gives the same times.
+        Srift calls this method to time steps as in later epochs, with only some of the samples. A
+        few samples in a folder would be in the page cache anyway, so memory gives the same times.
         """
         room = self.memory_gib * _GIB
         if self.folder is not None:
@@ -141,7 +141,10 @@ class Cached(Dataset[Any]):
         return _Store("", self._digest, self._samples, room)
 
     def _content(self, at: int, sample: Any) -> bytes:
-        """Return the pickle of `sample`. Raises ValueError if a second reading of it differs."""
+        """Return the pickle of `sample`, and read the sample again if it is among the first.
+
+        Raises ValueError if the second reading differs or the sample cannot be pickled.
+        """
         content = _pickled(at, sample)
         if self._to_read_twice:
             self._to_read_twice -= 1
@@ -154,13 +157,13 @@ class Cached(Dataset[Any]):
 
 
 class _Store:
-    """Samples in one file. A sample that cannot be read or stored counts as missing.
+    """The file of a cache. A sample that cannot be read or stored counts as missing.
 
-    path: the path of the file; an empty path creates a file in memory.
+    path: the path of the file; "" creates a file in memory.
     digest: the head that the file must have. A file with another head is emptied.
-    samples: the number of samples in the index.
-    room: the maximum bytes of samples. If it is infinite, samples are stored as long as _MIN_FREE
-        bytes of the disk are free.
+    samples: the number of entries in the index.
+    room: the maximum total size of the samples in bytes. If it is infinite, samples are stored as
+        long as _MIN_FREE bytes of the disk are free.
     """
 
     def __init__(self, path: str, digest: bytes, samples: int, room: float) -> None:
@@ -174,7 +177,7 @@ class _Store:
         self._path = path or f"/proc/{os.getpid()}/fd/{self._file}"
         self._digest, self._samples, self._room = digest, samples, room
         self._first = _HEAD_BYTES + samples * _ENTRY.size
-        # 1 once any worker of a loader finds no room
+        # Shared with the loader's workers; 1 once any process finds no room.
         self._full: Tensor = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
         status = os.fstat(self._file)
         if status.st_uid != os.getuid():
@@ -222,12 +225,12 @@ class _Store:
         except OSError as error:
             if not self.is_full:
                 self._full.fill_(1)
-                message = "data cache: %s keeps no more samples (%s); others are read in each epoch"
+                message = "data cache: %s stores no more samples (%s); the rest is read every epoch"
                 _LOG.warning(message, self._path, error)
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that writes only the values of a tensor view, not its whole storage."""
+    """A pickler that writes only the elements of a tensor view, not the view's whole storage."""
 
     def reducer_override(self, obj: Any) -> Any:
         is_plain = type(obj) is Tensor and obj.layout is torch.strided and obj.is_cpu
@@ -268,10 +271,10 @@ def _free(place: int | str | os.PathLike[str]) -> int:
 
 @contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Hold the lock of a file against other processes during the block.
+    """Hold a file's lock during the block, which excludes other processes.
 
-    Threads of one process share the lock. If two threads write at the same offset, the checksum
-    does not match and the sample counts as missing. Raises TimeoutError if another process holds
+    The threads of a process are not excluded. If two threads write at the same offset, the checksum
+    does not match, and the sample counts as missing. Raises TimeoutError if another process holds
     the lock for _LOCK_S seconds.
     """
     until = time.monotonic() + _LOCK_S

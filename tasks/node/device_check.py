@@ -1,8 +1,9 @@
-"""Check that a machine has the devices that were paid for. Imports only the standard library.
+"""Check that a machine has the devices that were paid for.
 
-GPUs may be unusable for some time after boot: on p4d and p5 until NVIDIA's fabric manager runs
-(CUDA error 802). If CUDA fails once in a process, torch does not initialise it again there.
-Therefore each check runs in a new process.
+GPUs may be unusable for some time after boot, for example on p4d and p5 until NVIDIA's fabric
+manager runs (CUDA error 802). If CUDA has failed in a process, torch does not initialise it again
+in this process. Each check therefore runs in a new process. This module imports only the standard
+library.
 """
 
 import json
@@ -16,7 +17,7 @@ from .record import ANY, Devices
 
 DEVICES_WITHIN_S = 60.0  # after the first check: a driver may need this long after boot
 _PAUSE_S = 2.0
-_LOOK_S = 30.0  # limit of each later check, which opens up to 8 GPUs one after another
+_LOOK_S = 30.0  # time limit of each later check, which opens up to 8 GPUs one after another
 _LOG_TAIL = 300  # characters of torch's output
 # The addition fails on a device that torch lists but has no kernels for.
 _LOOK = """
@@ -27,18 +28,18 @@ for device in range(torch.cuda.device_count() if torch.cuda.is_available() else 
     found.append(torch.cuda.get_device_name(device))
 print(json.dumps(found))
 """
-_PART = re.compile(r" 1/\d+$")  # in a provider's name: a part of a device, as "L4 1/8"
-_PROFILE = re.compile(r"\d+[abcq]$|mig$")  # in torch's name: a virtual device, as "NVIDIA L4-3Q"
+_PART = re.compile(r" 1/\d+$")  # a fraction of a device in a provider's name, such as "L4 1/8"
+_PROFILE = re.compile(r"\d+[abcq]$|mig$")  # a virtual device in torch's name ("NVIDIA L4-3Q")
 
 
 def is_named(expected: str, name: str) -> bool:
     """Return True if torch's `name` of a device matches the provider's name `expected`.
 
-    torch adds maker, memory and form ("NVIDIA A100-SXM4-40GB" is an A100), and may order the words
-    differently. Therefore `name` must contain every word of `expected` as a whole word: an A10 is
-    not an A10G, and an L40S is not an L4. If a part of a device is expected ("L4 1/8"), `name` may
-    be that of a virtual profile or of the whole device. If a whole device is expected, `name` must
-    not be a virtual profile.
+    torch's name adds maker, form factor and memory ("NVIDIA A100-SXM4-40GB" is an A100), and may
+    order the words differently. Therefore `name` must contain every word of `expected` as a whole
+    word: an A10 is not an A10G, and an L40S is not an L4. If a fraction of a device is expected
+    ("L4 1/8"), `name` may be a virtual device or the whole device. If a whole device is expected,
+    `name` must not be a virtual device.
     """
     if expected == ANY or name == expected:
         return True
@@ -48,23 +49,23 @@ def is_named(expected: str, name: str) -> bool:
 
 
 def missing_devices(expected: Devices, names: Sequence[str]) -> str:
-    """Return why a machine lacks `expected` devices; an empty text if it has enough.
+    """Return a sentence if the machine lacks `expected` devices; "" if it has enough.
 
-    `names` are torch's names of the devices that it can use on the machine.
+    `names` are torch's names of the usable devices on the machine.
     """
     if sum(is_named(expected.name, name) for name in names) >= expected.count:
         return ""
     return (
-        f"this machine was bought for {expected.count} x {expected.name}, and torch can use"
+        f"this machine was bought for {expected.count} x {expected.name}, but torch can use"
         f" {', '.join(names) or 'no GPU'}"
     )
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
-    """Return why a run did not use the expected devices; an empty text if it did.
+    """Return a sentence if a run did not use the expected devices; "" if it did.
 
-    Both sequences have one entry per machine. The text is also empty if the expected devices are
-    unknown.
+    Both sequences have one entry per machine. If `expected` is shorter, the remaining machines are
+    not checked.
     """
     for wanted, got in zip(expected, used, strict=False):
         if not is_named(wanted.name, got.name):
@@ -79,12 +80,13 @@ def wait_for_devices(
     wait_s: float,
     most_s: float,
 ) -> str:
-    """Wait until the expected devices are usable. Return why they are not, or an empty text.
+    """Wait until the expected devices are usable. Return "", or why they are not usable.
 
-    `look(limit_s)` checks once, for at most `limit_s` seconds. It returns the names of the usable
-    devices and the output of the check. The first check reads torch from a slow disk, which takes
-    minutes on a new machine. Therefore the wait for a driver, `wait_s`, counts from the end of the
-    first check. `most_s` limits the whole call.
+    look: `look(limit_s)` checks once, for at most `limit_s` seconds. It returns the names of the
+        usable devices and the output of the check.
+    wait_s: maximum seconds to wait for a driver after the first check, which takes minutes on a new
+        machine because it reads torch from a slow disk.
+    most_s: maximum seconds of the whole call.
     """
     ends = time.monotonic() + most_s
     until = None
@@ -100,15 +102,15 @@ def wait_for_devices(
 
 
 def torch_sees(within_s: float) -> tuple[list[str], str]:
-    """Return torch's names of the usable devices, and torch's warnings or error.
+    """Return torch's names of the usable devices, and torch's warnings or error output.
 
-    A new process imports torch and may take up to `within_s` seconds.
+    A new process imports torch and is killed after `within_s` seconds.
     """
     command = (sys.executable, "-c", _LOOK)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s)
     except subprocess.TimeoutExpired:
-        return [], f"torch did not answer within {within_s:.0f} s"
+        return [], f"torch did not respond within {within_s:.0f} s"
     output = " ".join(done.stderr.split())[-_LOG_TAIL:]
     if done.returncode:
         return [], output or f"exit status {done.returncode}"

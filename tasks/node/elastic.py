@@ -1,11 +1,13 @@
 """Run one rank of an elastic run, which resumes from a checkpoint when machines change.
 
 torchrun restarts the workers whenever a node is lost or joins. The global batch stays the same. The
-ranks that are present divide it in proportion to the run's batches, in enough micro-steps that no
-device exceeds its batch. The first rank of the run's first node writes the checkpoints, the reports
-of starts, and at the end the run's record.
+ranks that are present divide it in proportion to the run's batches, and take enough micro-steps
+that no device exceeds its batch. The first rank of the run's first node writes the checkpoints, an
+entry for each start and, at the end, the run's record.
 
-    loss of a step = sum over ranks and micro-steps of n / B x (mean loss of n samples)
+With B samples in the global batch and n samples in a micro-batch of a rank:
+
+    loss of a step = sum over ranks and micro-steps of n / B x (mean loss of the n samples)
 """
 
 import math
@@ -41,18 +43,18 @@ from .strategies.replicas import of_ranks
 from .switches import NONE
 from .worker import lost_peer, wait_for_go
 
-_MARK = struct.Struct("<qd")  # the last finished step, and its time
-_LATE_S = 5.0  # minimum delay of other workers to allow for when workers join
+_MARK = struct.Struct("<qd")  # the number of finished steps, and the Unix time of the last step
+_LATE_S = 5.0  # seconds by which other workers may be late when workers join
 
 
 def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """Divide `global_batch` samples among ranks, and return the micro-batch sizes of each rank.
 
-    `batches` has, for each rank, the most samples of a micro-batch. A rank's number of samples is
-    proportional to its entry in `batches`. All ranks have the same number of micro-batches, and
-    some sizes may be 0. A rank's largest micro-batch comes last, because only the last micro-step
-    communicates. Ranks with equal `batches` differ by at most one sample. Raises ValueError if
-    there are fewer samples than ranks.
+    `batches` has the maximum micro-batch size of each rank. A rank's number of samples is
+    proportional to its entry in `batches`, up to rounding. Ranks with equal entries differ by at
+    most one sample. All ranks have the same number of micro-batches, and sizes may be 0. The
+    largest micro-batch of a rank comes last, because only the last micro-step communicates. Raises
+    ValueError if there are fewer samples than ranks, or if an entry of `batches` is below 1.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
@@ -69,10 +71,10 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
 
 
 class ElasticRun:
-    """One rank of an elastic run, as a worker that torchrun has started or restarted.
+    """One rank of an elastic run, in a worker process that torchrun has started or restarted.
 
-    The leading rank is the first rank of the first node that takes part. It stores the last
-    finished step in the file `mark_path` on its node's disk.
+    The leading rank is the first rank of the first node that takes part. After each step, it stores
+    the number of finished steps in the file `mark_path`.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
@@ -103,7 +105,7 @@ class ElasticRun:
         return found
 
     def join(self) -> None:
-        """Join the process group. Raises DistError if a rank joins too late."""
+        """Join the process group of all ranks. Raises DistError if a rank joins too late."""
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         patience = timedelta(seconds=self.patience_s())
@@ -118,12 +120,12 @@ class ElasticRun:
         self.nodes = of_ranks(self.node, dist.group.WORLD)
 
     def patience_s(self) -> float:
-        """Return the seconds to wait for the other ranks to join.
+        """Return how many seconds to wait for the other ranks to join.
 
-        If a machine is lost before the ranks have joined, torchrun does not notify the workers. At
-        the first start, the wait is the plan's `timeout_s`. After a restart all ranks start at the
-        same time, so the wait is _LATE_S plus the start-up time of this worker. It is doubled after
-        each failed attempt to join, up to `timeout_s`.
+        The wait is limited, because torchrun does not notify the workers of a machine that is lost
+        before all ranks have joined. At the first start, the limit is the plan's `timeout_s`. After
+        a restart, all ranks start at the same time, so the limit is _LATE_S plus the start-up time
+        of this worker. It doubles after each failed attempt to join, up to `timeout_s`.
         """
         starts = len(self.checkpoints.starts())
         if not starts:
@@ -133,12 +135,12 @@ class ElasticRun:
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
     def restore(self, built: LoadedWorkload, rank: int) -> dict[str, Any]:
-        """Restore model, optimizer and loss scaler from the newest checkpoint.
+        """Restore model, optimizer and loss scaler from the newest checkpoint, if there is one.
 
-        Returns a dictionary with `step`, the number of finished steps, and `restore_s` and
-        `restore_bytes`, which are None if there is no checkpoint. After a restore, the random seed
-        depends on rank and step. Raises RuntimeError if the ranks found checkpoints of different
-        steps.
+        Returns a dictionary with `step`, the number of finished steps (0 without a checkpoint), and
+        with `restore_s` and `restore_bytes`, which are None without a checkpoint. After a restore,
+        the random seed is set from rank and step. Raises RuntimeError if the ranks found
+        checkpoints of different steps.
         """
         began = now(self.device)
         found = self.checkpoints.newest(self.device)
@@ -158,9 +160,10 @@ class ElasticRun:
         return taken
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Train to the last step. Return the record's values on the leading rank, else {}.
+        """Restore the newest checkpoint, and train to the last step.
 
-        Raises FloatingPointError if the loss is not finite at a checkpoint.
+        Returns the values for the record on the leading rank, and {} on other ranks. Raises
+        FloatingPointError if the loss at a checkpoint is not finite.
         """
         item, nodes, rank = self.item, self.nodes, dist.get_rank()
         samples = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
@@ -206,10 +209,11 @@ class ElasticRun:
     def checkpoint(
         self, built: LoadedWorkload, step: int, partial_loss: float, about: dict[str, Any]
     ) -> None:
-        """Write the training state after `step` on the leading rank. Every rank must call it.
+        """Write a checkpoint after `step`. Every rank must call this; the leading rank writes.
 
-        The step's loss is the sum of all ranks' `partial_loss`. The entries of `about` are added to
-        the checkpoint's manifest. Raises FloatingPointError if the loss is not finite.
+        The loss of the step is the sum of `partial_loss` over all ranks. The entries of `about` are
+        added to the checkpoint's manifest. The leading rank raises FloatingPointError if the loss
+        is not finite.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
@@ -225,7 +229,7 @@ class ElasticRun:
         self.checkpoints.write(step, state, loss=loss, **about)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Return the measured values of the run, as a dictionary for its record."""
+        """Return the measured values of the run for its record."""
         written = self.checkpoints.manifests()
         columns = ("step", "bytes", "seconds", "ended_unix", "steps", "steps_s")
         return {
@@ -241,7 +245,7 @@ class ElasticRun:
     def wait_for_go(self) -> None:
         """Report that this node is ready, and wait for the controller's `go-<attempt>.json`.
 
-        After a restart, the file exists already.
+        After a restart, the file already exists.
         """
         attempt = self.plan.attempt
         if self.is_first_of_node:
@@ -252,7 +256,11 @@ class ElasticRun:
             report(self.mailbox, self.node, "progress.json", progress)
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
-        """Write the run's record. A failed run's record is written by the rank that failed."""
+        """Write the run's record, which is a failed record if `problem` is not empty.
+
+        The leading rank writes the record of a finished run, and a rank that fails writes a failed
+        record.
+        """
         name, threads = name_of(self.device), torch.get_num_threads()
         used = [Devices(name=name, count=count, threads=threads) for count in self.item.used]
         record = record_of(
@@ -267,9 +275,9 @@ class ElasticRun:
 
 
 def main() -> None:
-    """Run this rank as a worker of torchrun.
+    """Run this rank as a worker process of torchrun.
 
-    Exits with 0 after the last step. Otherwise the last line of the log states the reason.
+    Exits with 0 after the last step. Otherwise, the last line of the log states the reason.
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()

@@ -1,4 +1,4 @@
-"""Load a workload on one rank, check its parts, and try one pass before ranks communicate."""
+"""Call a workload's entrypoint on one rank, check its result, and try one pass of training."""
 
 import importlib
 import importlib.util
@@ -31,7 +31,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as 
 
 
 class WorkloadError(Exception):
-    """The workload's entrypoint returns wrong objects."""
+    """The entrypoint is missing, returns wrong objects, or returns a model with unused weights."""
 
 
 @dataclass(kw_only=True)
@@ -39,9 +39,10 @@ class LoadedWorkload:
     """The model, loss, batch function and optimizer that an entrypoint returned.
 
     `make_batch(batch)` returns the inputs and the target of `batch` samples. `loss(model(inputs),
-    target)` is the mean loss of these samples. Model, loss and batches are on `device`. `loader` is
-    the source of batches if the entrypoint returned a DataLoader, else None. `waited_s` is the
-    total of the seconds for making batches or waiting for them.
+    target)` is the mean loss of these samples. Model, loss and batches are on `device`, except for
+    a model that is to be sharded. `loader` is the source of batches if the entrypoint returned a
+    DataLoader, else None. `waited_s` is the total time in seconds spent on making batches or
+    waiting for them.
     """
 
     model: nn.Module
@@ -54,9 +55,9 @@ class LoadedWorkload:
     waited_s: float = 0.0
 
     def loss_of(self, module: nn.Module, batch: int) -> Tensor:
-        """Return the loss of a new batch.
+        """Make a batch of `batch` samples, and return its mean loss.
 
-        `module` is the model, or the module that a strategy such as DDP made of it.
+        `module` is the model, or the module into which a strategy such as DDP wrapped it.
         """
         started = time.perf_counter()
         inputs, target = self.make_batch(batch)
@@ -65,7 +66,7 @@ class LoadedWorkload:
             return self.loss(module(inputs), target)
 
     def close(self) -> None:
-        """End the worker processes of the loader."""
+        """End the loader's worker processes, if there is a loader."""
         if self.loader is not None:
             self.loader.close()
 
@@ -75,7 +76,7 @@ class LoadedWorkload:
 
     @property
     def parameters(self) -> int:
-        """Return the total number of elements of all trained weights."""
+        """Return the number of trained parameters, counted in elements."""
         return sum(weights.numel() for weights in self.trained)
 
     @property
@@ -92,28 +93,32 @@ def build(
     computing: Arithmetic,
     shared: bool = False,
 ) -> LoadedWorkload:
-    """Call the workload's entrypoint. All ranks get equal weights but draw different data.
+    """Call the workload's entrypoint, and return the model, loss, batch function and optimizer.
 
-    folder: has the workload's file, or the files of its archive.
-    workload: its `data` is a folder on this machine (data.data_path).
+    All ranks get equal weights but draw different data.
+
+    folder: the folder with the workload's file, or with the folder of its unpacked archive.
+    workload: the workload. Its `data` must be a folder on this machine (see data.data_path).
     seed: the seed of the weights. The seed of the data also depends on `rank`.
     computing: the precision, and the device on which the workload computes.
     shared: True if the strategy shards the model. The model then stays in host memory, because only
         its shards must fit on a device.
 
-    While the entrypoint and its batch function run, a GPU is torch's default device. New tensors
-    are created there, and tensors on other devices are moved. The entrypoint may return a
-    DataLoader instead of a batch function (loader.py); `close` of the result ends its processes.
+    The device is torch's default device while the batch function runs and, unless `shared` is True,
+    while the entrypoint runs, so that new tensors are created there. Model, loss and batches are
+    moved there afterwards. The entrypoint may return a DataLoader instead of a batch function (see
+    loader.py). The caller must then call `close` of the result to end the worker processes.
 
-    Raises WorkloadError if the entrypoint returns wrong objects, LoaderError if the loader cannot
-    be rebuilt, DataMissing if the data are not on this machine, and the errors of the user's code.
+    Raises WorkloadError if there is no entrypoint or it returns wrong objects, LoaderError if the
+    loader cannot be rebuilt, DataMissing if the data are not on this machine, and the errors of the
+    user's code.
     """
     device = computing.device
     torch.manual_seed(seed)
     declare_what_did_not_load()
     module = _module(folder, workload)
     if workload.module:
-        # Only the first item of a process imports the module, which may draw random numbers.
+        # The import, which happens only once in a process, may have drawn random numbers.
         torch.manual_seed(seed)
     function = getattr(module, workload.function, None)
     if not callable(function):
@@ -134,7 +139,7 @@ def build(
     is_trainable = isinstance(model, nn.Module) and isinstance(optimizer, torch.optim.Optimizer)
     if not (makes_batches and is_trainable):
         raise WorkloadError(wrong)
-    computing.hold()  # user code may have changed torch's format of products
+    computing.hold()  # user code may have changed torch's precision of products
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)
@@ -153,9 +158,11 @@ def build(
 
 
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
-    """Import the workload's Python module.
+    """Import the workload's Python module, and return it.
 
-    A module of a folder is imported by its name, so that a process imports it once.
+    If the workload names a module, it is imported by this name, so only once in a process.
+    Otherwise the code file is executed. Raises WorkloadError if it is not a Python file, and the
+    errors of the user's code.
     """
     if workload.module:
         root = str(folder / workload.folder)
@@ -175,10 +182,10 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Return the line of the workload's code that raised: `mine.py, line 14, in make_batch`.
+    """Return the last line of the workload's code in the traceback of `error`.
 
-    Errors of loader workers have their traceback in their message. The result is empty if no frame
-    is in the workload's code.
+    The result looks like "mine.py, line 14, in make_batch". It is "" if no frame is in the
+    workload's code. Tracebacks in the messages of loader workers' errors are searched too.
     """
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
     for file, line, function in reversed(frames):
@@ -196,7 +203,7 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
     """Return a batch function that moves the batches of `make_batch` to `device`.
 
     If `made_there` is True, `device` is torch's default device while `make_batch` runs. Otherwise
-    the batches are made in host memory, like those of a loader.
+    the batches are made in host memory, as a loader makes them.
     """
     if device.type == "cpu":
         return make_batch
@@ -210,10 +217,10 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
 
 
 def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None:
-    """Run one forward and backward pass on this rank alone, to fail before the first collective.
+    """Run one forward and backward pass on this rank alone, to find errors before any collective.
 
-    If the strategy shards the model (`shared`), only a batch is made, because the whole model may
-    not fit on a device. Raises the errors of torch and of the user's code.
+    If `shared` is True, the strategy shards the model. Then only a batch is made, because the whole
+    model may not fit on a device. Raises the errors of torch and of the user's code.
     """
     if shared:
         built.make_batch(batch)

@@ -1,10 +1,10 @@
-"""Manage one rank of a torchrun: process groups, waits for other ranks, and reports.
+"""Manage one rank of a torchrun launch: process groups, waits for other ranks, and reports.
 
-An item is one run of the plan. Items on one node run at the same time on different nodes, because
-they use no network. While an item on several nodes runs, no other item runs: every rank waits for
-all earlier items, and then for the end of this item. A node runs its items one after another, even
-if they use different devices. To wait, a rank blocks on a key of the shared store. A blocked rank
-needs no CPU time. The first rank of an item sets the key when the item ends.
+An item is one run of the plan. Single-node items use no network, so different nodes run them at the
+same time. A multi-node item runs alone: every rank waits for all earlier items, and then until the
+item has ended. A node runs its items one after another, even if they use different devices. To
+wait, a rank blocks on a key of the shared store, which needs no CPU time. The first rank of an item
+sets the key when the item ends.
 """
 
 import os
@@ -39,18 +39,19 @@ _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 
 
 class Launch:
-    """One rank of a torchrun: the plan, the rank's number, the store and the process groups.
+    """One rank of a torchrun launch, with its plan, its store and its process groups.
 
-    devices: for each rank, the name of its device and its number of threads.
-    written: the names of workloads whose checkpoint this rank has timed.
+    devices: (device name, number of threads) for each rank.
+    written: the names of the workloads whose checkpoint this rank has timed.
     equal: the workload, strategy, precision and ranks of runs whose losses equal those of ddp.
-    pairs: the measured links between machines; empty except on the first rank of a machine.
+    pairs: the measured links between machines. It is empty if they were not measured, and on all
+        ranks but the first of each machine.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
-        """Join the process groups of all ranks and of each run, and run a tiny step.
+        """Join the process groups of all ranks and of each run, and run tiny training steps.
 
-        The tiny step loads much of torch, which would otherwise slow down the first measured step.
+        These steps load much of torch, which would otherwise slow down the first measured step.
         Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
         self.mailbox, self.plan, self.node = mailbox, plan, node
@@ -61,8 +62,8 @@ class Launch:
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
         self.rank, ranks = dist.get_rank(), range(dist.get_world_size())
-        # torchrun's store outlives the workers of other nodes. A second connection to it keeps a
-        # waiting rank from blocking the process groups.
+        # torchrun's store outlives the workers of other nodes. With a second connection to this
+        # store, a waiting rank does not block the process groups.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = TCPStore(address, port, is_master=False, timeout=_DAY)
         self.store = PrefixStore(f"srift-{plan.attempt}", store)
@@ -80,7 +81,7 @@ class Launch:
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
 
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
-        """Create the process group of `ranks`. Every rank must call it."""
+        """Create the process group of `ranks`. Every rank of the launch must call this method."""
         timeout: Any = timedelta(seconds=self.plan.timeout_s)
         group: dist.ProcessGroup = dist.new_group(
             list(ranks), timeout=timeout, backend=backend(self.device), **order
@@ -88,10 +89,10 @@ class Launch:
         return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
-        """Create the runs' process groups again, with their ranks in the order that `go` states.
+        """Recreate the runs' process groups with their ranks in the order that `go` states.
 
-        `go` is the content of `go-<attempt>.json`. If it has no order, nothing is done. Every rank
-        must call this method.
+        `go` is the content of `go-<attempt>.json`. Without an order, the process groups stay. Every
+        rank must call this method.
         """
         self.layout = layout = replace(self.layout, sending=tuple(go.get("order") or ()))
         ordered = {layout.ranks(item): layout.sending_ranks(item) for item in self.plan.items}
@@ -101,7 +102,7 @@ class Launch:
 
     @property
     def reports(self) -> bool:
-        """True for the first rank of a node, which writes its reports and joins all its runs."""
+        """Return True for the first rank of a node, which writes the node's reports."""
         return self.layout.places[self.rank][1] == 0
 
     @property
@@ -109,19 +110,19 @@ class Launch:
         return self.layout.label(self.rank)
 
     def leads(self, item: Item) -> bool:
-        """True for the first rank of the run `item`, which writes its record."""
+        """Return True for the first rank of the run `item`, which writes the run's record."""
         return self.rank == self.layout.ranks(item)[0]
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
-        """Return the process group of the run `item`; None if the run has one rank."""
+        """Return the process group of the run `item`; None if the run has only one rank."""
         ranks = self.layout.ranks(item)
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_node(self, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a record's values with their lists in the order of the run's nodes.
+        """Return `values` with their lists rearranged into the order of the run's nodes.
 
-        The lists in `values` are in the order in which ranks send. If a sending order was chosen
-        for the run, the result also has this order.
+        `values` are the measured values of the run `item`. Their lists are in the order in which
+        ranks send. If the run has such a sending order, it is added as `rank_order`.
         """
         placed, found = self.layout.placed(item), dict(values)
         if placed is item:
@@ -136,7 +137,7 @@ class Launch:
         return found
 
     def used(self, item: Item) -> list[Devices]:
-        """Return the devices that the run `item` uses, with one entry per node."""
+        """Return the devices that the run `item` uses, one entry per node."""
         found = []
         for node, count in zip(item.nodes, item.used, strict=True):
             name, threads = self.devices[self.layout.places.index((node, 0))]
@@ -146,7 +147,7 @@ class Launch:
     def wait_for(self, *indices: int) -> None:
         """Wait until the runs at these positions of the plan have ended.
 
-        Ends the process if a run was aborted or the shared store is gone.
+        Ends the process if a run was aborted or the shared store cannot be reached.
         """
         for index in indices:
             key = f"item-{index}-done"
@@ -170,9 +171,9 @@ def load(
 ) -> LoadedWorkload:
     """Build the workload of the run `item` on this rank.
 
-    `place` has this process's node and rank. `node.prepare` has already unpacked the workload's
-    archive. `shared` is passed to `build`. Raises the errors of `data_path`, `arithmetic` and
-    `build`.
+    `place` is (node, rank) of this process. The agent has already unpacked the workload's archive
+    with `node.prepare`. `shared` is passed to `build`. Raises the errors of `data_path`,
+    `arithmetic` and `build`.
     """
     node, rank = place
     workload = plan.workload(item)
@@ -188,9 +189,9 @@ def load(
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
-    """Run two tiny training steps in a process group of only this rank.
+    """Run two tiny training steps in the process group `alone`, which has only this rank.
 
-    The first step of a process takes about a second of CPU time, so no measurement may include it.
+    The first step of a process takes about a second of CPU time, which no measurement may include.
     """
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
@@ -201,7 +202,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def report(mailbox: Path, node: int, name: str, body: Any) -> None:
-    """Write `body` to the file `name` of the node's folder. If that fails, end the process."""
+    """Write `body` as JSON to the file `name` in the node's folder. End the process on failure."""
     path = mailbox / f"node-{node}" / name
     try:
         write_json(path, body)
@@ -213,15 +214,16 @@ def report(mailbox: Path, node: int, name: str, body: Any) -> None:
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
-    """Return one line: the error's type, the first line of its message, and its line of code.
+    """Return one line with the error's type, the start of its message, and a line of user code.
 
-    The line of code is the last line in the code of `workload`; it is left out if there is none.
+    The line of user code is the last traceback entry in the code of `workload`. It is left out if
+    there is none.
     """
-    text = str(getattr(error, "msg", error)).strip()  # a SyntaxError without its place
+    text = str(getattr(error, "msg", error)).strip()  # `msg` of a SyntaxError omits the line
     lines = text.splitlines() or [""]
     # torch.compile names the backend on the first line, and the error on the second
     words = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-    if "Original Traceback" in text:  # of a loader worker
+    if "Original Traceback" in text:  # the error comes from a loader worker
         words = f"in a worker of its loader: {lines[-1]}"
     if workload is not None and workload.folder:
         # shorten paths to those that the user knows

@@ -1,14 +1,13 @@
-"""Rebuild a workload's DataLoader for a batch size, watch its workers, and end them.
+"""Rebuild a workload's DataLoader for another batch size, and control its worker processes.
 
-The rebuilt loader keeps the user's settings, with three exceptions. The batch size is set. The
-timeout is at most _MAX_WAIT_S. If the dataset has indices, samples are drawn at random, with a seed
-that differs on each rank. When the data end, the loader starts again. An incomplete last batch is
-dropped.
+The rebuilt loader keeps the user's settings, except for the batch size and the timeout, which is at
+most _MAX_WAIT_S. A map-style dataset is sampled at random, with a different seed on each rank. When
+the data end, the loader starts again. An incomplete last batch is dropped.
 
-In most epochs of a training, the cache (data_cache.py) is full, so steps are timed as in later
-epochs. To fill the caches quickly, a few samples are read before the first step, and batches are
-drawn from these samples only. The caches are made smaller in proportion. They then hold the same
-fraction of these samples as they would hold of the whole dataset.
+If the dataset has a sample cache (data_cache.py), steps are timed as in later epochs, when the
+cache is full. To fill the cache quickly, only a few samples are read before the first step, and
+batches are drawn from these samples. The cache's limit is reduced in proportion, so that it holds
+the same fraction of these samples as it would hold of the whole dataset.
 """
 
 import multiprocessing
@@ -28,12 +27,12 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from .processes import die_with_parent
 
-# Maximum seconds to wait for a batch. It is shorter than Plan.timeout_s, so that the rank with the
-# hanging loader reports the problem before the collective of the other ranks times out.
+# Maximum seconds to wait for a batch. This is shorter than Plan.timeout_s, so that the rank whose
+# loader hangs reports the problem before the collective of the other ranks times out.
 _MAX_WAIT_S = 45.0
 _EXIT_S = 2.0  # seconds that a worker may take to exit after torch has shut it down
-_READ_S, _MAX_READ = 1.0, 256  # seconds and samples: limits of what is read to fill the caches
-_MAX_ITEMS = 100  # of a list in which caches are searched
+_READ_S, _MAX_READ = 1.0, 256  # maximum seconds and samples to read to fill the caches
+_MAX_ITEMS = 100  # maximum number of items of a list that are searched for caches
 _KEPT = ("collate_fn", "pin_memory", "generator", "in_order")
 _KEPT_WITH_WORKERS = (
     "num_workers",
@@ -50,9 +49,9 @@ class LoaderError(Exception):
 class Loader:
     """The source of a rank's batches: `loader(batch)` returns the next batch of `batch` samples.
 
-    `workers` is the user's number of worker processes. If `in_process` is True, this process loads
-    the batches itself. The constructor raises LoaderError if the DataLoader `given` overrides
-    `__iter__` or has no `batch_size`, because its batch size can then not be changed.
+    `workers` is the user's number of worker processes. If `in_process` is set to True, no workers
+    are used. The constructor raises LoaderError if the DataLoader `given` overrides `__iter__` or
+    has no `batch_size`, because its batch size cannot be changed in these cases.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
@@ -75,9 +74,10 @@ class Loader:
             )
 
     def __call__(self, batch: int) -> tuple[Any, Any]:
-        """Return the inputs and the target of `batch` samples.
+        """Return the inputs and the target of the next `batch` samples.
 
-        Raises LoaderError if no such batch arrives, and the errors of torch and of user code.
+        Raises LoaderError if the loader ends, or returns another number of samples. Also raises the
+        errors of torch and of user code.
         """
         if self._rebuilt is None or self._batch != batch:
             self.close()
@@ -96,7 +96,7 @@ class Loader:
         return inputs, target
 
     def as_in_later_epochs(self) -> None:
-        """Fill the dataset's caches. Batches then take as long as in later epochs.
+        """Fill the dataset's caches, so that batches take as long as in later epochs.
 
         Does nothing if the dataset has no cache. Raises the errors of the dataset.
         """
@@ -120,13 +120,13 @@ class Loader:
             dataset[place]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the workers. torch reports dead workers at the next batch."""
+        """Send a signal to the worker processes. torch reports dead workers at the next batch."""
         for process in self._processes:
             with suppress(ProcessLookupError, TypeError):
                 os.kill(process.pid, number)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """End the workers. The next batch starts new workers."""
+        """End the worker processes. The next batch starts new ones."""
         self.signal(signal.SIGCONT)
         # torch shuts the workers down only when the iterator is deleted
         shut_down = getattr(self._iterator, "_shutdown_workers", None)
@@ -141,9 +141,10 @@ class Loader:
             process.join()
 
     def _rebuild(self, batch: int) -> DataLoader[Any]:
-        """Return a DataLoader with the user's settings for `batch` samples.
+        """Return a DataLoader with the user's settings and batch size `batch`.
 
-        Raises LoaderError if the dataset has no length or fewer samples than a batch.
+        Raises LoaderError if a map-style dataset has fewer samples than a batch, and TypeError if
+        it has no length.
         """
         given, dataset = self.given, self.given.dataset
         options: dict[str, Any] = {name: getattr(given, name) for name in _KEPT}
@@ -161,7 +162,7 @@ class Loader:
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
 
     def _start(self) -> None:
-        """Start to iterate, and collect the worker processes."""
+        """Start an iteration over the rebuilt loader, and store its worker processes."""
         before = set(multiprocessing.active_children())
         self._iterator = iter(self._rebuilt)  # type: ignore[arg-type]
         persistent = [process for process in self._processes if process.is_alive()]
@@ -172,7 +173,7 @@ class Loader:
 
 
 class _Draws(Sampler[int]):
-    """A sampler that draws dataset indices from `places`, endlessly and with replacement."""
+    """A sampler that endlessly draws dataset indices from `places`, with replacement."""
 
     def __init__(self, places: Sequence[int], generator: torch.Generator) -> None:
         self.places, self.generator = places, generator
@@ -184,9 +185,11 @@ class _Draws(Sampler[int]):
 
 
 def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:
-    """Set up a loader worker, and run the user's `worker_init_fn` in it.
+    """Set up a loader worker process, and call the user's `worker_init_fn`, if any.
 
-    The worker ends when its rank ends. It returns batches through sockets in `folder`.
+    begin: the user's `worker_init_fn`, or None.
+    folder: the folder for the sockets through which the worker returns batches.
+    The worker ends when its rank ends.
     """
     die_with_parent()
     tempfile.tempdir = folder
@@ -198,17 +201,18 @@ def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int)
 def _folder_of_sockets() -> str:
     """Return a short path to the temporary folder.
 
-    The paths of sockets in it then have at most 107 characters, which is the limit [unix(7)].
+    Paths of Unix sockets must not exceed 107 characters; see unix(7).
     """
     folder = os.open(tempfile.gettempdir(), os.O_PATH | os.O_DIRECTORY)
     return f"/proc/{os.getpid()}/fd/{folder}"
 
 
 def _caches(dataset: Any) -> Iterator[Any]:
-    """Yield the sample caches that a dataset contains.
+    """Yield the sample caches (data_cache.py) that a dataset contains.
 
-    The attributes of the dataset and the first items of lists are searched. A cache is recognised
-    by its method `begin_part`, because a user's copy of data_cache.py defines another class.
+    The dataset, its attributes and the first _MAX_ITEMS items of lists are searched recursively. A
+    cache is recognised by its method `begin_part`, because a user's copy of data_cache.py defines a
+    different class.
     """
     seen: set[int] = set()
     left = [dataset]
@@ -225,9 +229,9 @@ def _caches(dataset: Any) -> Iterator[Any]:
 
 
 def sizes(data: Any) -> set[int]:
-    """Return the size of each dimension of each tensor in `data`, and the length of each list.
+    """Return all tensor dimensions and list lengths in `data`, the inputs or target of a batch.
 
-    `data` are the inputs or the target of a batch.
+    The batch size must be among these sizes.
     """
     if isinstance(data, Tensor):
         return set(data.shape)
@@ -239,9 +243,9 @@ def sizes(data: Any) -> set[int]:
 
 @contextmanager
 def worker_deaths_ignored() -> Iterator[None]:
-    """Disable torch's handler of dead loader workers during the block.
+    """Disable torch's handler for dead loader workers during the block.
 
-    The handler could raise an error and thereby hide the error that is being reported.
+    The handler could raise an error that hides the error that is being reported.
     """
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -252,9 +256,9 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 @contextmanager
 def running(loader: Loader | None) -> Iterator[None]:
-    """Let the loader's workers run during the block, and pause them after it.
+    """Resume the loader's workers for the block, and pause them after it.
 
-    Workers then load batches only while steps are measured.
+    Workers thus load batches only while steps are measured. Does nothing if `loader` is None.
     """
     if loader is not None:
         loader.signal(signal.SIGCONT)

@@ -1,6 +1,7 @@
-"""Describe this machine: processor, cores, GPUs, network interface and fingerprint.
+"""Describe this machine: CPU, cores, GPUs, network interface and fingerprint.
 
-Only measurements of machines with the same fingerprint are combined.
+The fingerprint identifies the kind of hardware. Only measurements with the same fingerprint are
+combined.
 """
 
 import fcntl
@@ -17,7 +18,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def cpu() -> str:
-    """Return the processor's model name, or its architecture if the kernel names no model."""
+    """Return the CPU's model name, or its architecture if the kernel reports no model name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -35,9 +36,9 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """Return the models of the NVIDIA GPUs as their driver names them.
+    """Return the model name of each NVIDIA GPU, as the driver reports it.
 
-    The list is empty if there is no driver, or if CUDA_VISIBLE_DEVICES is an empty text.
+    The list is empty if there is no driver, or if CUDA_VISIBLE_DEVICES is set to "".
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
@@ -47,13 +48,13 @@ def gpus() -> list[str]:
 
 
 def fingerprint() -> str:
-    """Return twelve hex digits that identify the processor, core count, architecture and GPUs."""
+    """Return twelve hex digits that identify CPU model, core count, architecture and GPUs."""
     described = "|".join([cpu(), str(os.cpu_count()), platform.machine(), *gpus()])
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
 def torch_version() -> str:
-    """Return the version of the installed torch without importing it; empty if there is none."""
+    """Return the version of the installed torch without importing it; "" if there is none."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -61,7 +62,7 @@ def torch_version() -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface with IPv4 `address`; `lo` if there is none."""
+    """Return the name of the network interface with the IPv4 address `address`; else "lo"."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:

@@ -1,10 +1,11 @@
 """Control measurements: start ranks together, repeat disturbed blocks, stop at precise results.
 
-A block is a group of consecutive steps. /proc/stat counts time as stolen while a virtual CPU is
-ready to run but the hypervisor does not run it [proc(5)]. Stolen time makes steps slower.
-Hypervisors steal for seconds to minutes, so repeating helps. The record has the stolen fraction of
-the accepted blocks. Stolen time does not show that neighbours use shared caches or lower the clock
-rate. The reference computation before and after each block shows both effects (reference.py).
+A block is a group of consecutive steps. Time is stolen while a virtual CPU is ready to run but the
+hypervisor does not run it; /proc/stat counts this time (see proc(5)). Stolen time makes steps
+slower. It comes in phases of seconds to minutes, so repeating a block helps. The record has the
+stolen fraction of the accepted blocks. Other tenants also slow steps down through shared caches and
+lower clock rates, which stolen time does not show. The reference computation (reference.py) before
+and after each block shows both effects.
 """
 
 import math
@@ -20,10 +21,10 @@ import torch.distributed as dist
 from .reference import Reference
 from .strategies.replicas import of_ranks
 
-DISTURBED = 0.1  # stolen share of CPU time: repeated runs of a setup differ by as much
-_MIN_TICKS = 20.0  # with fewer ticks the stolen share is too uncertain
-MEDIAN_ERROR = 0.015  # relative standard error of the median of a steady measurement
-DRIFT = 0.04  # relative difference of the medians of both halves: above it, steps still warm up
+DISTURBED = 0.1  # limit of the stolen fraction; undisturbed runs of a setup also differ by 10 %
+_MIN_TICKS = 20.0  # with fewer ticks, the stolen fraction is too uncertain
+MEDIAN_ERROR = 0.015  # maximum relative standard error of the median to stop a measurement
+DRIFT = 0.04  # maximum relative difference of the halves' medians; above it, steps still warm up
 _IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
 _MEDIAN_TO_MEAN = 1.2533  # standard error of the median divided by that of the mean: sqrt(pi / 2)
 _STAT = Path("/proc/stat")
@@ -31,21 +32,21 @@ _Result = TypeVar("_Result")
 
 
 class NotMeasured(Exception):
-    """The measurement of a run has no result. All ranks of the run raise this error together."""
+    """The run yields no measurement. All ranks of the run raise this error together."""
 
 
 @dataclass
 class Patience:
-    """Repeats disturbed measurements while time is left, and adds up figures of accepted blocks.
+    """Repeats disturbed measurements while time is left, and collects figures of accepted blocks.
 
     A block is a group of consecutive steps. It is disturbed if the hypervisor took CPU time away.
 
     left_s: seconds left for repeated measurements.
-    taken, wanted: stolen and wanted CPU ticks (processor_ticks) of the accepted blocks. For each
-        block, only the machine with the largest stolen fraction counts.
-    reference: the reference computation to time before and after each block; None for none.
-    references: for each accepted block, a list of the mean seconds of the reference computation
-        around it on each rank.
+    taken, wanted: sums of stolen and wanted CPU ticks (see processor_ticks) over the accepted
+        blocks. For each block, only the machine with the largest stolen fraction counts.
+    reference: the computation to time before and after each block; None to time nothing.
+    references: for each accepted block and rank, the mean time in seconds of the reference
+        computation before and after the block.
     """
 
     left_s: float = 0.0
@@ -56,21 +57,24 @@ class Patience:
 
     @property
     def taken_share(self) -> float:
-        """Return the fraction of CPU time that was stolen during the run's accepted blocks."""
+        """Return the stolen fraction of CPU time in the run's accepted blocks."""
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Forget the figures of the previous run, but keep `left_s`."""
+        """Delete the figures of the previous run, but keep `left_s`."""
         self.taken = self.wanted = 0.0
         self.references = []
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
-        """Return a record's values on the reference computation; {} if a rank did not run it.
+        """Return the values for the record about the reference computation.
 
-        `used` lists the number of devices of each machine. `reference_s` lists, for each machine,
-        the median seconds over blocks on its slowest device. `reference_spread` is the relative
-        standard deviation over blocks, as a root mean square over devices. `reference_blocks` is
-        the number of blocks.
+        `used` lists the number of devices of each machine. The result is {} if a rank did not time
+        the reference computation, else a dictionary with these keys:
+
+        reference_s: for each machine, the median time in seconds over blocks on its slowest device.
+        reference_blocks: the number of blocks.
+        reference_spread: the relative standard deviation over blocks, as a root mean square over
+            devices.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank or min(map(min, by_rank)) <= 0:
@@ -87,11 +91,11 @@ class Patience:
     def undisturbed(
         self, measure: Callable[[], _Result], group: dist.ProcessGroup | None
     ) -> _Result:
-        """Repeat `measure` until no machine is disturbed or no time is left.
+        """Call `measure` until no machine is disturbed or no time is left. Return the last result.
 
-        A machine is disturbed if too much of its CPU time was stolen. Returns the result of the
-        last repetition. All ranks of `group` decide from the same gathered numbers, so they repeat
-        equally often.
+        A machine is disturbed if too much of its CPU time was stolen. Every rank of `group` must
+        call this method. All ranks decide from the same gathered numbers, so they repeat equally
+        often.
         """
         while True:
             reference_s = self._reference_s()
@@ -117,10 +121,10 @@ class Patience:
 
 
 def processor_ticks() -> tuple[float, float]:
-    """Return this machine's stolen and wanted CPU ticks since boot.
+    """Return (stolen, wanted) CPU ticks of this machine since boot.
 
-    The hypervisor took the stolen ticks. Wanted ticks are used plus stolen ticks. Both counts are 0
-    if the kernel does not count stolen ticks.
+    The hypervisor took the stolen ticks. Wanted ticks are the sum of used and stolen ticks. Both
+    counts are 0 if the kernel does not count stolen ticks.
     """
     try:
         words = _STAT.read_text().split("\n", 1)[0].split()
@@ -135,7 +139,7 @@ def _share(stolen: float, wanted: float) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the interquartile range divided by the median; 0 for fewer than 2 values."""
+    """Return the interquartile range divided by the median; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     low, middle, high = quantiles(values, n=4, method="inclusive")
@@ -143,16 +147,16 @@ def spread(values: Sequence[float]) -> float:
 
 
 def median_error(values: Sequence[float]) -> float:
-    """Estimate the relative standard error of the median from the interquartile range."""
+    """Return the relative standard error of the median, estimated from the interquartile range."""
     return _MEDIAN_TO_MEAN * spread(values) / _IQR_TO_SIGMA / math.sqrt(len(values))
 
 
 def central(values: Sequence[float]) -> list[int]:
-    """Return the indices of the middle half of the sorted `values`.
+    """Return the indices of the values in the middle half, in ascending order of the values.
 
-    The mean of these values is the interquartile mean. Under a CPU quota, a short interval takes
+    The mean of these values is the interquartile mean. Under a CPU quota, a short computation takes
     one of two durations: it runs without a pause, or it waits for the next quota period. The median
-    jumps between the two durations; the interquartile mean does not.
+    jumps between these durations. The interquartile mean does not.
     """
     order = sorted(range(len(values)), key=values.__getitem__)
     cut = len(order) // 4
@@ -160,9 +164,9 @@ def central(values: Sequence[float]) -> list[int]:
 
 
 def drift(values: Sequence[float]) -> float:
-    """Return the relative difference between the medians of the first and the second half.
+    """Return the difference between the medians of both halves, divided by the overall median.
 
-    Returns 0 for fewer than 4 values.
+    The halves are the first and the second half in time. Returns 0 for fewer than four values.
     """
     half = len(values) // 2
     if half < 2:
@@ -175,8 +179,9 @@ def enough(
 ) -> bool:
     """Return True if the measurement can stop.
 
-    It stops after `most` steps or `most_s` seconds. It also stops after at least `least` steps if
-    the median is precise and does not drift. `seconds` lists the seconds of each step so far.
+    This is the case after `most` steps or `most_s` seconds, and also after `least` steps if the
+    median is precise and does not drift. At least one step is always measured. `seconds` has the
+    time of each step so far.
     """
     if not seconds or len(seconds) >= most or elapsed_s >= most_s:
         return bool(seconds)
@@ -184,9 +189,10 @@ def enough(
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
-    """Return the number of steps to time next: half of `least`, or fewer to stay within `most`.
+    """Return the number of steps in the next block: half of `least`, but at least two.
 
-    `seconds` lists the seconds of each step so far. `most` is the limit of all steps.
+    The number is reduced to at least one if the total would exceed `most`. `seconds` has the time
+    of each step so far.
     """
     return max(1, min(max(2, least // 2), most - len(seconds)))
 

@@ -1,8 +1,9 @@
-"""Set the numeric format of a run.
+"""Set the numeric precision of a run.
 
-fp32   32 bits; TF32, which torch enables for convolutions by default, is off
-tf32   products of 32-bit numbers on tensor cores, which drop 13 bits of each factor (since Ampere)
-bf16   torch's autocast: products in bfloat16; weights, sums and gradients in 32 bits
+fp32   float32; TF32, which torch enables for convolutions by default, is off
+tf32   float32, but tensor cores compute products in TF32, which drops 13 bits of each factor; needs
+       a GPU of the Ampere generation or newer
+bf16   autocast to bfloat16; weights, sums and gradients stay in float32
 fp16   autocast to float16; the loss is scaled so that small gradients do not become 0
 """
 
@@ -38,7 +39,7 @@ class Arithmetic:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == SCALED)
 
     def hold(self) -> None:
-        """Set the precision of float32 products again, because other code may have changed it."""
+        """Set torch's precision of float32 products, which user code may have changed."""
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 
@@ -51,7 +52,7 @@ class Arithmetic:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the optimizer's step. If scaled gradients overflow, halve the loss scale instead."""
+        """Take the optimizer's step. If fp16 gradients overflow, halve the loss scale instead."""
         self.scaler.step(optimizer)
         self.scaler.update()
 
@@ -62,18 +63,19 @@ class Arithmetic:
 
 
 def arithmetic(precision: str, device: torch.device) -> Arithmetic:
-    """Enable `precision` on `device` for this process.
+    """Enable `precision` on `device` for this process, and return its `Arithmetic`.
 
-    Raises NoSuchPrecision if the device does not support it.
+    Raises NoSuchPrecision if the precision is unknown or the device does not support it.
     """
     if precision not in PRECISIONS:
         raise NoSuchPrecision(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
     is_gpu = device.type == "cuda"
     is_old = is_gpu and torch.cuda.get_device_capability(device) < _AMPERE
     if precision in ("tf32", "bf16") and (is_old or (precision == "tf32" and not is_gpu)):
-        name = torch.cuda.get_device_name(device) if is_gpu else "a processor"
+        name = torch.cuda.get_device_name(device) if is_gpu else "a CPU"
         raise NoSuchPrecision(
-            f"{precision} needs an NVIDIA GPU of Ampere or later; this is {name}. Train in fp32"
+            f"{precision} needs an NVIDIA GPU of the Ampere generation or newer; this is {name}."
+            " Train in fp32"
         )
     computing = Arithmetic(precision, device)
     computing.hold()

@@ -1,8 +1,9 @@
 """Prepare a machine for torchrun: check devices, unpack code, install requirements.
 
-`python -m node.prepare PYTHON ...` then becomes the command `PYTHON ...`, with the Python of the
-workloads' environment, in their folder and with their environment variables. If the preparation
-fails, every run of the plan that needs the machine fails. Imports only the standard library.
+`python -m node.prepare PYTHON ...` then replaces itself by the command `PYTHON ...`, which runs
+with the Python of the workloads' environment, in their folder and with their environment variables.
+If the preparation fails, every run of the plan that needs the machine fails. This module imports
+only the standard library.
 """
 
 import os
@@ -34,7 +35,8 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
     found = installed(Path(workload.environment))
     if found is None:
         raise NotInstalled(
-            f"{workload.environment} of workload {workload.name} is gone: refresh again"
+            f"the environment {workload.environment} of workload {workload.name} is gone: run"
+            " `srift refresh`"
         )
     return found
 
@@ -48,7 +50,7 @@ def main() -> NoReturn:
     mailbox, plan, node = task_of_process()
     scratch = mailbox / f"node-{node}" / "scratch"
     if plan.expected[node].checked:
-        waited = scratch / "waited-for-devices"  # a mark of the first attempt: later ones look once
+        waited = scratch / "waited-for-devices"  # marks that an attempt has waited
         wait_s = 0.0 if waited.exists() else DEVICES_WITHIN_S
         waited.touch()
         reason = wait_for_devices(
@@ -59,7 +61,7 @@ def main() -> NoReturn:
     needed = {item.workload for item in plan.items if node in item.nodes}
     python, environment = sys.argv[1], dict(os.environ)
     try:
-        # workloads have equal process keys: the same folder, Python and variables
+        # The workloads of a plan have the same process key: folder, Python and variables are equal.
         for workload in plan.workloads:
             if workload.name in needed:
                 python = python_of(mailbox, scratch, workload)

@@ -1,4 +1,4 @@
-"""Measure network links: all-reduces by message size, and messages between pairs of machines."""
+"""Measure the network: all-reduces of several sizes, and messages between pairs of machines."""
 
 import time
 from functools import partial
@@ -19,7 +19,7 @@ from .strategies.replicas import of_ranks
 _SIZE_S = 0.6  # seconds to spend on each message size
 _MIN_REPEATS, _MAX_REPEATS = 4, 40
 
-SWEEPS = 3  # times that all pairs are measured: two choose an order of ranks, the third judges it
+SWEEPS = 3  # measurements of all pairs: two to choose an order of ranks, and one to judge it
 _PAIR_S = 0.01  # seconds that a message between two machines should take
 _MIN_BYTES, _MAX_BYTES = 2**16, 2**26
 _EMPTIES = 5
@@ -31,10 +31,11 @@ Matrix = list[list[float]]
 def probe(
     item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
 ) -> dict[str, Any]:
-    """Time all-reduces and return the values of the run's record.
+    """Time all-reduces, and return the values for the run's record.
 
-    `rows` in the values has an entry per message size: bytes, and seconds, the interquartile mean
-    of the times of an all-reduce on its slowest rank. Raises NotMeasured for a single device.
+    The key `rows` has a dictionary for each message size, with `bytes` and `seconds`, the
+    interquartile mean of the all-reduce's time on its slowest rank. Raises NotMeasured for a single
+    device.
     """
     if group is None:
         raise NotMeasured("a probe needs at least two devices")
@@ -55,9 +56,9 @@ def probe(
 
 
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
-    """Run `repeats` all-reduces, and return the seconds of each on its slowest rank.
+    """Run `repeats` all-reduces, and return each one's time in seconds on its slowest rank.
 
-    All ranks first wait at a barrier. The all-reduces then follow each other without a pause.
+    All ranks first wait at a barrier. The all-reduces then follow without a pause.
     """
     mine = []
     meet(group)
@@ -69,18 +70,19 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
 
 
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
-    """Measure the links between the n ranks of a gloo `group`, one rank of each machine.
+    """Measure the links between the n ranks of a gloo `group`, which has one rank per machine.
 
-    One pair exchanges messages at a time, and all other ranks are idle. Every rank of `group` must
-    call it. Returns a dictionary. Its lists have one entry for each sweep over all pairs.
+    Pairs exchange messages one after another, while all other ranks are idle. Every rank of `group`
+    must call this function. Returns a dictionary with these keys, where each list has one entry per
+    sweep over all pairs:
 
-    latency_s: (n, n) lists of the seconds of a one-byte message from i to j while j also sends to
-        i. The slower of both ends counts.
-    byte_s: (n, n) lists of the seconds of each further byte.
-    sharing: numbers from 0 to 1 that show how much pairs delay each other if all send at once. 0
-        means not at all, and 1 means as if they shared one link. The pairs are the slowest pairs
-        that have no machine in common.
-    took_s: seconds of the whole measurement.
+    latency_s: (n, n) matrices with the time of a one-byte message from i to j while j also sends to
+        i, in seconds. The slower of both ends counts.
+    byte_s: (n, n) matrices with the additional time per byte, in seconds.
+    sharing: numbers from 0 to 1 that say how much pairs delay each other if they send at the same
+        time. 0 means not at all, and 1 means as if all pairs shared one link. The slowest pairs
+        without a common machine are used.
+    took_s: the time of the whole measurement in seconds.
     """
     began = time.monotonic()
     links = _Links(group)
@@ -92,7 +94,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
         latency, byte = (median(sweep[i][j] for sweep in kind) for kind in (latency_s, byte_s))
         alone_s[i, j] = latency + sizes[i][j] * byte
         slowness[i, j] = alone_s[i, j] / sizes[i][j]
-    # the slowest pair, then the slowest pair of the machines that are left, and so on
+    # Choose the slowest pair, then the slowest pair of the remaining machines, and so on.
     together: dict[Pair, float] = {}
     for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
         if not any(set(pair) & set(other) for other in together):
@@ -105,8 +107,8 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 class _Links:
     """This rank's links to the other ranks of `group`.
 
-    `sizes` has, for each rank, the bytes of the long message to it that is timed. The sizes are 0
-    until the first sweep has chosen them.
+    `sizes` has the size in bytes of the long message that is timed to each rank. A size is 0 until
+    the first sweep has chosen it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -114,7 +116,7 @@ class _Links:
         self.sizes = [0] * dist.get_world_size(group)
 
     def sweep(self) -> tuple[Matrix, Matrix]:
-        """Measure every pair once. Return two (n, n) matrices: latency, and seconds per byte."""
+        """Measure each pair once. Return (latency, time per byte) as (n, n) arrays in seconds."""
         latency_s, byte_s = [0.0] * len(self.sizes), [0.0] * len(self.sizes)
         for pair in combinations(range(len(self.sizes)), 2):
             meet(self.group)
@@ -127,9 +129,9 @@ class _Links:
         return self._slower(latency_s), self._slower(byte_s)
 
     def sharing(self, together: dict[Pair, float]) -> float:
-        """Return how much the pairs delay each other when all send at once, from 0 to 1.
+        """Return how much pairs delay each other when they send at the same time, from 0 to 1.
 
-        `together` maps each pair to the seconds that it takes while no other pair sends.
+        `together` maps each pair to its time in seconds while no other pair sends.
         """
         mine_s = 0.0
         meet(self.group)
@@ -142,16 +144,19 @@ class _Links:
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
     def _slower(self, mine: list[float]) -> Matrix:
-        """Return an (n, n) matrix with the slower of the measurements at both ends of each link.
+        """Return an (n, n) matrix with the larger of the times that both ends of a link measured.
 
-        `mine` lists this rank's measurement of its link to each rank.
+        `mine` lists the times that this rank measured on its link to each rank.
         """
         rows = of_ranks(mine, self.group)
         columns = zip(*rows, strict=True)
         return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
 
     def _size(self, peer: int) -> int:
-        """Return the size of a message that takes about _PAIR_S seconds. Both ends agree on it."""
+        """Return a message size in bytes that takes about _PAIR_S seconds to exchange with `peer`.
+
+        Both ends agree on the size.
+        """
         size = _MIN_BYTES
         while size < _MAX_BYTES:
             mine = torch.tensor([self._steady_s(size, peer)], dtype=torch.float64)
@@ -163,16 +168,16 @@ class _Links:
         return size
 
     def _steady_s(self, size: int, peer: int) -> float:
-        """Exchange `size` bytes with `peer` twice, and return the seconds of the faster exchange.
+        """Exchange `size` bytes with `peer` twice, and return the shorter time in seconds.
 
-        An earlier exchange is not timed, because rate limits let the first bytes pass at full
+        One exchange before these is not timed, because rate limits let the first bytes pass at full
         speed.
         """
         self._exchange_s(size, peer)
         return min(self._exchange_s(size, peer) for _ in range(2))
 
     def _exchange_s(self, size: int, peer: int) -> float:
-        """Exchange `size` bytes with `peer` in both directions, and return the seconds."""
+        """Exchange `size` bytes with `peer` in both directions, and return the time in seconds."""
         sent, received = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
         before = time.monotonic()
         exchange([(sent, peer)], [(received, peer)], self.group)

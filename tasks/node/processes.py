@@ -1,7 +1,7 @@
-"""End processes of a node together with their parents, and find in a log why a worker ended.
+"""End processes together with their parent, and find in torchrun's log why a worker ended.
 
-torchrun gives each worker a separate session, so killing a process group is not enough. Imports
-only the standard library.
+torchrun starts each worker in a separate session, so killing a process group is not enough. This
+module imports only the standard library.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent() -> None:
     """Make the kernel kill this process when its parent ends.
 
-    Call it after a change of the process's user, which clears the setting.
+    A later change of the process's user would clear this setting.
     """
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -39,12 +39,12 @@ def seconds_since_start() -> float:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of each descendant whose parent ends."""
+    """Make this process the parent of descendants whose own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(root: int) -> list[int]:
-    """Return the ids of all descendants of process `root`, parents before children."""
+    """Return the PIDs of all descendants of the process `root`, parents before children."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -58,7 +58,10 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants() -> None:
-    """Kill all descendants of this process, in any session, and wait for them."""
+    """Kill all descendants of this process, even in other sessions, and wait until they are gone.
+
+    Orphans are included only after `adopt_orphans`.
+    """
     while True:
         for process in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -71,21 +74,22 @@ def end_descendants() -> None:
 
 
 def gain_nothing() -> None:
-    """Prevent this process and its descendants from gaining rights, for example by set-uid bits."""
+    """Prevent this process and its descendants from gaining privileges, such as by set-uid bits."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE = 3, 4, 5, 6
 FAULTS = (EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE)
-# torchrun logs failed ranks twice: the first failure immediately, and all failures at its end
+# torchrun logs the first failure at once, and all failures again at its end.
 _WORKER_EXIT = re.compile(r"\bexitcode\s*: (-?\d+)")
 _LAST_LINE = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 
 
 def blame_rank(code: Any) -> int:
-    """Return the sort key of an exit code. The lowest key is the most likely cause of a failure.
+    """Return a sort key for exit codes. The lowest key is the most likely cause of a failure.
 
-    The key is 0 for a code of FAULTS or a signal, 2 for a lost peer, and 1 for other codes.
+    The key is 0 for codes in FAULTS and for signals (negative codes), 2 for a lost peer, and 1 for
+    other codes.
     """
     if code == EXIT_LOST_PEER:
         return 2
@@ -93,21 +97,22 @@ def blame_rank(code: Any) -> int:
 
 
 def leave(code: int, message: str) -> NoReturn:
-    """Print `message` so that `exit_reason` finds it in the log, and exit with `code`.
+    """Print `message` in the form that `exit_reason` finds in a log, and exit with `code`.
 
-    The process exits immediately. This closes its sockets, which wakes the ranks that wait for it.
+    The process exits without cleanup. Its sockets are closed, which wakes ranks that wait for it.
     """
     print(f"srift[{code}]: {message}", file=sys.stderr, flush=True)
     os._exit(code)
 
 
 def worker_exit_code(log: str) -> int | None:
-    """Find the exit code of the rank that caused the failure, in torchrun's log.
+    """Return the exit code of the rank that most likely caused a failure, from torchrun's log.
 
     Returns None if the log has no exit code.
     """
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
-    # torchrun ends the other ranks of the node by SIGTERM and lists them too, so they come last
+    # torchrun ends the node's other ranks with SIGTERM and lists them too, so they have the
+    # highest key.
     return min(
         reversed(codes),
         key=lambda code: 3 if code == -signal.SIGTERM else blame_rank(code),
@@ -116,11 +121,10 @@ def worker_exit_code(log: str) -> int | None:
 
 
 def exit_reason(log: str, worker_code: int | None) -> str:
-    """Find the reason of a failure in a log.
+    """Return the reason of a failure from torchrun's log.
 
-    This is the last message of a worker that exited with `worker_code`. If the log has no such
-    message, it is the last message of any worker. For a log without messages, it is a sentence with
-    the exit code.
+    The reason is the last message of a worker that exited with `worker_code`, or else the last
+    message of any worker. If the log has no message, the reason is a sentence with the exit code.
     """
     lines = _LAST_LINE.findall(log)
     matching = [line for line in lines if line[0] == str(worker_code)] or lines

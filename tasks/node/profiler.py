@@ -1,4 +1,4 @@
-"""Profile a workload on one device: seconds of the parts of a step, and gradient buckets."""
+"""Profile a workload on one device: the time of each phase of a step, and DDP's buckets."""
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
 
@@ -34,9 +34,9 @@ Profile = dict[str, Any]
 def profile(
     item: Item, built: LoadedWorkload, group: dist.ProcessGroup, patience: Patience
 ) -> Profile:
-    """Profile the batch sizes of the run `item` and return the values of its record.
+    """Profile the batch sizes of the run `item`, and return the values for its record.
 
-    `group` contains only this rank; the measurement of buckets needs it for DDP. Batches of a
+    `group` contains only this rank. The measurement of DDP's buckets needs this group. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes
     that exceed the GPU's memory are left out.
     """
@@ -48,7 +48,7 @@ def profile(
     for batch in sorted(item.batches):
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
-        except torch.OutOfMemoryError:  # the smaller batch sizes were measured
+        except torch.OutOfMemoryError:  # smaller batch sizes may have been measured
             if not rows:
                 raise
             break
@@ -75,12 +75,11 @@ def profile(
 
 
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
-    """Measure forward, backward and optimizer seconds and peak memory of one batch size.
+    """Measure the forward, backward and optimizer time and the peak memory for one batch size.
 
-    The seconds are means over the middle half of the repeats when sorted by their total, so that
-    they add up to a typical step. As in a measured step, the forward seconds include clearing the
-    gradients and `input_s`, the seconds to make the batch. `loading` has the result of `_loading`
-    for each repeat.
+    Each time is the mean over the middle half of the repeats, sorted by total time, so that the
+    times add up to a typical step. `forward_s` includes clearing the gradients and `input_s`, the
+    time to make the batch. `loading` has the result of `_loading` for each repeat.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -118,10 +117,10 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
 
 
 def _thread_counters() -> list[float]:
-    """Return five counters of this thread.
+    """Return five counters of this thread (see proc(5)).
 
-    They are wall-clock seconds, CPU seconds, seconds queued for a CPU, bytes requested by read
-    calls, and bytes fetched from storage. A counter that the kernel hides is 0 [proc(5)].
+    They are wall-clock seconds, CPU seconds, seconds of waiting for a CPU, bytes requested by read
+    calls, and bytes fetched from storage. A counter that the kernel hides is 0.
     """
     thread, queued_s, asked, stored = Path("/proc/thread-self"), 0.0, 0.0, 0.0
     with suppress(OSError):
@@ -133,11 +132,11 @@ def _thread_counters() -> list[float]:
 
 
 def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float, float]:
-    """Return per sample: CPU seconds, seconds of waiting for storage, and bytes read.
+    """Return (CPU seconds, seconds of waiting for storage, bytes read) per sample.
 
     `before` and `after` are the thread's counters before and after it made a batch. The bytes are
-    the larger of requested and fetched bytes. Memory-mapped files are fetched without read calls,
-    and files in the page cache are requested without a fetch.
+    the larger of requested and fetched bytes, because memory-mapped files are fetched without read
+    calls, and files in the page cache are read without a fetch.
     """
     wall_s, processor_s, queued_s, asked, stored = (
         (now - then) / batch for now, then in zip(after, before, strict=True)
@@ -146,10 +145,10 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Yield the numbers of repeats until `max_s` seconds are spent.
+    """Yield 0, 1, 2, ... until `max_s` seconds have passed.
 
-    The caller ignores the first `left_out` repeats. After them, there are at least _MIN_REPEATS and
-    at most _MAX_REPEATS repeats.
+    The caller ignores the first `left_out` repeats. After those, there are at least _MIN_REPEATS
+    and at most _MAX_REPEATS repeats.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):
@@ -159,7 +158,7 @@ def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Itera
 
 
 def _flops(built: LoadedWorkload, batch: int) -> float:
-    """Return the FLOPs per sample of a forward and backward pass, as torch counts them."""
+    """Return the FLOPs per sample of a forward and backward pass, counted by FlopCounterMode."""
     inputs, target = built.make_batch(batch)
     with FlopCounterMode(display=False) as counter:
         built.loss(built.model(inputs), target).backward()  # type: ignore[no-untyped-call]
@@ -168,10 +167,10 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 
 
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
-    """Return `bytes` and `ready_fraction` of each of DDP's gradient buckets.
+    """Return a dictionary with `bytes` and `ready_fraction` for each of DDP's gradient buckets.
 
-    `ready_fraction` is the fraction of the backward seconds after which the bucket is ready. The
-    first two passes are left out, because DDP rebuilds its buckets after the first pass.
+    `ready_fraction` is the fraction of the backward pass's time after which the bucket is ready.
+    The first two passes are left out, because DDP rebuilds its buckets after the first pass.
     """
     clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)

@@ -1,13 +1,13 @@
 """Define the plan that a controller writes, the records that nodes write back, and their JSON.
 
-Imports only the standard library. The controller is the process that launched the nodes. The
-mailbox is a folder or, for EC2, an S3 prefix. These are its files; `a` is the number of the
-attempt, from 1:
+The controller is the process that launched the nodes (machines). Controller and nodes exchange
+files through the mailbox, a folder or, for EC2, an S3 prefix. These are its files, where `a` is the
+number of the attempt, from 1. This module imports only the standard library.
 
     controller
-        plan.json           the Plan; rewritten with a higher attempt to try again
-        go-<a>.json         starts the measurement; `order`: nodes in the sending order of ranks, or
-                            empty; `why`: the reason for the order
+        plan.json           the Plan; a rewrite with a higher attempt number starts a new attempt
+        go-<a>.json         starts the measurement; `order`: nodes in the order in which ranks send,
+                            or empty; `why`: the reason for the order
         done.json           ends the agents
         workloads/<digest>.py, workloads/<digest>.tar.gz   a workload's file or folder
         data.json           S3 addresses that machines download
@@ -20,9 +20,9 @@ attempt, from 1:
     node-<i>/, worker
         armed-<a>.json      the rank has joined the process group and waits for go; the first
                             machine adds `pairs`, the links that probe.pairs measured, if the plan
-                            asks for them
+                            requests them
         progress.json       attempt, run_id and index of the current item
-        records/<run_id>.json   a record, from the run's first node or from the node that failed
+        records/<run_id>.json   a run's record, by its first node or by the node that failed
     node-<i>/, courier (root process on EC2)
         data.json           progress of the downloads
         notice.json         EC2's notice that it takes the machine back
@@ -45,26 +45,29 @@ from .processes import leave
 LEARN = "learn"
 ELASTIC = "elastic"
 TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all their devices together
-CPU = "cpu"  # torch's name of a processor as a device
+CPU = "cpu"  # torch's name of the CPU as a device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # causes of a failure
 _DATA_MISSING = "DataMissing: "  # launch.explain begins the reason of a DataMissing with it
 _PACKED = ".tar.gz"
-ANY = "any"  # any device: used in emulations, where a machine represents a machine of another type
+ANY = "any"  # any device; for an emulated EC2, whose machines lack the devices of their types
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFile:
-    """A workload in a plan: its code in the mailbox, a function in it, and its arguments.
+    """A workload in a plan: a file with code, the function to call, and its arguments.
 
-    source: the user's name of the file, for messages.
-    file: a Python file, or an archive. The node unpacks an archive and imports `module` with the
-        folder on Python's path; without a `module` it loads the file `source` of the folder.
+    digest: hash of the code and its settings.
+    file: path in the mailbox of a Python file or an archive. A node unpacks an archive into a
+        folder. It then imports `module` with the folder on Python's path or, without a `module`,
+        loads the file `source` in the folder.
+    source: the user's name of the code file.
     requirements: path of the requirements file in the archive.
     requirements_digest: hash of all files that pip reads.
     environment: the folder of the installed requirements; empty if the node installs them.
     env: environment variables for the code.
-    data: a folder or an S3 address; empty if the function takes no data. The function gets the
-        folder on the machine as its argument `data` (data.py). `data_digest` identifies the data.
+    data: a folder or an S3 address; empty if the function takes no data. The function receives the
+        folder on the machine as its argument `data` (see data.py).
+    data_digest: identifies the data.
     """
 
     name: str
@@ -88,9 +91,9 @@ class WorkloadFile:
 
     @property
     def process_key(self) -> tuple[Any, ...]:
-        """Return a key that is equal for workloads that can share a process.
+        """Return a key that is equal for workloads that can run in the same process.
 
-        The key is empty for a workload that needs no folder, requirements or variables.
+        The key is empty for a workload that needs no folder, requirements or environment variables.
         """
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
         return needs if any(needs) else ()
@@ -98,11 +101,11 @@ class WorkloadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Devices of one kind on one machine: their name, number, and threads per rank.
+    """Devices of one kind on one machine: their name, their number, and the threads of each rank.
 
-    In a plan, these are the devices that the machine must have. `name` is then the provider's name,
-    CPU or ANY, and 0 `threads` means one thread per core. In a record, these are the devices that a
-    run used, and `name` is torch's name.
+    In a plan, these are the devices that the machine must have. `name` is the provider's name of
+    the device, CPU or ANY, and `threads` 0 means one thread per core. In a record, these are the
+    devices that a run used, and `name` is torch's name.
     """
 
     name: str
@@ -111,29 +114,29 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """True if a machine must check that it has these GPUs before it starts."""
+        """Return True if these are GPUs, whose presence the machine must check at the start."""
         return self.name not in (CPU, ANY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A run of a plan. Its `kind` is profile, probe, train, learn or elastic.
+    """One measurement run of a plan. Its `kind` is profile, probe, train, learn or elastic.
 
     nodes: indices of the nodes that take part, in ascending order.
     devices: the number of devices that the run uses on each of `nodes`; empty means one each. A run
-        uses the first devices of a machine. A node starts as many ranks as the run with the most
-        devices needs there.
+        uses the first devices of a machine. A node starts as many ranks as its largest run needs.
     batches: for train, learn and elastic, the samples per device and micro-step on each of `nodes`.
         For profile, which runs on one device of one node, the batch sizes to profile.
     message_bytes: for probe, the message sizes to all-reduce.
 
-    A learn run records training losses. It takes `most_steps` steps in `windows` windows of equal
-    length, or as many windows as fit in `most_s` seconds. Losses of runs with the same seed, nodes,
-    devices and batches can be compared.
+    A learn run records training losses. Its `most_steps` steps are divided into `windows` windows
+    of equal length, of which only as many run as fit into `most_s` seconds. Losses are comparable
+    between runs with the same seed, nodes, devices and batches.
 
-    An elastic run is the only run of its plan. The nodes that are present divide the global batch,
-    and write a checkpoint every `checkpoint_every` of `most_steps` steps. When a node is lost, the
-    other nodes wait `wait_s` seconds for a replacement. The first node must not be lost.
+    An elastic run is the only run of its plan. The nodes that are present divide the global batch.
+    A checkpoint is written every `checkpoint_every` steps, until `most_steps` steps are done. When
+    a node is lost, the other nodes wait `wait_s` seconds for a replacement. The first node must not
+    be lost.
     """
 
     run_id: str
@@ -163,23 +166,23 @@ class Item:
 
     @property
     def needs(self) -> list[int]:
-        """Return the nodes without which the run is impossible."""
+        """Return the nodes that the run cannot do without: all, or the first of an elastic run."""
         return self.nodes[:1] if self.kind == ELASTIC else self.nodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The work of one torchrun: the nodes' addresses, the workloads' files, and the runs.
+    """The work of one launch of torchrun: node addresses, workloads and runs.
 
     expected: the devices that each node must have. A node that lacks them fails.
-    port: torchrun's port on the first node; the number of the attempt is added.
+    port: the base of torchrun's port on the first node, to which the attempt number is added.
     timeout_s: seconds after which a collective fails. torch's default would be half an hour.
-    join_s: seconds that nodes wait for each other at the start. A new machine reads torch from a
-        slow disk. The check of a node's devices may take as long again.
-    prepare_s: seconds for nodes to install requirements.
-    patience_s: seconds for repeating disturbed measurements (measuring.py).
+    join_s: seconds that nodes wait for each other at the start, because a new machine reads torch
+        from a slow disk. The check of a node's devices may take the same time again.
+    prepare_s: seconds that nodes may take to install requirements.
+    patience_s: seconds available to repeat disturbed measurements (see measuring.py).
     ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
-    pairs: True if the machines first measure the link of each pair of machines.
+    pairs: True if the machines first measure the link between each pair of machines.
     checkpoints: the checkpoint folder of an elastic run. All nodes share the folder, and it
         outlives the nodes.
     """
@@ -201,7 +204,7 @@ class Plan:
 
     @property
     def elastic(self) -> Item | None:
-        """Return the elastic run, which is the only run of its plan; None in other plans."""
+        """Return the elastic run, the only run of its plan; None if the plan has no such run."""
         return next((item for item in self.items if item.kind == ELASTIC), None)
 
     def workload(self, item: Item) -> WorkloadFile | None:
@@ -210,26 +213,26 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return the seconds that a node waits for the torchrun of the other nodes.
+        """Return how many seconds a node waits until torchrun has started on the other nodes.
 
-        The other nodes may check devices and install requirements first.
+        The other nodes may first check devices and install requirements.
         """
         checks = any(devices.checked for devices in self.expected)
         return self.join_s * (2 if checks else 1) + self.prepare_s
 
 
-LEAST_ORDERED = 4  # machines; with fewer, a machine has the same neighbours in every ring
+LEAST_ORDERED = 4  # with fewer machines, a machine has the same neighbours in every ring
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
     """The assignment of torchrun's ranks to nodes and devices.
 
-    devices: maps the index of each node that takes part to its number of ranks, which is the
-        largest number of devices that a run uses on the node. Ranks are numbered node by node,
-        as in torchrun's static rendezvous.
-    sending: the order of nodes in which the ranks of a run send to each other, for runs of
-        LEAST_ORDERED nodes or more; empty means the order of ranks.
+    devices: maps each node that takes part to its number of ranks, which is the largest number of
+        devices that a run uses on the node. Ranks are numbered node by node, as in torchrun's
+        static rendezvous.
+    sending: the order of the nodes in the ring in which ranks send, for runs of at least
+        LEAST_ORDERED nodes; empty means the order of ranks.
     """
 
     devices: Mapping[int, int]
@@ -255,23 +258,23 @@ class RankLayout:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Return, for each rank, its node and the index of its device on that node."""
+        """Return (node, index of the device on the node) for each rank."""
         return [(node, device) for node, count in self.devices.items() for device in range(count)]
 
     @property
     def host(self) -> int:
-        """Return the first node that takes part. The other nodes connect to its address."""
+        """Return the first node that takes part. The other nodes connect to this node."""
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
-        """Return the ranks of the run `item` in ascending order: its nodes' first devices."""
+        """Return the ranks of the run `item`, in ascending order."""
         used = dict(zip(item.nodes, item.used, strict=True))
         return tuple(
             rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0)
         )
 
     def placed(self, item: Item) -> Item:
-        """Return the run with nodes, devices and batches in the sending order."""
+        """Return `item` with nodes, devices and batches rearranged into the sending order."""
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
         by_node = {"nodes": item.nodes, "devices": item.devices}
@@ -287,7 +290,7 @@ class RankLayout:
         return tuple(sorted(ranks, key=lambda rank: nodes.index(self.places[rank][0])))
 
     def label(self, rank: int) -> str:
-        """Return the name of a rank in messages: its node, and its device if there are several."""
+        """Return the name of a rank for messages, such as "node 1" or "node 1 device 0"."""
         node, device = self.places[rank]
         return f"node {node}" if self.devices[node] == 1 else f"node {node} device {device}"
 
@@ -301,9 +304,9 @@ def plan_from_json(text: str) -> Plan:
 
 
 def task_of_process() -> tuple[Path, Plan, int]:
-    """Return the mailbox folder, the plan and the node's index of this process.
+    """Return the mailbox folder, the plan and the node's index for this process.
 
-    They come from environment variables that the agent sets.
+    The agent passes them in environment variables.
     """
     plan = plan_from_json(Path(os.environ["SRIFT_PLAN"]).read_text())
     return Path(os.environ["SRIFT_MAILBOX"]), plan, int(os.environ["SRIFT_NODE"])
@@ -318,13 +321,13 @@ def record_of(
     values: dict[str, Any] | None = None,
     devices: Sequence[Devices] = (),
 ) -> dict[str, Any]:
-    """Return the record of a run: "failed" if there is a `problem`, else "measured".
+    """Return the record of a run, whose status is "failed" if there is a `problem`.
 
-    `problem` is the reason from launch.explain. `values` are the measured values. `devices` are the
-    devices that the run used, one entry per node. The record's `cause` is DATA if the workload's
-    data were missing, else empty. A failed record without a cause means that the workload is at
-    fault; `fail_runs` sets other causes. The types of the fields are in
-    tasks/execution/record_loader.py.
+    `problem` is the reason from launch.explain; "" for a measured run. `values` are the measured
+    values. `devices` are the devices that the run used, one entry per node. The record's `cause` is
+    DATA if the workload's data were missing, else "". A failed record without a cause means that
+    the workload is at fault. `fail_runs` sets other causes. tasks/execution/record_loader.py
+    defines the types of the fields.
     """
     workload = plan.workload(item)
     return {
@@ -351,8 +354,8 @@ def fail_runs(
 ) -> NoReturn:
     """Write a failed record for each run on `node`, and exit with `code`.
 
-    `cause` is MACHINE if the machine lacks its devices, and INSTALL if the package index did not
-    respond or the installation took too long. It is empty if the workload is at fault.
+    `cause` is MACHINE if the machine lacks its devices, INSTALL if the package index did not
+    respond or the installation took too long, and "" if the workload is at fault.
     """
     for item in plan.items:
         if node in item.nodes:
@@ -364,15 +367,16 @@ def fail_runs(
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write a dictionary or a dataclass as JSON with `write_file`. Raises OSError if that fails."""
+    """Write a dictionary or a dataclass as JSON, atomically. Raises OSError if that fails."""
     write_file(path, json.dumps(body if isinstance(body, dict) else asdict(body)).encode())
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path` atomically: a reader sees the whole file or none.
+    """Write `content` to `path` atomically, so that readers never see an incomplete file.
 
-    The content goes to a temporary file in the same folder, is flushed to disk, and is renamed. The
-    call follows no symbolic link in the folder. Raises OSError if a step fails.
+    The content is written to a temporary file in the same folder and flushed to disk, and the file
+    is renamed. A symbolic link at either path is replaced, not followed. Raises OSError if a step
+    fails.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,17 +1,16 @@
-"""Time a fixed computation around each measurement, to show how fast the machine was then.
+"""Time a fixed computation beside each measurement, to show how fast the machine was at that time.
 
-The computation consists of products of small matrices and copies of memory. It is the same on every
-machine of a type, for every workload. Neighbours, shared caches and clock rates slow down the
-computation as they slow down training. Its seconds can be compared only between machines of one
-type.
+The computation multiplies small matrices and copies memory. It is the same for every workload.
+Other tenants, shared caches and lower clock rates slow it down as they slow down training. Its
+times are comparable only between machines of one instance type.
 """
 
 import torch
 
 from .device import now
 
-# Rows of the square matrices, MiB to copy, products per round, and rounds: about 5 ms on one core,
-# and 20 ms on a T4. After a change of a number, older references are not comparable.
+# Rows of the square matrices, MiB to copy, products per round, and rounds. One repetition takes
+# about 5 ms on one core, and 20 ms on a T4. A change makes older times incomparable.
 _CPU = (256, 8, 4, 3)
 _CUDA = (2048, 32, 1, 4)
 _MOST_REPEATS = 100
@@ -19,9 +18,10 @@ _LEAST_S = 0.05  # several periods of a CPU quota, which would distort a shorter
 
 
 class Reference:
-    """A fixed computation on one device, which shows how fast the machine is.
+    """A fixed computation on one device, whose time shows how fast the machine is.
 
-    Its matrices stay on the device. It uses torch's number of threads at its creation.
+    The matrices are allocated once. The computation always uses the number of threads that torch
+    had when the object was created.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,11 +34,11 @@ class Reference:
         self.seconds()
 
     def seconds(self) -> float:
-        """Return the mean seconds of one repetition of the fixed computation.
+        """Return the mean time in seconds of one repetition of the fixed computation.
 
-        The computation always uses the same number of threads and float32 products. The workload's
-        settings are restored afterwards. The first repetition is not timed, because the caches
-        still have the workload's data.
+        The matrix products use full float32 precision. The workload's precision and number of
+        threads are restored afterwards. The first repetition is not timed, because the caches still
+        hold the workload's data.
         """
         threads = self.threads
         before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()

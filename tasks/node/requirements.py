@@ -1,9 +1,9 @@
-"""Install a workload's requirements into a Python environment that uses this node's torch.
+"""Install a workload's requirements into a virtual environment that uses this node's torch.
 
-The environment includes all packages of the Python that creates it. pip adds the missing packages
-and keeps torch at its version. An environment is created once for each combination of requirements,
-Python and torch, by one process at a time. It is complete when its marker file exists. Imports only
-the standard library.
+The environment also sees all packages of the Python that creates it. pip adds the missing packages
+and keeps the version of torch. An environment is created once for each combination of requirements,
+Python and torch, by one process at a time. It is complete when its marker file exists. This module
+imports only the standard library.
 """
 
 import fcntl
@@ -24,23 +24,23 @@ from pathlib import Path
 from .machine import torch_version
 from .processes import die_with_parent
 
-INSTALL_S = 300.0  # limit of an installation; equals Plan.prepare_s if a node installs
+INSTALL_S = 300.0  # time limit of an installation; equals Plan.prepare_s if nodes install
 _MARKER = "complete.json"
-# Variables by which pip finds programs and an index. Values with a password are left out, since
-# pip runs code of packages.
+# Environment variables by which pip finds programs and a package index. Values with a password are
+# left out, because pip runs code of packages.
 _CARRIED = re.compile(
     "PATH|LANG|LC_ALL|LD_LIBRARY_PATH|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|PIP_[A-Z_]+|"
     "(?:http|https|no)_proxy|(?:HTTP|HTTPS|NO)_PROXY"
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
-_MOST_WORDS = 600  # characters of pip's output that a message quotes
-_UNREACHED = "connection broken by"  # in pip's output if an index does not answer
+_MOST_WORDS = 600  # maximum number of characters of pip's output in a message
+_UNREACHED = "connection broken by"  # in pip's output if an index does not respond
 
 
 class NotInstalled(Exception):
-    """Requirements cannot be installed. The message contains pip's output.
+    """The requirements cannot be installed. The message contains the end of pip's output.
 
-    `passing` is True if the network or the time limit may be the cause, so that a retry may help.
+    `passing` is True if the network or the time limit may be the cause, so a retry may help.
     """
 
     def __init__(self, sentence: str, *, passing: bool = False) -> None:
@@ -49,10 +49,10 @@ class NotInstalled(Exception):
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Unpack a tar.gz into `folder`, unless the folder exists.
+    """Unpack a .tar.gz into `folder`, unless the folder exists.
 
-    Raises OSError if the archive cannot be unpacked, or if a member leads out of the folder or is
-    neither a file nor a folder.
+    Raises OSError if the archive cannot be unpacked, if a member's path leads out of the folder, or
+    if a member is a device or another special file.
     """
     if folder.exists():
         return
@@ -62,31 +62,31 @@ def unpack(archive: bytes, folder: Path) -> None:
             tar.extractall(beside, filter="data")
         beside.rename(folder)
     except (tarfile.TarError, EOFError) as error:
-        raise OSError(f"the archive of code could not be unpacked: {error}") from None
+        raise OSError(f"the code archive could not be unpacked: {error}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
 def environment_of(environments: Path, digest: str) -> Path:
-    """Return the folder of the environment for the requirements with this digest.
+    """Return the environment's folder for the requirements with this digest.
 
-    The folder also depends on this Python, its torch and its package folders.
+    The folder's name also depends on this Python, its torch and its package folders.
     """
     key = "\0".join([digest, sys.version, sys.prefix, torch_version(), *_packages()])
     return environments / hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def installed(environment: Path) -> str | None:
-    """Return the Python of a complete environment; None if it is not complete."""
+    """Return the path of the environment's Python; None if the environment is not complete."""
     return str(environment / "bin" / "python") if (environment / _MARKER).is_file() else None
 
 
 def install(requirements: str, root: Path, environment: Path, workload: str) -> str:
-    """Create `environment` if it does not exist, and return its Python executable.
+    """Create `environment` if it is not complete, and return the path of its Python.
 
-    `requirements` is the path of a requirements file relative to `root`, where pip runs. If another
-    process is creating the environment, the function waits. Messages name `workload`. Raises
-    NotInstalled if pip fails or exceeds INSTALL_S.
+    `requirements` is the path of a requirements file relative to `root`, the folder in which pip
+    runs. While another process creates the environment, this function waits. `workload` is the name
+    for messages. Raises NotInstalled if pip fails or takes longer than INSTALL_S.
     """
     environment.parent.mkdir(parents=True, exist_ok=True)
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
@@ -95,7 +95,7 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
         if not marker.exists():
             shutil.rmtree(environment, ignore_errors=True)  # the rest of a failed installation
             _make(requirements, root, environment, workload)
-        marker.touch()  # also shows which environments are in use
+        marker.touch()  # the modification time also shows which environments are in use
     return str(environment / "bin" / "python")
 
 
@@ -120,9 +120,10 @@ def _make(requirements: str, root: Path, environment: Path, workload: str) -> No
 
 
 def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]:
-    """Run a command in `root`, and return its exit code and its output.
+    """Run a command in the folder `root`, and return its exit code and its output.
 
-    After INSTALL_S seconds, the command and its children are killed, and the exit code is None.
+    After INSTALL_S seconds, the command and its children are killed. The exit code is then None and
+    the output empty.
     """
     environment = {
         name: value
@@ -148,7 +149,7 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
     except subprocess.TimeoutExpired:
         return None, ""
     finally:
-        if process.returncode is None:  # not reaped yet, so the process id is still its own
+        if process.returncode is None:  # not reaped yet, so its PID cannot have been reused
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
 

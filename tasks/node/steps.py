@@ -1,13 +1,13 @@
-"""Train on one rank: time steady steps and steps without communication, or record losses.
+"""Train on one rank, to time steps with and without communication, or to record losses.
 
-Data parallelism averages gradients over W ranks. Each rank's mean loss is multiplied by W b_i / B,
-so that unequal batches b_i train like one global batch B. Between blocks, outside measured steps,
-the ranks agree on when to stop.
+Data parallelism averages gradients over W ranks. The mean loss of rank i is multiplied by
+W b_i / B, so that unequal batches b_i train like one global batch of B samples. Steps are timed in
+blocks. Ranks agree on when to stop only between blocks, so that this is not measured.
 
 Loader workers finish batches at about the same time, so waits for batches come in bursts. The step
-time of a workload with a loader is therefore the median of the steps without their waits, plus the
+time of a workload with a loader is therefore the median of the step times without waits, plus the
 mean wait. The number of steps is a multiple of the number of workers. Workers start the warm-up
-without prefetched batches, and are paused between blocks. The measured rate is then a rate that
+without prefetched batches, and are paused between blocks, so that the measured rate is a rate that
 they can sustain.
 """
 
@@ -33,8 +33,8 @@ from .record import Item
 from .strategies import communicates_always, strategy
 from .strategies.replicas import no_sync, of_ranks
 
-_MIN_SCALE = 0.1  # give up below this fp16 loss scale, which starts at 65,536
-_COMPUTE_REPEATS = 2  # steps without communication, for `sync_s`
+_MIN_SCALE = 0.1  # fp16 training fails below this loss scale, which starts at 65,536
+_COMPUTE_REPEATS = 2  # number of timed steps without communication
 
 Group = dist.ProcessGroup | None
 
@@ -49,11 +49,11 @@ def one_step(
 ) -> float:
     """Take one optimizer step, and return the mean loss of its samples.
 
-    sizes: the sizes of the micro-batches.
-    scale: the factor of each sample's loss, which is the number of ranks divided by the global
-        batch, since gradients are averaged over ranks.
-    sync: True if gradients are communicated: after the last micro-step, or after each micro-step if
-        the module shards its gradients, since whole gradients would not fit.
+    sizes: the sizes of the micro-batches. Micro-batches of size 0 are skipped.
+    scale: the factor of each sample's loss: the number of ranks divided by the global batch,
+        because gradients are averaged over ranks.
+    sync: True to communicate gradients in the last micro-step. A module with sharded gradients then
+        communicates in every micro-step, because whole gradients would not fit on the device.
     """
     built.optimizer.zero_grad(set_to_none=True)
     losses = []
@@ -73,9 +73,8 @@ def one_step(
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together, and repeats disturbed blocks.
 
-    Times are tensors of shape (ranks, steps, 2). The last dimension has the seconds of a step, and
-    the seconds that it waited for batches. `step` is a function that takes one optimizer step and
-    returns its loss.
+    Times are tensors of shape (ranks, steps, 2). The last dimension has the duration of a step and
+    the wait for its batches, both in seconds. `step` takes one optimizer step and returns its loss.
     """
 
     step: Callable[..., float]
@@ -95,9 +94,11 @@ class TimedSteps:
         self.losses += [self.step(sync=True) for _ in range(steps)]
 
     def warm_up(self, item: Item) -> None:
-        """Train until fp16 updates succeed and the workers' prefetched batches are used up.
+        """Train `item.warmup_steps` steps, and more if fp16 or loader workers need more.
 
-        Raises NotMeasured if fp16 updates do not succeed.
+        In fp16, the loss scale must have stopped falling. Each loader worker must have made another
+        batch, unless `item.most_s` seconds pass. Raises NotMeasured if gradients in fp16 overflow
+        at every loss scale.
         """
         arithmetic, started = self.built.arithmetic, now(self.built.device)
         self.train(item.warmup_steps)
@@ -115,10 +116,10 @@ class TimedSteps:
             self.train()
 
     def block(self, count: int, *, sync: bool = True) -> Tensor:
-        """Time `count` steps, repeat them while a machine is disturbed, and return the times.
+        """Time a block of `count` steps, and repeat it while a machine is disturbed.
 
-        The result has the shape (ranks, steps, 2): seconds of a step, and seconds of waiting for
-        its batch. If `sync` is False, the steps do not communicate gradients.
+        Returns the times of the last repetition, as a tensor of shape (ranks, count, 2). If `sync`
+        is False, the steps do not communicate gradients.
         """
         clock_s = partial(now, self.built.device)
 
@@ -140,10 +141,9 @@ class TimedSteps:
         return by_rank[:, 1:].reshape(len(by_rank), count, 2)
 
     def until_steady(self, item: Item) -> Tensor:
-        """Time steps until the measurement can stop (measuring.enough), and return their times.
+        """Time blocks of steps until `measuring.enough` is True.
 
-        The result has the shape (ranks, steps, 2): seconds of a step, and seconds of waiting for
-        its batch.
+        Returns the times of all steps, as a tensor of shape (ranks, steps, 2).
         """
         times = torch.empty((sum(item.used), 0, 2), dtype=torch.float64)
         seconds: list[float] = []
@@ -155,9 +155,9 @@ class TimedSteps:
         return times
 
     def compute_s(self) -> list[float]:
-        """Return, for each rank, the seconds of a step that does not communicate.
+        """Return each rank's median time in seconds of a step without communication.
 
-        Waits for the loader are subtracted.
+        Waits for a loader are subtracted.
         """
         times = self.block(_COMPUTE_REPEATS, sync=False)
         if self.built.loader is not None:
@@ -165,16 +165,13 @@ class TimedSteps:
         return [max(0.0, median(rank.tolist())) for rank in times[..., 0]]
 
     def _rounds(self, steps: int) -> int:
-        """Round `steps` up to a multiple of the number of workers.
-
-        Each worker then makes the same number of batches.
-        """
+        """Round `steps` up, so that each loader worker makes the same number of batches."""
         each = max(1, self.workers)
         return -(-steps // each) * each
 
 
 def slowest(times: Tensor) -> tuple[list[float], list[float]]:
-    """Return the seconds and the wait of each step, both as the maximum over ranks.
+    """Return (durations, waits) of the steps in seconds, both as the maximum over ranks.
 
     `times` has the shape (ranks, steps, 2).
     """
@@ -187,8 +184,8 @@ def _prepared(
 ) -> tuple[Callable[..., float], float]:
     """Apply the strategy of the run `item` to the model.
 
-    Returns a function that takes an optimizer step, and this rank's share of the global batch.
-    `place` is the index of this node in `item.nodes`.
+    Returns (step, share). `step` takes one optimizer step and returns its loss. `share` is the
+    fraction of the global batch on this rank. `place` is the index of this node in `item.nodes`.
     """
     module = built.model
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
@@ -203,12 +200,12 @@ def _prepared(
 
 
 def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dict[str, Any]:
-    """Train, and return the losses and other values of the run's record.
+    """Train, and return the training losses and other values for the run's record.
 
-    `place` is the index of this node in `item.nodes`. A window is a group of consecutive steps;
-    ranks exchange their losses after each window. Training ends after `item.windows` windows, after
-    `item.most_s` seconds, or when a loss is not finite. In the last case, `diverged` is True and
-    `losses` ends before that window.
+    A window is a group of consecutive steps, after which ranks exchange their mean losses. Training
+    ends after `item.windows` windows, after `item.most_s` seconds, or when a loss is not finite. In
+    the last case, `diverged` is True and `losses` ends before the window with this loss. `place` is
+    the index of this node in `item.nodes`.
     """
     step, weight = _prepared(item, built, group, place)
     steps = item.most_steps // item.windows
@@ -231,14 +228,14 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dic
 def train(
     item: Item, built: LoadedWorkload, group: Group, patience: Patience, *, place: int
 ) -> dict[str, Any]:
-    """Time training steps and return the values of the run's record.
+    """Time training steps, and return the values for the run's record.
 
-    `place` is the index of this node in `item.nodes`. Raises NotMeasured if the loss is not finite,
-    and the error of `warm_up`.
+    `place` is the index of this node in `item.nodes`. Raises NotMeasured if the first or the last
+    loss is not finite, or if `warm_up` fails.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
-    # read before the model is sharded
+    # These sizes must be read before the model is sharded.
     sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes}
     step, weight = _prepared(item, built, group, place)
     build_s = clock_s() - started
@@ -265,7 +262,7 @@ def train(
     compute_s = [] if group is None or always else timed.compute_s()
     waited_s = 0.0 if loader is None else input_s
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0
-    # repeats of disturbed blocks are not counted
+    # The last loss is that of the last planned step, even if repeated blocks trained longer.
     measured = warmed + max(item.most_steps, len(seconds))
     first, last = timed.losses[0], timed.losses[:measured][-1]
     by_rank = of_ranks([first * weight, last * weight, peak], group)

@@ -1,8 +1,9 @@
-"""Apply a setup's switches to a model. A `+` joins several switches.
+"""Apply switches, optional features of a run, to a model. Several switches are joined by "+".
 
-checkpointing   the activations of a block are recomputed in the backward pass
-compile         torch.compile; it compiles at the first step of each shape, which counts as start-up
-offload         sharded weights, gradients and optimizer states stay in host memory (strategies)
+checkpointing   activations inside a block are recomputed in the backward pass
+compile         torch.compile; compilation at the first steps counts as start-up
+offload         sharded weights, gradients and optimizer states stay in host memory; implemented in
+                strategies/
 """
 
 from collections import Counter
@@ -17,12 +18,12 @@ from torch.utils.checkpoint import checkpoint
 NONE = "none"
 CHECKPOINTING, COMPILE, OFFLOAD = SWITCHES = ("checkpointing", "compile", "offload")
 _CALL_CHILDREN = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
-_MAX_GRAPHS = 128  # per model; each block, batch size and kind of step needs its graph
-_BLOCKS = 8  # a block holds at most 1 / _BLOCKS of all weights, unless a single module holds more
+_MAX_GRAPHS = 128  # maximum number of graphs; each block, batch size and kind of step needs one
+_BLOCKS = 8  # a block has at most 1 / _BLOCKS of all weights, unless an indivisible module has more
 
 
 def on(switches: str) -> frozenset[str]:
-    """Return the set of switches in a text such as "compile+offload".
+    """Return the set of switches in a text such as "compile+offload"; empty for "none".
 
     Raises ValueError if a switch is unknown.
     """
@@ -33,11 +34,12 @@ def on(switches: str) -> frozenset[str]:
 
 
 def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
-    """Enable activation checkpointing and compilation on `model`, as `switches` says.
+    """Enable activation checkpointing and torch.compile on `model` if `switches` includes them.
 
-    If `whole` is False, each block is compiled separately, because sharded weights are gathered
-    between blocks. The strategy implements `offload`, so this function ignores it. Raises
-    ValueError if a switch is unknown, or if no module has several layers to recompute.
+    Pass `whole` = False for a sharded model. Each block is then compiled separately, because
+    weights are gathered between blocks. The strategy implements `offload`, so this function ignores
+    it. Raises ValueError if a switch is unknown, or if checkpointing is on but no module has
+    several layers to recompute.
     """
     named = on(switches)
     if CHECKPOINTING in named:
@@ -47,18 +49,18 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
         for block in recomputed:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if COMPILE in named:
-        torch.compiler.reset()  # graphs of earlier items count towards the limits
+        torch.compiler.reset()  # graphs of earlier runs would count towards the limit
         torch._dynamo.utils.counters.clear()
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
         torch._dynamo.config.fail_on_recompile_limit_hit = (
-            True  # by default torch continues uncompiled
+            True  # by default, torch continues uncompiled
         )
         for module in [model] if whole else blocks(model):
             module.forward = torch.compile(_wrapped(module.forward), dynamic=False)
 
 
 def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `forward` in a function, because torch does not compile methods of its own classes."""
+    """Wrap `forward` in a function, because torch.compile skips methods of torch's classes."""
 
     def compute(*inputs: Any, **named: Any) -> Any:
         return forward(*inputs, **named)
@@ -67,15 +69,15 @@ def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_nothing(switches: str) -> bool:
-    """Return True if `compile` is on, but torch has compiled no graph in the first steps."""
+    """Return True if `compile` is on, but torch has not compiled any graph."""
     return COMPILE in on(switches) and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose sharded weights are gathered together.
+    """Return the modules whose sharded weights are gathered together, each as a unit.
 
-    A module has at most 1 / _BLOCKS of all weights, unless it cannot be divided. Modules that share
-    a weight with the rest of the model, like a tied head, are left out.
+    A block has at most 1 / _BLOCKS of all weights, unless it cannot be divided. Modules that share
+    a weight with the rest of the model, such as a tied head, are left out.
     """
     uses = uses_of(model)
     return [
@@ -86,7 +88,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose activations are recomputed together, without single layers."""
+    """Return the modules for activation checkpointing, each of which has several layers."""
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())
@@ -98,11 +100,12 @@ def _several_layers(model: nn.Module) -> list[nn.Module]:
 def _modules(
     module: nn.Module, limit: float, divides: Callable[[nn.Module], bool]
 ) -> Iterator[nn.Module]:
-    """Yield the largest modules of at most `limit` weights, and larger modules that stay whole.
+    """Divide a module into submodules of at most `limit` weights, and yield them.
 
-    `divides` returns False for a module that must stay whole. Module lists are always divided,
-    because a list is never called. torch's own classes, except for `_CALL_CHILDREN`, are never
-    divided: they use the weights of their children without calling the children.
+    A larger submodule is yielded if it cannot be divided. `divides` returns False for modules that
+    must stay whole. Module lists are always divided, because a list is never called. torch's own
+    classes, except for those in _CALL_CHILDREN, are never divided, because they use the weights of
+    their children without calling the children.
     """
     for child in module.children():
         calls = isinstance(child, _CALL_CHILDREN) or not type(child).__module__.startswith("torch.")
@@ -114,7 +117,7 @@ def _modules(
 
 
 def uses_of(module: nn.Module) -> Counter[int]:
-    """Return how often each parameter occurs in a module, by the parameter's id()."""
+    """Return {id(parameter): number of uses} for the parameters of `module` and its submodules."""
     return Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
 
 

@@ -1,10 +1,10 @@
-"""Make torchvision importable if its compiled operators do not load.
+"""Make torchvision importable even if its compiled operators do not load.
 
-They do not load if torchvision was built for CUDA and torch for the CPU. At its import, torchvision
-0.28 registers descriptions of the operators `nms` and `qnms`, and fails if they are not declared.
-Then imports of transformers, torchmetrics and Lightning fail too, although their networks do not
-use the operators. This module declares the operators without an implementation, so that only a call
-of them raises an error.
+The operators do not load if torchvision was built for CUDA and torch for the CPU. When torchvision
+0.28 is imported, it registers functions for the operators `nms` and `qnms`, and fails if these are
+not declared. Imports of transformers, torchmetrics and Lightning then fail too, although their
+networks do not use the operators. This module declares the operators without an implementation, so
+that only a call raises an error.
 """
 
 from importlib.machinery import PathFinder
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_DECLARED: list[Any] = []  # keeps the library alive, and its declarations with it
+_DECLARED: list[Any] = []  # keeps the torch.library.Library object and its declarations alive
 
 
 def declare_what_did_not_load() -> None:

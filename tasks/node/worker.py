@@ -1,8 +1,9 @@
-"""Run one rank of a torchrun: join the process group, wait for the controller, do the runs.
+"""Run one torchrun rank: join the process group, wait for the controller, measure the plan's runs.
 
-The controller is the process that launched the machines. If a workload fails before its first
-collective, only its own run fails. If a rank fails inside a collective, torchrun ends, and the
-controller starts the next attempt without that run.
+The controller is the process that launched the machines. Its plan has items; each item is one
+measurement run. If a workload fails before its first collective, only its run fails. If a rank
+fails inside a collective, torchrun ends, and the controller starts the next attempt without that
+run.
 """
 
 import json
@@ -44,9 +45,9 @@ _PEER_LOST = re.compile(
 
 
 def main() -> None:
-    """Do all runs of one attempt on this rank.
+    """Perform all runs of one attempt in which this rank takes part.
 
-    Exits with 0 when every run has a record. Otherwise the last line of the log states the reason.
+    Exits with 0 when every run has a record. Otherwise, the last line of the log states the reason.
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()
@@ -58,8 +59,8 @@ def main() -> None:
     try:
         launch.take_order(wait_for_go(mailbox, plan.attempt))
     except RuntimeError as error:
-        leave(EXIT_LOST_PEER, f"ranks could not be put in order: {explain(error)}")
-    beside: list[int] = []  # indices of items of single nodes that this rank has not waited for
+        leave(EXIT_LOST_PEER, f"the ranks could not be reordered: {explain(error)}")
+    beside: list[int] = []  # indices of single-node items for which this rank has not waited
     for index, item in enumerate(plan.items):
         together = len(item.nodes) > 1
         if together:
@@ -89,8 +90,8 @@ def wait_for_go(mailbox: Path, attempt: int) -> dict[str, Any]:
 def serve(launch: Launch, index: int, item: Item) -> None:
     """Measure the run `item` together with the other ranks that take part in it.
 
-    The first rank of the run, or a rank that fails, writes the record. `index` is the run's
-    position in the plan.
+    The run's first rank writes the record. A rank that fails writes a failed record. `index` is the
+    run's position in the plan.
     """
     reset_peak(launch.device)
     started_unix = time.time()
@@ -124,9 +125,9 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 
 
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
-    """Build the workload and try one pass on this rank alone.
+    """Build the workload, and try one forward and backward pass on this rank alone.
 
-    Returns the workload (None for a probe of the network) and an empty text. If a step fails,
+    Returns the workload and "". For a probe of the network, returns None and "". If anything fails,
     returns None and the reason.
     """
     if item.kind == "probe":
@@ -158,9 +159,9 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
 
 
 def agree(launch: Launch, item: Item, problem: str) -> str:
-    """Exchange `problem` with the other ranks of the run, and return the reasons of all ranks.
+    """Exchange `problem` with the run's other ranks, and return the problems of all ranks as text.
 
-    The result is empty if every rank is ready. Equal reasons are stated once. Raises RuntimeError
+    The result is "" if no rank has a problem. Equal problems are stated once. Raises RuntimeError
     if a rank is lost.
     """
     group, ranks = launch.group(item), launch.layout.sending_ranks(item)
@@ -172,10 +173,11 @@ def agree(launch: Launch, item: Item, problem: str) -> str:
 
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[str, Any]:
-    """Measure the run `item` and return the values of its record.
+    """Measure the run `item`, and return the values for its record.
 
-    Raises NotMeasured if there are none, or if the losses of a strategy that claims the step of ddp
-    differ from those of ddp. Also raises the errors of the workload.
+    `built` is the workload; None for a probe of the network. Raises NotMeasured if the run yields
+    no measurement, or if its losses show that its strategy does not take the step of ddp that it
+    claims. Also raises the errors of the workload.
     """
     group, patience = launch.group(item), launch.patience
     placed = launch.layout.placed(item)
@@ -210,10 +212,10 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
 def abort(
     launch: Launch, index: int, item: Item, error: Exception, started_unix: float
 ) -> NoReturn:
-    """End torchrun, and write a failed record unless `error` means that a peer was lost.
+    """End torchrun. Write a failed record first, unless `error` means that a peer was lost.
 
-    If a peer was lost, the controller finds the reason. Each rank at fault writes a record, because
-    torchrun may end the other ranks before they notice the abort.
+    If a peer was lost, the controller finds the reason. Otherwise each rank that fails writes the
+    record, because torchrun may end the run's first rank before it can write.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER
@@ -246,7 +248,7 @@ def write_record(
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return True if `error` means a lost connection rather than an error of the workload."""
+    """Return True if `error` is a lost connection rather than an error of the workload."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and bool(_PEER_LOST.search(str(error)))
     )

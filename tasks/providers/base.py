@@ -1,12 +1,13 @@
-"""Define the interface of a provider of machines, and its errors.
+"""Define the interface of a machine provider (EC2 or this computer), and its errors.
 
-A lease is the file that records a launch and its machines. The reaper ends machines that outlived
-their deadline or their controller, the process that launched them.
+A lease is the file that records a launch and its machines. Its controller is the process that
+launched the machines. The reaper ends machines whose deadline has passed or whose controller died.
+Machines and controller exchange files through a folder, the mailbox.
 
 ProviderError
-+-- NoCapacity       no machines at the moment; the flow stores the refusal and continues
++-- NoCapacity       no machines are available now; the flow stores the refusal and continues
 +-- NotSupported     this machine or account can never serve the request
-+-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still run
++-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still be running
 +-- NotSwept         the reaper could not check every region and lease; lists what it ended
 """
 
@@ -30,7 +31,7 @@ class ProviderError(Exception):
 
 
 class NoCapacity(ProviderError):
-    """The provider has no such machines at the moment."""
+    """The provider has none of the requested machines at the moment."""
 
 
 class NotSupported(ProviderError):
@@ -38,14 +39,14 @@ class NotSupported(ProviderError):
 
 
 class LeaseUnreadable(ProviderError):
-    """The file that records a launch exists but cannot be read. Its machines may still run."""
+    """A lease file exists but cannot be read. The machines of its launch may still be running."""
 
 
 class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
-    `unswept` maps each unchecked region or lease to the reason. `done` has a sentence for each
-    ended lease or machine. `provider` is empty if several providers are concerned.
+    `unswept` maps each unchecked region or lease to the reason. `done` has one sentence for each
+    lease or machine that the reaper ended. `provider` is "" if several providers are affected.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -63,9 +64,11 @@ class NotSwept(ProviderError):
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The machines of one launch that still run, and the process that launched them.
+    """A launch whose machines may still be running.
 
-    `problem` says why the lease file is unreadable; it is empty for a readable file.
+    `controller_alive` is True if the process that launched the machines still runs. `usd_per_hour`
+    is None if the price is unknown. `problem` says why the lease file is unreadable; it is "" for a
+    readable file.
     """
 
     lease_id: str
@@ -77,9 +80,9 @@ class Lease:
     problem: str = ""
 
     def usd_until(self, now: datetime) -> float | None:
-        """Return the dollars from the start of the lease until `now`; None if the price is unknown.
+        """Return the cost in dollars from the start until `now`; None if the price is unknown.
 
-        No dollars are counted after the deadline.
+        Time after the deadline costs nothing.
         """
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
@@ -89,9 +92,9 @@ class Lease:
 class EndedLease:
     """The record of a launch whose machines have ended.
 
-    Its measurements may still have to be loaded. `outcome` is "released", "reaped" (ended because
-    it was overdue or abandoned), or "refused" if no machine was launched. `refusals` has a sentence
-    for each refused request. `usd` is None if the cost is unknown.
+    The measurements in `mailbox` may not be in the warehouse yet. `outcome` is "released" (ended by
+    its controller), "reaped" (ended by the reaper), or "refused" (no machine was launched).
+    `refusals` has one sentence for each refused request. `usd` is None if the cost is unknown.
     """
 
     lease_id: str
@@ -110,9 +113,9 @@ class NodeState:
     """The state of one machine, as its provider reports it.
 
     `interrupted` is True if the provider took the machine away. `reason` says why the machine has
-    ended. `leaving_s` is the number of seconds until the announced end of the machine; None if no
-    end is announced. `notice` is "interruption" for an announced end, "rebalance" for a warning, or
-    "".
+    ended. `leaving_s` is the number of seconds until the machine's announced end; None if no end is
+    announced. `notice` is "interruption" if the end is announced, "rebalance" if the provider only
+    warns of an end, else "".
     """
 
     alive: bool
@@ -142,13 +145,13 @@ class RunningCluster(Protocol):
     def settle(self) -> None:
         """Apply the CPU quotas of the instance types.
 
-        The caller does this when all workers are ready to measure, because start-up is not
-        measured.
+        Call this when all workers are ready to measure. Start-up is not measured and runs without
+        quotas.
         """
         return
 
     def unsettle(self) -> None:
-        """Remove the CPU quotas, so that the next attempt starts quickly."""
+        """Remove the CPU quotas, so that the next run on these machines starts quickly."""
         return
 
     def nodes(self) -> Sequence[NodeState]:
@@ -161,13 +164,13 @@ class RunningCluster(Protocol):
         """
 
     def usd_so_far(self) -> float | None:
-        """Return the dollars since the machines were acquired; None if a price is unknown."""
+        """Return the cost in dollars since the machines were acquired; None if it is unknown."""
 
     def replace(self, node: int) -> bool:
-        """Replace a lost or leaving machine. Return False if no machine can replace it.
+        """Replace the machine with rank `node`. Return False if no replacement is available.
 
-        After a replacement, `addresses`, `nodes()` and `cluster` describe the new machine, and the
-        new machine writes to the node's mailbox folder.
+        After a replacement, `addresses`, `nodes()` and `cluster` describe the new machine. The new
+        machine writes to the mailbox folder of the old machine.
         """
 
     def revoke(self, index: int) -> None:
@@ -184,34 +187,40 @@ class Provider(Protocol):
     name: str
 
     def instance_types(self) -> list[InstanceType]:
-        """Return the types that can be launched here. Raises ProviderError if they are unknown."""
+        """Return the types that this installation can launch.
+
+        Raises ProviderError if the types cannot be determined.
+        """
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Return the offers at time `now`: every type in every market.
+        """Return the offers at time `now` for every instance type and market.
 
-        Raises ProviderError if the offers are unknown.
+        Raises ProviderError if the offers cannot be determined.
         """
 
     def limits(self) -> list[str]:
-        """Return sentences on what this provider cannot do on this installation, with fixes."""
+        """Return one sentence for each limit of this provider on this installation, with a fix."""
 
     def fits(self, cluster: Cluster) -> str:
-        """Return the reason why the cluster can never be acquired here; "" if it can."""
+        """Return why the cluster can never be acquired on this installation; "" if it can."""
 
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> AbstractContextManager[RunningCluster]:
-        """Launch machines with agents for the block, and end them after it.
+        """Return a context manager that launches the machines and ends them after the block.
 
-        deadline_s: seconds until the machines end themselves. Raises NoCapacity or NotSupported if
-        the machines cannot be launched.
+        Each machine runs an agent.
+
+        deadline_s: seconds until the machines end themselves.
+        seed: seed of simulated spot interruptions.
+        Raises NoCapacity or NotSupported if the machines cannot be launched.
         """
 
     def leases(self) -> list[Lease]:
-        """Return the leases whose machines run, and unreadable leases, which have a `problem`."""
+        """Return the leases whose machines run, and unreadable leases with their `problem`."""
 
     def ended(self) -> list[EndedLease]:
-        """Return the leases that have ended and were not deleted by `forget`."""
+        """Return the ended leases that `forget` has not deleted."""
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError if its machines still run."""
@@ -219,25 +228,26 @@ class Provider(Protocol):
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         """End the leases whose deadline has passed or whose controller process has died.
 
-        Returns a sentence for each ended lease or machine. `all_of_them` ends every lease. Raises
-        NotSwept, after everything else is done, if a region or lease could not be checked.
+        If `all_of_them` is True, end every lease. Returns a sentence for each ended lease or
+        machine. If a region or lease cannot be checked, the rest is still done before NotSwept is
+        raised.
         """
 
     def closed(self) -> list[EndedLease]:
-        """Return all ended leases, including leases whose uploads are not downloaded yet.
+        """Return all ended leases, including those whose uploads have not been downloaded yet.
 
         Raises LeaseUnreadable if a lease file cannot be read.
         """
         return self.ended()
 
     def launches(self, cluster: Cluster) -> str:
-        """Return the reason why the settings refuse to launch the cluster; "" if they allow it."""
+        """Return why the settings do not allow to launch the cluster; "" if they allow it."""
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return `offers` at the prices that this installation pays, with volumes and addresses.
+        """Return `offers` at the prices that this installation pays.
 
-        A second call changes nothing.
+        The prices include volumes and public IP addresses. The method is idempotent.
         """
         return list(offers)
 
@@ -250,20 +260,20 @@ class Provider(Protocol):
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
-        """Return, by zone, a score for the chance that a spot request succeeds.
+        """Return {zone: score}, where the score rates the chance that a spot request succeeds.
 
-        The request is for `count` machines of any type in `names`. The score is 1 (unlikely) to 10
-        (likely). The result is empty if the provider has no scores. Raises ProviderError if the
-        query fails.
+        The request is for `count` machines of any type in `names`. A score ranges from 1 (unlikely)
+        to 10 (likely). The result is empty if the provider has no scores. Raises ProviderError if
+        the query fails.
         """
         return {}
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions that were not searched for overdue machines since `moment`."""
+        """Return the regions that have not been searched for overdue machines since `moment`."""
         return []
 
     def was_used(self) -> bool:
-        """Return True if this home may still have machines or leases at this provider."""
+        """Return True if this SRIFT_HOME may have machines or leases at this provider."""
         return True
 
 
@@ -290,7 +300,10 @@ def json_of_node(text: str, **options: Any) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `file`; None if the file is missing or has no JSON object."""
+    """Return the JSON object in `file`; None if the file is missing or is not a JSON object.
+
+    An object with more than MAX_JSON_DEPTH levels counts as invalid.
+    """
     try:
         body = json_of_node(file.read_text())
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):

@@ -1,7 +1,9 @@
-"""Store each launch in a folder. lease.json is written before machines are requested.
+"""Store the record of each launch, its lease, in a folder.
+
+lease.json is written before machines are requested, so that no machine runs without a record.
 
 <root>/<lease_id>/lease.json   what was started, and how the launch ended
-                  mailbox/     files of the machines, kept until they are loaded
+                  mailbox/     the machines' files, kept until the warehouse has loaded them
 """
 
 import fcntl
@@ -29,7 +31,11 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 @dataclass(frozen=True, kw_only=True)
 class HeldLease:
-    """The fields of every lease.json. `ended_at`, `usd` and `outcome` are set at the end."""
+    """The fields of lease.json that all providers share.
+
+    `controller` is the process that launched the machines, and `boot_id` the boot in which it ran.
+    `ended_at`, `usd` and `outcome` are set when the launch ends.
+    """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -68,7 +74,7 @@ class HeldLease:
 
     @property
     def controller_alive(self) -> bool:
-        """Return True if the process that made the launch still runs."""
+        """Return True if the process that launched the machines still runs."""
         return self.boot_id == boot_id() and is_running(self.controller)
 
     @property
@@ -76,7 +82,7 @@ class HeldLease:
         return self.ended_at is None
 
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
-        """Return why the reaper must end this launch at `now`; "" if there is no reason."""
+        """Return why the reaper must end this launch; "" if it may continue after `now`."""
         if not self.controller_alive:
             return f"its controller (process {self.controller.pid}) is gone"
         if now >= self.deadline_at:
@@ -84,12 +90,12 @@ class HeldLease:
         return "all leases have to end" if all_of_them else ""
 
     def shared(self, kind: type) -> dict[str, Any]:
-        """Return the fields that this lease and the dataclass `kind` have in common, by name."""
+        """Return {name: value} for the fields that this lease shares with the dataclass `kind`."""
         names = [field.name for field in fields(kind) if hasattr(self, field.name)]
         return {name: getattr(self, name) for name in names}
 
     def held(self) -> Lease:
-        """Convert to a `Lease`, which has the fields that all providers share."""
+        """Convert to a `Lease`, the form that the provider interface returns."""
         return Lease(**self.shared(Lease))
 
 
@@ -97,7 +103,7 @@ L = TypeVar("L", bound=HeldLease)
 
 
 class LeaseFolder(Generic[L]):
-    """The folder `root` of leases, each an instance of the class `kind`."""
+    """The leases in the folder `root`, as instances of `kind`, a subclass of `HeldLease`."""
 
     kind: type[L]
 
@@ -108,7 +114,9 @@ class LeaseFolder(Generic[L]):
     def directory(self, lease_id: str) -> Path:
         """Return the folder of a lease. Raises ProviderError if the id is not a plain name."""
         if NAME.match(lease_id) is None:
-            raise ProviderError(f"lease id {lease_id!r} must be letters, digits, '_', '.' and '-'")
+            raise ProviderError(
+                f"lease id {lease_id!r} must consist of letters, digits, '_', '.' and '-'"
+            )
         return self.root / lease_id
 
     def mailbox(self, lease_id: str) -> Path:
@@ -116,9 +124,9 @@ class LeaseFolder(Generic[L]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this home during the block.
+        """Hold the lock on this folder during the block.
 
-        Only one process at a time can then launch or end machines. If the process dies, the kernel
+        Only the process that holds the lock launches or ends machines. If it dies, the kernel
         releases the lock.
         """
         self.root.mkdir(parents=True, exist_ok=True)
@@ -146,13 +154,13 @@ class LeaseFolder(Generic[L]):
         return directory
 
     def write(self, lease: L) -> None:
-        """Write lease.json. If that fails, raise OSError and keep the previous file."""
+        """Write lease.json. Raises OSError on failure; the previous file is then kept."""
         replace_durably(self.directory(lease.lease_id) / "lease.json", asdict(lease))
 
     def read(self, lease_id: str) -> L | None:
-        """Return a lease, or None if it has no file.
+        """Return the lease with this id; None if it has no lease.json.
 
-        Raises LeaseUnreadable if the file exists but cannot be read.
+        Raises LeaseUnreadable if the file exists but is not a valid lease with this id.
         """
         path = self.directory(lease_id) / "lease.json"
         try:
@@ -164,19 +172,19 @@ class LeaseFolder(Generic[L]):
             return None
         except (OSError, ValueError) as error:
             raise LeaseUnreadable(
-                f"{path} cannot be read ({error}); its machines were left alone. "
+                f"{path} cannot be read ({error}); its machines were not ended. "
                 f"Fix the file, or move {path.parent} out of {self.root} and run `srift reap`"
             ) from error
 
     def ids(self) -> list[str]:
-        """Return the ids of all leases with a folder, including ended leases."""
+        """Return the ids of all leases that have a folder, whether they have ended or not."""
         paths = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
-        """Return the readable leases, and the errors of unreadable leases by id.
+        """Return all readable leases, and {lease id: error} for the unreadable leases.
 
-        Both include ended leases.
+        Leases that have ended are included.
         """
         found: list[L] = []
         unreadable: dict[str, LeaseUnreadable] = {}
@@ -205,7 +213,8 @@ class LeaseFolder(Generic[L]):
     def held(self) -> list[Lease]:
         """Return the leases that have not ended, and the unreadable leases.
 
-        The dollars and the controller process of an unreadable lease are unknown.
+        An unreadable lease has an unknown price. Its start and its deadline are the modification
+        time of its folder, and its controller counts as alive.
         """
         found, unreadable = self.read_all()
         held = [lease.held() for lease in found if lease.is_held]
@@ -224,7 +233,7 @@ class LeaseFolder(Generic[L]):
         return held
 
     def over(self, leases: Iterable[L]) -> list[EndedLease]:
-        """Return those of `leases` that have ended."""
+        """Convert each ended lease in `leases` to an `EndedLease`. Skips leases that still run."""
         return [
             EndedLease(**lease.shared(EndedLease), mailbox=self.mailbox(lease.lease_id))
             for lease in leases
@@ -232,23 +241,24 @@ class LeaseFolder(Generic[L]):
         ]
 
     def forget(self, lease_id: str) -> None:
-        """Delete a lease's folder and its mailbox. Does nothing if there is no folder."""
+        """Delete a lease's folder with its mailbox. Does nothing if there is no folder."""
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)
 
     def forget_ended(self, lease_id: str) -> None:
-        """Delete an ended lease. Raises ProviderError if it has not ended or is unreadable."""
+        """Delete an ended lease. Raises ProviderError if the lease still runs or is unreadable."""
         lease = self.read(lease_id)
         if lease is not None and lease.ended_at is None:
             raise ProviderError(
-                f"lease {lease_id} is still held. Run `srift reap` to end its machines first"
+                f"lease {lease_id} is still held: its machines may be running. "
+                "Run `srift reap` to end them first"
             )
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> str:
-        """Delete the folder of a lease without lease.json, but keep its records.
+        """Delete the folder of a lease without lease.json, but keep its measurement records.
 
-        A mailbox with records is moved to `rejected/` in the home. Returns a sentence on what was
-        done.
+        A mailbox with records is moved to `rejected/` in SRIFT_HOME. If that fails, nothing is
+        deleted. Returns a sentence that says what happened to the records.
         """
         mailbox, what = self.mailbox(lease_id), "it has no records"
         if any(mailbox.glob("node-*/records/*.json")):
@@ -266,7 +276,7 @@ class LeaseFolder(Generic[L]):
 def replace_durably(path: Path, body: Any) -> None:
     """Write `body` as JSON to `path` atomically, and wait until it is on disk.
 
-    If that fails, raises OSError and keeps the previous file.
+    Raises OSError on failure; the previous file is then kept.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -35,16 +35,23 @@ from .case import Case
 from .known_workloads import unknown
 from .pilots import measure_first, pilots_for
 
-_STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")  # of transformers that are known by shape alone
+_STRATEGIES = (
+    "ddp",
+    "zero1",
+    "zero2",
+    "fsdp",
+)  # allowed for transformers of which only the shape is known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A user's question: a workload, one goal, and filters of the machines to compare.
+    """A user's question: a workload, one goal, and filters of the offers to compare.
 
-    `samples` (of the whole job) and `batch` (the global batch) override the values of srift.toml.
-    `tokens` (of the whole job) replace `samples` for a transformer. `transformer` has the facts of
-    a network without a name. `by_gpu` asks for the first choice on each kind of device.
+    samples, batch: samples of the whole job and global batch. They override srift.toml.
+    tokens: tokens of the whole job, instead of `samples`, for a transformer.
+    transformer: facts about a transformer that is not a workload of srift.toml.
+    by_gpu: if True, the answer has the first choice for each kind of device.
+    filters: (column, text) pairs, see `market.offers.matching`.
     """
 
     workload: str
@@ -60,17 +67,18 @@ class Question:
 def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> list[dict[str, Any]]:
     """Return at most `top` rows that answer the question, best first.
 
-    With `question.by_gpu`, there is a row for each kind of device instead. Otherwise the first row
-    has three additional keys. `frontier` is the Pareto frontier of expected hours and dollars,
-    `candidates` the number of candidates. `pilots` has up to `pilots` runs that would make the
-    choice certain (see `pilots_for`); it is None if the argument `pilots` is 0. If only public data
-    or a shape is known of the workload and there is no model, a first model is fitted to the public
-    data.
+    With `question.by_gpu`, the rows are the first choices for each kind of device instead.
+    Otherwise the first row has three additional keys. `frontier` is the Pareto frontier of expected
+    hours and dollars, and `candidates` the number of candidates. `pilots` is the result of
+    `pilots_for` with at most `pilots` runs, or None if the argument `pilots` is 0.
+
+    If there is no model, and only public data or a shape of the workload is known, a first model is
+    fitted to the public data.
 
     Raises:
         SettingsError: if the workload is unknown, or an import lacks samples or batch.
         WarehouseMissing: if there is no model.
-        ProviderError: if no offer has the machines of the question.
+        ProviderError: if no offer passes the question's filters.
     """
     name, shape = question.workload, question.transformer
     workspace = asked_of_public(
@@ -86,7 +94,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     if champion is None:
         command = refresh_command(provider, "0")
         raise WarehouseMissing(f"there is no model of {provider} machines yet: run `{command}`")
-    # An imported workload states no modes, so all measured modes are allowed.
+    # Imports do not state allowed modes, so all measured modes are allowed.
     if name not in workspace.settings.workloads and not shape:
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
     # The warehouse is closed before planning, which is slow, so that other processes can write.
@@ -132,9 +140,11 @@ def _by_gpu(case: Case) -> list[dict[str, Any]]:
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
-    """Store the current prices, fit a first model to public data, and promote it."""
+    """Store the current prices, fit a first model to public data, promote it, and return it."""
     now, name = datetime.now(UTC), workspace.provider.name
-    reporter().say(f"there is no model of {name} machines yet: fitting one to public step times")
+    reporter().say(
+        f"there is no model of {name} machines yet: fitting a model to public step times"
+    )
     note_definitions(workspace, now)
     reporter().say(snapshot_offers(workspace, new_refresh_id(now), now))
     return first_champion(workspace, now)
@@ -143,10 +153,11 @@ def _fitted_on_public(workspace: Workspace) -> Champion | None:
 def _workload(workspace: Workspace, question: Question) -> Workload:
     """Return the workload of the question, with the question's goal as its only goal.
 
-    Its definition comes from srift.toml or from an import.
+    The definition comes from the question's transformer, from srift.toml or from an import.
 
     Raises:
-        SettingsError: if the workload is unknown, or an import lacks samples or batch.
+        SettingsError: if the workload is unknown, if samples or batch are unknown, or if the
+            question has tokens but the workload has no sequence length.
     """
     name, settings = question.workload, workspace.settings
     if question.transformer:
@@ -158,7 +169,9 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
     samples, batch = question.samples or known.samples, question.batch or known.global_batch_least
     if question.tokens:
         if known.sequence is None:
-            raise SettingsError(f"{name!r} has no length of a sequence: give --samples, not tokens")
+            raise SettingsError(
+                f"{name!r} has no known sequence length: give --samples, not --tokens"
+            )
         samples = math.ceil(question.tokens / known.sequence)
     if not (batch and samples):
         raise SettingsError(
@@ -175,7 +188,7 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
 
 
 def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
-    """Return a workload for the transformer: bf16, the usual strategies, unknown samples."""
+    """Return a workload for a transformer: bf16, the usual strategies, unknown samples (0)."""
     batch = math.ceil(USUAL_TOKENS / facts["sequence"])
     modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
     return Workload(
@@ -193,7 +206,7 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
 def _imported(workspace: Workspace, name: str) -> Workload:
     """Return an imported workload.
 
-    Its batch is 0, because imports do not state it. Its samples are 0 if they are unknown.
+    Its global batch is 0, because imports do not state it. Its samples are 0 if unknown.
 
     Raises:
         SettingsError: if the workload is unknown.

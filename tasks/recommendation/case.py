@@ -1,4 +1,4 @@
-"""Plan each workload with the model in use, and add facts of the warehouse to the rows."""
+"""Plan each workload with the model in use, and complete the rows of the published table."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A workload with everything that its recommendation is based on.
+    """A workload with all inputs of its recommendation.
 
     Attributes:
-        champion: the registered model in use, if there is one.
+        champion: the registered model in use, or None.
         workload: the workload, with only the modes that can be predicted.
         offers: the offers of the machines to compare.
         runs: rows of the workload's measured setups.
         experience: interruptions, start-up times and costs of earlier launches.
         model: the model that predicts the workload; None if it cannot be predicted.
-        guessed: True if the workload was never measured and is predicted from its FLOPs.
+        guessed: True if the workload was never measured, so that its FLOPs or shape are used.
         known: the offers of machines on which step times can be predicted.
         by_data_sheet: devices without measurements, which are predicted from their data sheets.
-        notes: texts for the user that say what the answer is based on.
+        notes: sentences for the user about the data behind the answer.
     """
 
     workspace: Workspace
@@ -75,7 +75,8 @@ class Case:
     ) -> Case:
         """Return the case of `workload`, with facts from the warehouse.
 
-        `runs` may contain other workloads. If `experience` is None, it is read from the warehouse.
+        runs: measured setups, also of other workloads. experience: None means that it is learned
+        from the launches in the warehouse.
         """
         case = cls(
             workspace=workspace,
@@ -94,27 +95,27 @@ class Case:
         able = with_compressed(champion, workload)
         model: StepTimeModel | None = able
         guessed = not able.met_workload(workload)
-        if guessed:  # FLOPs alone show the rates of plain DDP in fp32, a transformer's shape others
+        if guessed:  # FLOPs give the rates of DDP in fp32 only, a transformer's shape of all modes
             plain = workload.layers is not None or workload.modes == (Mode(),)
             unmet = plain and not able.modes_of(workload.name)
             model = introduced(able, workload) if unmet else None
             basis = "FLOPs" if workload.layers is None else "shape"
-            notes.append(
-                f"a first guess from its {basis}, because the workload was never measured here"
-            )
+            notes.append(f"a first guess from its {basis}, because the workload was never measured")
         else:
             workload = able.as_measured(workload)
         if only_public(self.workspace.warehouse, self.workspace.provider.name, workload.name):
-            notes.append(f"predicted from {ORIGIN}: no run of it was measured or imported here")
+            notes.append(
+                f"predicted from {ORIGIN}: no run of this workload was measured or imported"
+            )
         unmeasured = [str(mode) for mode in self.workload.modes if mode not in workload.modes]
         devices = {offer.instance_type.device for offer in known}
         measured = {offer.instance_type.device for offer in known if _measured(champion, offer)}
         sheets = sorted(devices - measured)
         left_out = sorted({offer.instance_type.device for offer in self.offers} - devices)
         for what, names in (
-            ("not compared, because never measured, in", unmeasured),
-            ("compared by data sheet alone:", sheets),
-            ("not compared, without run or data sheet:", left_out),
+            ("not compared in modes that were never measured:", unmeasured),
+            ("devices predicted from data sheets alone:", sheets),
+            ("devices not compared, without a run or a data sheet:", left_out),
         ):
             notes += [f"{what} {', '.join(names)}"] if names else []
         known = [] if model is None else comparable(model, known, guessed=guessed)
@@ -129,9 +130,9 @@ class Case:
         )
 
     def plan(self, *, top: int = 5) -> Recommendation:
-        """Return the planner's answer with complete rows of the published table.
+        """Return the planner's answer, with complete rows of the published table.
 
-        If nothing can be predicted, the status of each goal is "unknown" and its row says why.
+        If nothing can be predicted, the row of each goal has the status "unknown" and the reason.
         """
         return self.stamped(planned(self.planning(top)))
 
@@ -145,10 +146,10 @@ class Case:
         )
 
     def stamped(self, found: Recommendation) -> Recommendation:
-        """Fill the columns of the planner's answer `found` that the planner leaves empty.
+        """Fill in the columns that the planner leaves empty, and return its answer `found`.
 
-        These are the provider, the model version, times and sources. Warnings are added to the
-        reasons.
+        These columns are the provider, the model version, times and sources. Notes and warnings are
+        added to the reasons.
         """
         measured = self.runs["measured_at"].max() if len(self.runs) else None
         newest = None  # the warehouse's times are UTC
@@ -174,7 +175,7 @@ class Case:
 def planned(planning: partial[Recommendation]) -> Recommendation:
     """Call `planning` and return its result.
 
-    A process pool can call only functions of a module, so this wrapper is needed.
+    This wrapper is needed because a process pool can call only functions of a module.
     """
     return planning()
 
@@ -185,8 +186,8 @@ def comparable(
     """Return the offers whose instance type the model can predict.
 
     The type's definition must not have changed since its measurements. Its device must have been
-    measured or must have a data sheet. `guessed` is True if the workload was never measured; the
-    data sheet is then required.
+    measured or have a data sheet. guessed: True if the workload was never measured; a data sheet is
+    then required.
     """
     return [
         one
@@ -199,7 +200,7 @@ def comparable(
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
     """Return True if any instance type with the offer's device was measured.
 
-    The model's names of devices are compared, because offers may name the same device differently.
+    Device names are those of the model, because offers may name the same device differently.
     """
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)
@@ -208,9 +209,9 @@ def _measured(model: StepTimeModel, offer: Offer) -> bool:
 def supply_of(
     workspace: Workspace, workload: Workload, offers: Sequence[Offer], conditions: JobConditions
 ) -> Supply:
-    """Return the clusters that can be chosen for `workload`.
+    """Return the clusters and modes from which the planner may choose for `workload`.
 
-    Modes that were not shown to converge like DDP may not be chosen.
+    Modes that were not shown to converge like DDP are vetoed.
     """
     learning = reads.learning(workspace.warehouse, workspace.provider.name)
     return Supply(
@@ -225,7 +226,10 @@ def supply_of(
 def contending(
     model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
-    """Return the setups of the plan `found` that might be chosen after further measurements."""
+    """Return the choice set of the plan `found`: the setups that might be recommended.
+
+    Further measurements may change which of these setups is the best.
+    """
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
@@ -234,8 +238,8 @@ def contending(
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
     """Return the source of a row's interruption rates; None if it is unknown.
 
-    `experience` names the source for each instance type with rates from earlier launches. For all
-    other types, the source is stated with the offer.
+    experience: {instance type: source} for the rates that were learned from earlier launches. For
+    all other types, the source is stated with the offer.
     """
     spot = [offer for offer in offers if offer.market == "spot"]
     sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]
@@ -257,22 +261,24 @@ def _unpredictable(case: Case) -> str:
     remedy = f"`srift import FILE`, then `{refresh_command(name, '0')}`"
     if case.workspace.can_launch:
         remedy = f"`{refresh_command(name, '25')}`"
-    what = "no machine on offer" if case.model else "this workload"
+    what = "no machine on offer was" if case.model else "this workload was not"
     return (
-        f"no step time can be predicted: {what} was measured on {name} as it is defined now, in a"
-        f" mode that the workload tolerates; {remedy} would help"
+        f"no step time can be predicted: {what} measured on {name} with its present definition"
+        f" in an allowed mode; {remedy} would help"
     )
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
-    """Return the planner's reason for a row, with more texts appended.
+    """Return the planner's reason for a row, with added texts.
 
-    The added texts name devices that were predicted from data sheets, and explain prices that
-    differ from the public price or are estimates. In the first row, the case's notes and cautions
-    are added too.
+    The texts name devices that were predicted from data sheets, and explain prices that are
+    estimates or differ from the public price. The first row also gets the case's notes and
+    warnings.
     """
     devices = dict.fromkeys(offer.instance_type.device for offer in offers)
-    texts = [f"{one} by its data sheet alone" for one in devices if one in case.by_data_sheet]
+    texts = [
+        f"{one} predicted from its data sheet alone" for one in devices if one in case.by_data_sheet
+    ]
     notes = (note for one in offers for note in (one.own_price, one.price_source))
     texts += [row["reason"], *dict.fromkeys(filter(None, notes))]
     if row["rank"] > 1:

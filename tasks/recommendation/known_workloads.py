@@ -1,4 +1,4 @@
-"""List what is known about each workload."""
+"""List the facts and the numbers of measurements of each workload."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ from ..workspace.workspace import Workspace, known_devices
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, Any]]:
     """Return a row for each pair of workload and provider with measurements or facts.
 
-    A row has the facts about the workload, the numbers of its measured, imported and public rows,
-    and the devices of these rows. Workloads of srift.toml without any data come last, with the
-    provider "".
+    A row has the workload's facts, the numbers of its measured, imported and public rows, and the
+    devices on which they were measured. Workloads of srift.toml without any data come last, with
+    the provider "".
     """
     with warehouse.read() as connection:
         found = rows_of_query(connection, "from known_workloads")
@@ -39,10 +39,13 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
 
 
 def unknown(workspace: Workspace, workload: str) -> SettingsError:
-    """Return the error to raise for a workload about which the provider has no data."""
+    """Return the error to raise for a workload without data for the workspace's provider.
+
+    The message names another provider with data, or the nearest name of a known workload.
+    """
     known = workload_providers(workspace.warehouse) | {(one, PUBLIC) for one in packaged_names()}
     elsewhere = [provider for name, provider in sorted(known) if name == workload]
     if elsewhere:
-        return SettingsError(f"{workload!r} is known on {elsewhere[0]}: add --provider")
+        return SettingsError(f"{workload!r} has data for provider {elsewhere[0]}: add --provider")
     names = {*workspace.settings.workloads, *(name for name, _ in known)}
     return SettingsError(f"unknown workload {workload!r}; {nearest_names(workload, names)}")

@@ -33,7 +33,7 @@ from .case import SEED, Case, Row, comparable, contending, supply_of
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
 SETTLED = 0.01  # a choice with less expected regret is settled: no measurement is worth its cost
 _UNSURE = 0.05  # a choice with more expected regret is not known well enough to act on
-_HELPS = 0.02  # pilots are only named if they save at least this share of the regret
+_HELPS = 0.02  # pilots are suggested only if they remove at least this share of the regret
 
 Found = dict[str, Any]
 
@@ -41,29 +41,31 @@ Found = dict[str, Any]
 def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
     """Return suggested runs (pilots) for the first goal of the case's workload.
 
-    Regret is the expected loss of the choice compared with the best setup. Keys of the result:
+    Regret is the loss from choosing a setup that is not the best, as a difference of logs of the
+    goal's objective. Keys of the result:
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. None if a
             few runs would not settle the choice, or if no run can be suggested. Otherwise False.
         regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
             `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
-            regret after the run.
+            regret after this run and the runs before it.
         reason: why no run can be suggested, or "".
 
-    Runs use the offers in `buyable` of the campaign's market. If none of them has a price, offers
-    of any market are used. If the workload cannot be predicted, profiles come first.
+    buyable: offers of machines to measure on. Only the campaign's market counts, unless it has no
+    price. If the workload cannot be predicted yet, the runs that a refresh would buy are suggested,
+    profiles (compute times on one machine) first.
     """
     sold = for_sale(case.workspace, buyable)
     if not sold:
-        return _no_runs("nothing on offer has a price")
+        return _no_runs("no offer has a price")
     if case.model is None or not case.known:
         return _profiles(case, sold, count)
     return _pilots(case, case.model, plan, sold, count)
 
 
 def measure_first(row: Row, pilots: Found) -> Row:
-    """Return the first choice `row`, with the status "measure_first" if it is not known well enough.
+    """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
     `pilots` is the result of `pilots_for`. The reason then says which run to measure, its cost, and
     the expected regret of choosing now.
@@ -74,7 +76,7 @@ def measure_first(row: Row, pilots: Found) -> Row:
     run = runs[0]
     reason = (
         f"measure {named(run)} for {amount(run['usd'], 'usd')} first: choosing now is expected to"
-        f" cost {share(regret)} more than the best choice; {row['reason']}"
+        f" be {share(regret)} worse than the best choice; {row['reason']}"
     )
     return row | {"status": "measure_first", "reason": reason}
 
@@ -82,21 +84,21 @@ def measure_first(row: Row, pilots: Found) -> Row:
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers of the campaign's market that have a known price.
 
-    If there is none, return the offers of all markets that have a known price.
+    If no such offer exists, return the offers of all markets that have a known price.
     """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
 
 
 def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supply:
-    """Return the supply of clusters that a refresh could launch from `offers`."""
+    """Return the supply of clusters with at most `max_hosts` machines that can be launched."""
     supply = supply_of(case.workspace, case.workload, offers, case.experience.conditions)
     return replace(supply, max_hosts=max_hosts, fits=case.workspace.provider.launches)
 
 
 def _no_runs(why: str) -> Found:
     """Return the result of `pilots_for` if no run can be suggested. `why` is the reason."""
-    reason = f"no pilots can be named: {why}"
+    reason = f"no measurement can be suggested: {why}"
     return {"settled": None, "regret": None, "runs": [], "reason": reason}
 
 
@@ -109,7 +111,7 @@ def _pilots(
     first = plan.rows[0]
     infeasible, chance = first["cluster"] is None, first["p_meets_constraint"]
     if not candidates and not infeasible:
-        return _no_runs("no machine on sale would show anything new")
+        return _no_runs("a run on any machine on offer would show nothing new")
     frame = pd.DataFrame([setup.row() for setup in candidates])
     goal = case.workload.goals[0].goal
     found = choose_pilots(choice_set, frame, model.joint, goal=goal, count=count, seed=SEED)
@@ -138,9 +140,9 @@ def _candidates(
 ) -> list[Setup]:
     """Return unmeasured setups on at most _MOST_HOSTS machines, which pilots may measure.
 
-    Setups that may be chosen come first, then other setups in their modes, sorted by dollars per
-    hour. If the workload was never measured, setups of one device come before all others, because
-    its compute time is most uncertain.
+    Setups of the choice set (those that might be recommended) come first, followed by other setups
+    in the same modes, sorted by dollars per hour. If the workload was never measured, setups of one
+    device come before all others, because the compute time is most uncertain.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     supply = launched_supply(case, sold, hosts)
@@ -169,7 +171,7 @@ def _candidates(
 
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
-    """Yield the setups of the choice set whose machines the supply sells.
+    """Yield the setups of the choice set that can be launched from `supply`.
 
     The offers of each setup are replaced by the supply's offers of the same instance types.
     """
@@ -185,9 +187,9 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
 
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return a suggested run of `pilots_for` that takes `run_s` seconds on `cluster`.
+    """Return `run`, which takes `run_s` seconds on `cluster`, in the form of `pilots_for`.
 
-    `seconds` is the billed time and `usd` the cost if a separate launch makes only this run.
+    Its `seconds` and `usd` are the billed time and the cost of a launch with this run alone.
     """
     seconds, row = costs.billed_s(run_s), run.row()
     del row["workload"]
@@ -202,7 +204,7 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
 
 
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
-    """Return the first `count` runs that a refresh would buy for this workload, profiles first."""
+    """Return the result of `pilots_for` for a workload that the model cannot predict."""
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:
         return _no_runs("the speed of this workload is unknown; import its flops_per_sample"
@@ -231,5 +233,5 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
         for cluster, run in items[:count]
     ]
     if not runs:
-        return _no_runs("no machine on sale would show anything new")
+        return _no_runs("a run on any machine on offer would show nothing new")
     return {"settled": False, "regret": None, "runs": runs, "reason": ""}

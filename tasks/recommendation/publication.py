@@ -42,11 +42,11 @@ def store_publication(
 
 
 def export_copies(workspace: Workspace) -> list[Row]:
-    """Replace the published files, the metrics and the report page by their newest contents.
+    """Rewrite the published files, the metrics and the report page from the warehouse.
 
     Returns the rows of the published table recommendation_changes.
     """
-    # Without the lock, a parallel export may replace new files by older files.
+    # Without the lock, a parallel export could overwrite newer files with older files.
     with alone(workspace.home, "export"):
         export(workspace.warehouse, workspace.published)
         changes = read_published(workspace.published, "recommendation_changes")
@@ -56,7 +56,7 @@ def export_copies(workspace: Workspace) -> list[Row]:
 
 
 def _renew_page(workspace: Workspace) -> None:
-    """Draw the report page. If drawing fails, the previous page stays and a note is printed."""
+    """Write the report page. If this fails, the previous page stays and a note is printed."""
     page = workspace.report_page
     try:
         frames = reported(workspace.warehouse)
@@ -66,4 +66,4 @@ def _renew_page(workspace: Workspace) -> None:
         }
         write_whole(page, report_page.draw(frames, sources))
     except Exception as error:  # the table is published even if the page fails
-        reporter().say(f"note: the report page {page} could not be drawn: {error!r}")
+        reporter().say(f"note: the report page {page} could not be written: {error!r}")

@@ -1,4 +1,4 @@
-"""Answer `srift size`: how far a workload scales, and its best batch, from measured runs."""
+"""Answer `srift size`: the largest efficient cluster and the best batch of a workload."""
 
 import math
 from datetime import UTC, datetime
@@ -23,11 +23,11 @@ def size(
 ) -> dict[str, Any]:
     """Return the result of `size_workload` for workload `name`, with `formulas` and `notes` added.
 
-    If `instance_type` is None, all types are included. `batch` is the global batch to consider. If
-    it is None, all global batches that srift.toml allows for the workload are considered.
+    instance_type: the instance type to include; None means all types.
+    batch: the global batch to consider; None means all global batches that srift.toml allows.
 
     Raises:
-        SettingsError: if the workload or the instance type is unknown.
+        SettingsError: if the workload is unknown, or was not measured on the instance type.
         WarehouseMissing: if the workload has no runs on the provider.
     """
     workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
@@ -62,11 +62,11 @@ def size(
 
 
 def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each instance type that has no scaling result."""
+    """Return a note for each instance type in `unknown` that has no row in `scaling`."""
     scaled = {row["instance_type"] for row in scaling}
     batches = {row["instance_type"]: row["batches"] for row in unknown}
     return [
-        f"{name}: no global batch is known on one machine and on several;"
+        f"{name}: no global batch was measured both on one machine and on several;"
         f" measured batches: {', '.join(f'{batch:g}' for batch in batches[name])}"
         for name in sorted(batches.keys() - scaled)
     ]

@@ -31,8 +31,8 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
-    Where runs cost money, doubtful first choices say what to measure first (see `measure_first`). `each`
-    is a function like `map`, used to plan the workloads; it may use other processes.
+    Where runs cost money, doubtful first choices say what to measure first (see `measure_first`).
+    `each` is a function like `map`, used to plan the workloads; it may use other processes.
     """
     with one_thread():
         experience = experience_of(workspace)
@@ -61,9 +61,9 @@ def _mark_doubtful(case: Case, answer: Recommendation) -> None:
 def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
     """Add spot placement scores to the rows, if the provider has such scores.
 
-    A score is the provider's rating of the chance to get the machines. A row gets a score only if
-    its spot machines all have the same instance type and zone. The score of a request for several
-    types would be the chance to get any of them.
+    A score is the provider's rating of the chance that a spot request succeeds. A row gets a score
+    only if all its spot machines have the same instance type and zone, because the score for
+    several types rates the chance to get any of them. At most MOST_SCORES scores are requested.
     """
     scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
     for row in rows:

@@ -1,7 +1,7 @@
 """Write metrics of the newest published table for Prometheus, to `published/metrics.prom`.
 
-node_exporter's textfile collector reads the file. The age of the table in seconds is `time() -
-srift_published_timestamp_seconds`.
+node_exporter's textfile collector reads the file. In PromQL, the age of the table in seconds is
+`time() - srift_published_timestamp_seconds`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,8 +28,9 @@ _COLUMNS = {
 def write_metrics(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write metrics of the first choice for each goal in the published `rows`.
 
-    Times are in Unix seconds. The feasible metric is 1 if the choice keeps the goal's limit with
-    the required probability (default: 50 %). Raises OSError if the file cannot be written.
+    Times are in Unix seconds. `srift_choice_feasible` is 1 if the choice meets the deadline or
+    budget with the required probability (default: 50 %), else 0. Raises OSError if the file cannot
+    be written.
     """
     registry = CollectorRegistry()
     gauges = {

@@ -18,7 +18,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Reporter:
-    """Writes lines to standard error and, on a terminal, the current step of the measurements."""
+    """Writes messages to standard error and, on a terminal, a line that shows the progress."""
 
     _runs = 0
 
@@ -32,7 +32,7 @@ class Reporter:
         self._runs = runs
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """Print a line with the number of finished runs; do nothing if the output is no terminal.
+        """Update the progress line. Does nothing if standard error is not a terminal.
 
         what: the activity to show. done: the number of finished runs.
         usd: dollars spent so far; None if a price is unknown.
@@ -112,9 +112,10 @@ def announce_changes(provider: str, changes: Sequence[Row]) -> None:
 
 
 def _change(change: Row) -> str:
-    """Return a change as text: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`.
+    """Return a row of recommendation_changes as text.
 
-    The parentheses hold the cause of the change.
+    For example: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`. The parentheses
+    contain the cause of the change.
     """
     row = {name: _plain(value) for name, value in change.items()}
     before, after = _choice(row, "previous_"), _choice(row, "")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 OLD_AFTER_H = 48.0
-_LONG = 12  # rows; a longer table is folded
+_LONG = 12  # a table with more rows is folded
 _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 
 
@@ -42,8 +42,9 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, Row]) -> str:
     """Return the page as HTML.
 
     frames: the result of `warehouse.reads.reported`.
-    sources: a row for every provider with published recommendations. `illustrative` is True if its
-    prices are not real. `refresh` is the command that refreshes its recommendations.
+    sources: {provider: row} for every provider with published recommendations. A row has
+    `illustrative`, which is True if the prices are not real, and `refresh`, the command that renews
+    the recommendations.
     """
     rows = {name: _rows(frame) for name, frame in frames.items()}
     recommended = rows["recommendations"]
@@ -77,9 +78,9 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, Row]) -> str:
 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
-    """Return a list for each goal, with its rows in order of rank.
+    """Group the recommendations by provider, workload and goal, and return the list of groups.
 
-    Each entry has a row, its line of the table, and its reason without warnings.
+    Each entry of a group has a row, its line of the table, and its reason without warnings.
     """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row, line in zip(recommended, table.lines, strict=True):
@@ -98,7 +99,10 @@ Plot = Callable[["Axes", pd.DataFrame], None]
 
 
 def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> Sequence[Row]:
-    """Return a panel for each title in `rows`: a table and, if `plot` is given, a chart."""
+    """Return a panel for each title in `rows`: a table and, if `plot` is given, a chart.
+
+    columns: as in `text_table`.
+    """
     panels = []
     for title, group in groupby(rows, key=itemgetter("title")):
         shown = list(group)
@@ -131,13 +135,14 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
     """Plot the dollars of each setup against its hours.
 
-    Lines connect expected values with 90th percentiles. Steps show the Pareto frontier.
+    A line connects the expected values of a setup to its 90th percentiles. The steps are the Pareto
+    frontier.
     """
     best = frame[frame["judged"] == "not beaten"]
     axes.scatter(frame["hours"], frame["usd"], color=_GREY)
     axes.plot(frame[["hours", "hours_p90"]].T, frame[["usd", "usd_p90"]].T, color=_GREY, lw=1)
     axes.step(
-        best["hours"], best["usd"], "o-", where="post", color=_ACCENT, label="not beaten in both"
+        best["hours"], best["usd"], "o-", where="post", color=_ACCENT, label="Pareto frontier"
     )
     for row in rows_of(frame[frame["first_for"].notna()]):
         place = (row["hours"], row["usd"])
@@ -161,10 +166,10 @@ def _errors(axes: Axes, frame: pd.DataFrame) -> None:
 _SECTIONS = {
     "Kinds of GPU": ["gpus"],
     "Cost against time": ["setups"],
-    "What changed, and why": ["changes"],
+    "Changes and their causes": ["changes"],
     "Model error and interval coverage": ["versions", "scoreboard"],
-    "Regret ledger": ["ledger_summary", "ledger"],
-    "Measured last, and what it cost": ["refreshes", "spent", "measured", "failed"],
+    "Regret ledger: recommendations judged by later runs": ["ledger_summary", "ledger"],
+    "Latest measurements and their cost": ["refreshes", "spent", "measured", "failed"],
     "Ages of prices and measurements, drift, slow runs": ["ages", "drifting", "slow"],
 }
 _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
@@ -192,7 +197,7 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         hours p90: {hours_p90:.3g}
         usd: {usd:.4g}
         usd p90: {usd_p90:.4g}
-        in both: {judged}
+        in hours and usd: {judged}
         first choice for: {first_for:?}
         """,
         _costs,

@@ -49,8 +49,8 @@ def without_cautions(reason: str) -> str:
 class _Cell(string.Formatter):
     """Formats the values of a table cell.
 
-    A missing value becomes "unknown", or "" if its format begins with "?". A share above 1 becomes
-    "over 100%" if its format ends with "!". The values of a list are formatted one by one.
+    A missing value becomes "unknown", or "" if its format begins with "?". If the format ends with
+    "!", a value above 1 becomes "over 100%". The values of a list are formatted one by one.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -82,8 +82,8 @@ class TextTable:
 def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text.
 
-    columns: one line `heading: format` per column. If the format has a `:`, the column holds
-    numbers. A column that is empty in every row is left out.
+    columns: a line `heading: format` for each column. A format that contains a `:` makes a column
+    of numbers. A column that is empty in every row is left out.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.strip().splitlines())
     cells = {
@@ -98,7 +98,7 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
 
 
 def _print(shown: Any, style: str = "") -> None:
-    """Print a text or a rich table. On a terminal, fold lines; elsewhere, leave out styles."""
+    """Print a text or a rich table. Lines are folded and styled only on a terminal."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDE
@@ -133,7 +133,7 @@ def _print_notes(notes: Iterable[str]) -> None:
 
 
 COLUMN_LEGEND = (
-    "p ok: probability of keeping the deadline or budget; p best: probability of being the best of"
+    "p ok: probability of meeting the deadline or budget; p best: probability of being the best of"
     " the 50 nearest candidates; a doubling: a factor of two in batch, devices or machines"
 )
 _RECOMMENDED = """
@@ -178,8 +178,9 @@ def print_recommendations(
 ) -> None:
     """Print each workload's goals with their first choices, alternatives and reasons.
 
-    rows: rows of the published table, or of `recommend`.
-    illustrative: providers whose prices are not real. Other prices are printed with their age.
+    rows: rows of the published table, or the answer of `srift recommend`.
+    now: the time that determines the age of prices; None means the current time.
+    illustrative: providers whose prices are not real. Their prices are printed without an age.
     """
     for provider in {row["provider"] for row in rows} & set(illustrative):
         _print(f"provider {provider}: prices are illustrative", style="italic")
@@ -189,7 +190,7 @@ def print_recommendations(
         age = (now or datetime.now(UTC)) - oldest
         text = f"prices as of {oldest:%Y-%m-%d %H:%M} UTC, {age.days} days old"
         if any(row["usd_storage"] for row in billed):
-            text += "; usd includes volumes, public addresses and requests (--json lists them)"
+            text += "; usd includes volumes, public IP addresses and requests (--json lists them)"
         _print(text, style="italic")
     _print_notes(cautions_in(str(row["reason"]) for row in rows))
     key = itemgetter("provider", "workload")
@@ -218,19 +219,19 @@ def _print_workload(rows: Sequence[Row]) -> None:
         _print(reason, style="dim")
     for row in rows:
         frontier = [_described(one) for one in row.get("frontier") or ()]
-        title = f"not beaten in both hours and dollars, of {row.get('candidates')} candidates"
+        title = f"Pareto frontier of hours and dollars, of {row.get('candidates')} candidates"
         _print_table(frontier, _FRONTIER, title)
         if row.get("pilots"):
             _print_pilots(row["pilots"])
 
 
 def _print_pilots(pilots: Row) -> None:
-    """Print the most informative runs to measure, or the reason why no run is suggested."""
+    """Print the result of `pilots_for`: the suggested runs, or why no run is suggested."""
     runs, regret = pilots["runs"], pilots["regret"]
     loss = (
-        "the workload was never measured as it is now"
+        "the workload was never measured in its present definition"
         if regret is None
-        else f"choosing now is expected to cost {share(regret)} more than the best choice"
+        else f"choosing now is expected to be {share(regret)} worse than the best choice"
     )
     if pilots["reason"]:
         _print(f"\n{pilots['reason']}")
@@ -249,7 +250,7 @@ def _print_pilots(pilots: Row) -> None:
 
 
 def share(regret: float) -> str:
-    """Format a regret, which is a difference of logs, as a percentage such as `3.2%`."""
+    """Format a regret, which is a difference of natural logs, as a percentage such as `3.2%`."""
     return _Cell().vformat("{share:.1%!}", (), {"share": math.expm1(regret)})
 
 
@@ -261,7 +262,7 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 def _recommended(row: Row) -> dict[str, Any]:
     """Return the row with the values that the columns _RECOMMENDED need.
 
-    A row without a cluster has only its goal, rank and status.
+    If the row has no cluster, only its goal, rank and status are shown.
     """
     if row["cluster"] is None:
         blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step"], "")
@@ -274,7 +275,7 @@ def _recommended(row: Row) -> dict[str, Any]:
 
 
 def _described(row: Row) -> dict[str, Any]:
-    """Add the texts `batch`, `mode` and `cluster_and_mode` to the row."""
+    """Return the row with the added texts `batch`, `mode` and `cluster_and_mode`."""
     steps, mode = row.get("accumulation_steps") or 1, _mode(row)
     batch = f"{row.get('batch_per_device')}" + (f" x{steps:g}" if steps > 1 else "")
     name = f"{row['cluster']} in {mode}" if mode else row["cluster"]
@@ -282,14 +283,14 @@ def _described(row: Row) -> dict[str, Any]:
 
 
 def _mode(row: Row) -> str:
-    """Return precision, strategy and switches of the row as text; empty for the defaults."""
+    """Return the row's precision, strategy and switches as text; empty for the defaults."""
     usual = Mode()
     mode = Mode(**{name: row.get(name) or value for name, value in usual._asdict().items()})
     return "" if mode == usual else str(mode)
 
 
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print the launches of a dry run, their notes without repetitions, and the total cost."""
+    """Print the launches of a dry run, their distinct notes, and the total time and cost."""
     columns = """
         cluster: {cluster}
         market: {market}
@@ -303,7 +304,7 @@ def print_launches(rows: Sequence[Row]) -> None:
     _print_notes(note for row in rows for note in row["said"])
     seconds, usd = sum(row["est_s"] for row in rows), sum(row["est_usd"] for row in rows)
     worst = [row["worst_usd"] for row in rows if row["worst_usd"] is not None]
-    at_worst = f", at worst ${sum(worst):.2f} before the cap" if worst else ""
+    at_worst = f", at worst ${sum(worst):.2f} without the cap" if worst else ""
     _print(
         f"{len(rows)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst}; nothing was started"
     )
@@ -390,7 +391,7 @@ _LEASES = """
 
 
 def print_workloads(known: Sequence[Row]) -> None:
-    """Print one line per workload and provider; the provider is empty without data."""
+    """Print one line per workload and provider. Without data, the provider is empty."""
     columns = """
         workload: {workload}
         provider: {provider}
@@ -421,7 +422,7 @@ def print_offers(rows: Sequence[Row]) -> None:
         region: {region}
         zone: {zone}
         usd/h: {usd_per_hour:.4f}
-        cut a day: {interrupted_a_day:?.1%}
+        interrupted a day: {interrupted_a_day:?.1%}
         price of: {price_as_of:%Y-%m-%d}
     """
     _print_table(rows, columns)
@@ -429,7 +430,7 @@ def print_offers(rows: Sequence[Row]) -> None:
 
 
 def print_spend(found: Row) -> None:
-    """Print the dollars that `tasks.monitoring.spend.spend_of` reports, and the held machines."""
+    """Print the result of `tasks.monitoring.spend.spend_of`."""
     by = f"""
         {found["by"]}: {{of}}
         leases: {{leases:}}
@@ -464,7 +465,7 @@ def print_sizing(found: Row) -> None:
         stated: {stated_gbps:.4g}
         servers: {servers:g}
     """
-    title = "largest efficient cluster, and the bandwidth or servers that hide the exchange"
+    title = "largest efficient cluster, and the bandwidth or servers that hide communication"
     _print_table(_scaled(found["scaling"]), _SCALE + columns, title)
     columns = """
         size: {size:}
@@ -473,7 +474,7 @@ def print_sizing(found: Row) -> None:
         by rule: {by_rule:.1%}
     """
     title = (
-        "measured sizes, and the efficiency that smaller sizes predict by a rule"
+        "measured sizes, and the efficiency that a rule predicts from smaller sizes"
         " (*: step composed of micro-steps)"
     )
     _print_table(_scaled(found["checks"]), _SCALE + columns, title)
@@ -483,7 +484,7 @@ def print_sizing(found: Row) -> None:
         samples/s: {samples_per_s:.4g}
         largest measured: {largest_measured:.4g}
         bytes used: {peak_bytes:.4g}
-        bytes there: {memory_bytes:.4g}
+        bytes of memory: {memory_bytes:.4g}
     """
     title = "best measured batch of one device"
     _print_table(_scaled(found["best_batch"]), columns, title)
@@ -491,7 +492,7 @@ def print_sizing(found: Row) -> None:
 
 
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rows with the texts `type_and_mode`, `units` and `mark`.
+    """Return the rows with the added texts `type_and_mode`, `units` and `mark`.
 
     The mark is `*` if the step time was composed of micro-steps, else empty.
     """
@@ -522,7 +523,7 @@ def print_check(found: Row) -> None:
         parameters: {parameters:,}
         gradient bytes: {gradient_bytes:,}
     """
-    title = f"{found['workload']} ({found['entrypoint']}): two steps on this processor"
+    title = f"{found['workload']} ({found['entrypoint']}): two steps on this CPU"
     _print_table(trained, columns, title)
     notes = [note for one in found["precisions"] for note in one["notes"]]
     _print_notes([*found["notes"], *notes])
@@ -547,7 +548,7 @@ def print_imports(imports: Sequence[Row]) -> None:
 
 
 def print_scores(frame: pd.DataFrame, title: str, sentences: Sequence[str]) -> None:
-    """Print `title`, the scoreboard `frame` rounded to four decimals, and notes."""
+    """Print `title`, the scoreboard `frame` rounded to four decimals, and `sentences` as notes."""
     text = frame.round(4).to_string(index=False) if len(frame) else ""
     _print(f"{title}\n{text}".rstrip())
     _print_notes(sentences)

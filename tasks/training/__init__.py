@@ -1,1 +1,1 @@
-"""Fit new models, and keep models in the MLflow registry."""
+"""Fit new models, and store models in the MLflow registry."""

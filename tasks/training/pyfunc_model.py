@@ -24,7 +24,7 @@ class StepTime(PythonModel):
     ) -> pd.DataFrame:
         """Return one row of predictions for each row of `model_input`, in the same order.
 
-        Raises ValueError if a workload or an instance type is unknown.
+        Raises ValueError if the model does not know a workload or an instance type.
         """
         predicted: pd.DataFrame = self.model.predict(model_input)
         terms = self.model.field_terms(model_input, predicted["step_s"].to_numpy())

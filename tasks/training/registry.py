@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.models import ModelSignature
 
-ALIAS, CHALLENGER = "champion", "challenger"  # the version in use; the newest version not in use
+ALIAS, CHALLENGER = (
+    "champion",
+    "challenger",
+)  # the model in use; the newest model that is not in use
 REQUIREMENTS = ("numpy", "scipy", "pandas")
 _REQUIRED = ("workload", "cluster", "batch_per_device")
 _TEXT = ("workload", "cluster", "strategy", "precision", "switches", "provider")
@@ -72,7 +75,7 @@ class Champion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The data, code and refresh from which a model version was fitted."""
+    """The data, code, random seed and refresh from which a model version was fitted."""
 
     training_digest: str
     training_rows: int
@@ -108,7 +111,7 @@ def signature() -> ModelSignature:
 
 
 def example(model: StepTimeModel) -> pd.DataFrame:
-    """Return an input row for which `model` has a prediction."""
+    """Return an input of one row, for which `model` has a prediction."""
     workload, mode = min(model.trained)
     (kind, *_) = sorted(model.measured_types) or model.instance_types
     row = {"workload": workload, "cluster": f"1x{kind}", "batch_per_device": "8"}
@@ -122,7 +125,7 @@ def _own_store(home: Path) -> str:
 
 @contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
-    """Open the registry, and convert every error of MLflow or its store to RegistryError."""
+    """Yield a client of the registry. Errors of MLflow or its store become RegistryError."""
     import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -146,7 +149,7 @@ def _client(home: Path) -> Iterator[MlflowClient]:
         except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
             why = disk_trouble(error) or str(error).partition("\n")[0]
             raise RegistryError(
-                f"the model registry failed, and the model in use stays: {why}"
+                f"the model registry failed, and the model in use is unchanged: {why}"
             ) from error
 
 
@@ -161,8 +164,9 @@ def log_challenger(
 ) -> int:
     """Register a new model version with the alias `challenger`, and return its number.
 
-    scoreboard: errors and interval coverage by split and group. card: description of the version,
-    in Markdown. Raises RegistryError if the registry fails.
+    scoreboard: errors and interval coverage, for each split and group of the cross-validation.
+    card: description of the version, in Markdown.
+    Raises RegistryError if the registry fails.
     """
     import mlflow
 
@@ -200,9 +204,9 @@ def log_challenger(
 def promote(
     home: Path, provider: str, number: int, reason: str, *, over: int | None = None
 ) -> None:
-    """Give version `number` the alias `champion`: it becomes the model in use.
+    """Give the version `number` the alias `champion`, so that it becomes the model in use.
 
-    over: the version that it replaces; None if no model was in use.
+    over: the version that was in use before; None if there was none.
     """
     name, text = name_of(provider), str(number)
     with _client(home) as client:
@@ -239,7 +243,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         scores = pd.read_json(folder / "artifacts" / "scoreboard.json", dtype=False)
     except (OSError, ValueError, KeyError) as error:
         raise RegistryError(
-            f"model {name} version {number} is unreadable: {error}. Artifacts have absolute paths:"
+            f"model {name} version {number} is unreadable: {error}. MLflow stores absolute paths:"
             " move SRIFT_HOME back, or delete its mlflow.db and run `srift refresh`"
         ) from error
     return Champion(version=number, model=model, scoreboard=scores)
@@ -281,7 +285,7 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
 
 
 def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
-    """Return the scoreboard's values by metric name, `split/group/column`.
+    """Return the known values of the scoreboard as {`split/group/column`: value}.
 
     Characters that MLflow does not accept in names are replaced with `_`.
     """
@@ -293,9 +297,9 @@ def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
 
 
 def _copy_of_models(folder: Path) -> Path:
-    """Copy the package `models` into `folder` as `srift_models`, and return the copy's path.
+    """Copy the packages `models.domain` and `models.step_time` into `folder`/srift_models.
 
-    The new name avoids a clash with a user's package `models`.
+    Returns the path of the copy. The new name avoids a clash with a user's package `models`.
     """
     target, room = folder / "srift_models", Path(models.__file__).parent
     for part in ("domain", "step_time"):

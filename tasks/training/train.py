@@ -1,4 +1,4 @@
-"""Fit a new model, score it on held-out runs, and promote it if it is better than the old one."""
+"""Fit a model, score it on held-out runs, and promote it if it beats the model in use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ SEED = 11
 class Challenger:
     """A new model, its predictions of held-out rows, its errors and the promotion decision.
 
-    over: version of the model in use with which it was compared; None if there was none.
+    over: version of the model in use to which the new model was compared; None if there was none.
     """
 
     model: StepTimeModel
@@ -43,7 +43,8 @@ def challenge(
     """Fit a new model, score it on held-out groups, and compare it with the model in use.
 
     frames: the result of `warehouse.reads.training_frames`.
-    each: a function like `map`, which may run the fits of the held-out groups in parallel.
+    champion: the model in use, or None.
+    each: a function like `map`. It fits a model without each held-out group, maybe in parallel.
     Returns None if there is no run to fit.
     """
     data = at_nominal_speed(TrainingData(**frames))
@@ -62,10 +63,10 @@ def challenge(
 
 
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
-    """Fit a first model on the rows of the warehouse, and promote it without scores.
+    """Fit a first model to the runs in the warehouse, promote it without scores, and return it.
 
-    The next refresh computes the scores, which take a minute. Returns None if the warehouse has no
-    rows. Raises Busy if a refresh runs.
+    The next refresh computes the scores, which takes a minute. Returns None if the warehouse has no
+    runs. Raises Busy if a refresh is running.
     """
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
@@ -86,8 +87,8 @@ def register(
 ) -> tuple[int, Promotion]:
     """Register the new model, then promote or refuse it. Returns its version and the decision.
 
-    If another machine of the team promoted a model after the new model was compared, the new model
-    is compared again, with the promoted model.
+    If another machine of the team has promoted a model in the meantime, the new model is compared
+    again, this time to the promoted model.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(
@@ -129,7 +130,7 @@ def register(
 
 
 def card(provider: str, challenger: Challenger, provenance: Provenance, now: datetime) -> str:
-    """Return the description of a model version: what it predicts, its errors, how to call it."""
+    """Return a model version's description in Markdown: its data, errors and an example call."""
     name, pooled = registry.name_of(provider), challenger.scoreboard.query("group == 'all'")
     scores = "\n".join(
         f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows, mean error"

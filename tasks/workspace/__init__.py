@@ -1,4 +1,5 @@
-"""Load the settings, open the workspace, and prepare what a flow needs.
+"""Load the settings and open the workspace: settings, warehouse and provider of machines.
 
-A flow needs a locked SRIFT_HOME, the workloads' data and Python environments, and Prefect's server.
+Also lock SRIFT_HOME (the folder of all state), select the workloads' code and data, install their
+Python environments, and run Prefect's server.
 """

@@ -1,4 +1,7 @@
-"""Create the password for the servers of `make up`, in SRIFT_HOME, as the text `srift:PASSWORD`."""
+"""Create and read the credential of the servers that `make up` starts.
+
+The file SRIFT_HOME/credential has the text `srift:PASSWORD`.
+"""
 
 import os
 import secrets
@@ -10,9 +13,10 @@ USER = "srift"
 
 
 def make_credential(home: Path) -> str:
-    """Return the text `srift:PASSWORD` that is stored in `home`.
+    """Return the text `srift:PASSWORD` from the credential file in `home`.
 
-    Creates it if it is missing. Creates a new password if other users could read the file.
+    Creates the file if it is missing. Replaces it, with a new password, if other users could read
+    it.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = home / FILE
@@ -25,7 +29,7 @@ def make_credential(home: Path) -> str:
 
 
 def _is_private(path: Path) -> bool:
-    """Return True if `path` is a plain file with a credential that only this user can read."""
+    """Return True if `path` is a regular credential file that only this user can access."""
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Install workloads' requirements into Python environments in SRIFT_HOME/environments.
 
-Local hosts have no network, so their environments are installed before the hosts start.
+Local hosts have no access to a package index, so environments are installed before hosts start.
 """
 
 import shutil
@@ -18,7 +18,7 @@ _UNUSED_DAYS = 30.0
 
 
 def environment_at(home: Path, spec: WorkloadFile) -> Path:
-    """Return the folder in `home` of the Python environment with the requirements of `spec`."""
+    """Return the folder below `home` for the Python environment with the requirements of `spec`."""
     return environment_of(home / "environments", spec.requirements_digest)
 
 
@@ -37,9 +37,9 @@ def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
 
 
 def not_installable(settings: Settings) -> dict[str, str]:
-    """Install the requirements of every workload, and return the errors by workload.
+    """Install the requirements of every workload. Return the failures as {workload: message}.
 
-    Also removes environments that no workload needs and that were not used for a month.
+    Also removes environments that no workload needs and that have not been used for 30 days.
     """
     refused, used = {}, set()
     for name, stated in settings.workloads.items():

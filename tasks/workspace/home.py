@@ -1,4 +1,4 @@
-"""Check the disk of SRIFT_HOME, and read its SQLite files."""
+"""Check the disk of SRIFT_HOME (the folder of all state), and read MLflow's database in it."""
 
 import errno
 import shutil
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from ..providers.base import ProviderError
 
 _LEAST_FREE_MIB = 100  # a first refresh writes about 20 MiB
-# With these environment variables, an operator replaces the stores in SRIFT_HOME.
+# An operator sets these environment variables to replace the stores in SRIFT_HOME.
 OPERATORS_STORE = "MLFLOW_TRACKING_URI"
 OPERATORS_ARTIFACTS = "MLFLOW_DEFAULT_ARTIFACT_ROOT"
 HISTORY = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -30,11 +30,12 @@ class Wrong(ProviderError):
 
 
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
-    """Return the version number and folder of the model version with an alias, such as "champion".
+    """Return the number and the folder of the model version that has the alias `alias`.
 
-    name: the registered model. The function reads MLflow's SQLite file `store` directly, because
-    the import of MLflow takes seconds. Returns None if the file does not name the version or its
-    folder is missing. The caller then uses MLflow.
+    name: the registered model. alias: such as "champion".
+    The function reads MLflow's SQLite file `store` directly, because importing MLflow takes
+    seconds. It returns None if the file cannot be read or does not contain the version, or if the
+    version's folder is missing. The caller then uses MLflow.
     """
     try:
         with closing(_opened(store)) as connection:
@@ -50,7 +51,7 @@ def _opened(store: Path) -> sqlite3.Connection:
 
 
 def check_home(home: Path) -> str:
-    """Return a sentence on the free space of `home`.
+    """Return a sentence that states the free disk space of `home`, which need not exist yet.
 
     Raises Wrong if `home` is not writable or its disk is nearly full.
     """
@@ -61,19 +62,19 @@ def check_home(home: Path) -> str:
             file.flush()
         free_mib = shutil.disk_usage(existing).free // 2**20
     except OSError as error:
-        raise Wrong(disk_trouble(error) or f"{home} cannot be written: {error.strerror}") from None
+        raise Wrong(disk_trouble(error) or f"cannot write to {home}: {error.strerror}") from None
     if free_mib < _LEAST_FREE_MIB:
         raise Wrong(
-            f"the disk of {home} has {free_mib} MiB left, and a refresh may write"
-            f" {_LEAST_FREE_MIB}: free some space, or set SRIFT_HOME to another disk"
+            f"the disk of {home} has only {free_mib} MiB left, and a refresh may write"
+            f" {_LEAST_FREE_MIB} MiB: free some space, or set SRIFT_HOME to another disk"
         )
-    return f"{home} can be written, and {free_mib / 1024:.1f} GiB are free"
+    return f"{home} is writable, and {free_mib / 1024:.1f} GiB are free"
 
 
 def registry_damage(home: Path) -> str:
-    """Return a sentence on the damage of the model registry in `home` and the fix.
+    """Return a message if MLflow's database in `home` is damaged: the damage and the fix.
 
-    Returns "" if the file is intact, missing or locked.
+    Returns "" if the file is intact, missing or locked by another process.
     """
     store = home / "mlflow.db"
     try:
@@ -86,21 +87,21 @@ def registry_damage(home: Path) -> str:
     if found == "ok":
         return ""
     return (
-        f"the model registry {store} is damaged: {found}. Move it away and run"
-        " `srift refresh`, which fits the model again"
+        f"the model registry {store} is damaged: {found}. Move the file away and run"
+        " `srift refresh`, which fits a new model"
     )
 
 
 def disk_trouble(error: BaseException | None) -> str | None:
     """Return a message if a full or read-only disk caused `error`; else None.
 
-    Libraries wrap the system's error, so the causes of the exception are examined too.
+    Libraries wrap the system's error, so the chain of the exception's causes is searched too.
     """
     while error is not None:
         number, text = getattr(error, "errno", None), str(error).partition("\n")[0]
         if number in (errno.ENOSPC, errno.EDQUOT) or any(one in text for one in _FULL):
             return f"the disk is full: {text}. Stored data are kept; free some space and try again"
         if number == errno.EROFS or any(one in text for one in _READ_ONLY):
-            return f"{text}: make the folder writable, or set SRIFT_HOME to another"
+            return f"{text}: make the folder writable, or set SRIFT_HOME to another folder"
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None

@@ -23,15 +23,18 @@ _POLL_S = 2.0
 
 
 class Busy(Exception):
-    """Another refresh runs in this home. `other` has its refresh_id, pid and start time."""
+    """Another refresh is already running in this SRIFT_HOME.
+
+    other: the refresh_id, pid and started_at of the other refresh.
+    """
 
     exit_code = 1
 
     def __init__(self, other: Mapping[str, Any]) -> None:
         super().__init__(
             f"refresh {other.get('refresh_id')} (process {other.get('pid')}, since"
-            f" {other.get('started_at')}) runs in this home, so nothing was started: wait, or end"
-            " it and run `srift reap`"
+            f" {other.get('started_at')}) is already running in this SRIFT_HOME, so nothing was"
+            " started: wait, or stop that process and run `srift reap`"
         )
 
 
@@ -45,7 +48,7 @@ def refresh_lock(
 ) -> Iterator[None]:
     """Hold the lock of SRIFT_HOME during the block, so that no other refresh runs.
 
-    Waits up to `patience_s` seconds for another refresh, then raises Busy.
+    Waits up to `patience_s` seconds for another refresh to end. Raises Busy if it is still running.
     """
     home.mkdir(parents=True, exist_ok=True)
     left_s = patience_s
@@ -79,7 +82,7 @@ def _locked(file: IO[str], how: int) -> bool:
 
 
 def refuse_if_at_work(home: Path) -> None:
-    """Raise Busy if a refresh runs in `home`.
+    """Raise Busy if a refresh is running in `home`.
 
     Commands call this function before they start Prefect, because Prefect starts slowly.
     """
@@ -96,7 +99,10 @@ def patience_s() -> float:
 
 
 def at_work(home: Path) -> dict[str, Any] | None:
-    """Return `{refresh_id, pid, started_at}` of the refresh that runs in `home`, or None."""
+    """Return the refresh that is running in `home`, or None if there is none.
+
+    The result has the keys `refresh_id`, `pid` and `started_at`.
+    """
     path = home / "refresh.json"
     if not path.exists():
         return None
@@ -107,9 +113,9 @@ def at_work(home: Path) -> dict[str, Any] | None:
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
-    """Return `{refresh_id, pid, started_at}` of a refresh in `home` by another process.
+    """Return the refresh that another process is running in `home`, like `at_work`.
 
-    Returns None if no refresh runs, or if this process runs it.
+    Returns None if no refresh is running, or if this process runs the refresh.
     """
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other
@@ -117,7 +123,7 @@ def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def alone(home: Path, name: str) -> Iterator[None]:
-    """Wait until the lock `name` of this home is free, and hold it during the block."""
+    """Hold the lock `name` of the folder `home` during the block. Waits until the lock is free."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / f".{name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

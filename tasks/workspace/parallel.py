@@ -1,4 +1,4 @@
-"""Run the calls of a `map` in several processes, for commands that run outside a Prefect flow."""
+"""Run a `map` in several processes, for commands that run outside a Prefect flow."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -10,7 +10,10 @@ _MAX_PROCESSES = 4  # each process loads its libraries and data, about 300 MB
 
 
 def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """Call `function` on each of `values` in parallel: one process per core, at most four."""
+    """Return `function(value)` for each of `values`, in order.
+
+    The calls run in parallel, in one process per available core and at most four processes.
+    """
     from joblib import Parallel, cpu_count, delayed, parallel_config
 
     processes = max(1, int(min(cpu_count(), quota_cores(), _MAX_PROCESSES)))

@@ -1,4 +1,4 @@
-"""Run Prefect's server for a single command."""
+"""Run a private Prefect server while one command runs."""
 
 import os
 import secrets
@@ -32,7 +32,8 @@ def own_server() -> Iterator[None]:
     """Run Prefect's server during the block, unless PREFECT_API_URL names another server.
 
     The server has a separate process session, so that Ctrl-C ends the flow first. The flow can then
-    report its end to the server. Raises Wrong if the server does not start.
+    report its end to the server. Raises Wrong if the disk is full or not writable, or if the server
+    does not start.
     """
     if get_current_settings().api.url is not None:
         yield
@@ -74,8 +75,8 @@ def own_server() -> Iterator[None]:
                 EventsWorker.drain_all(timeout=5)
     except ServerEnded as error:
         raise Wrong(
-            f"nothing was measured: Prefect's server did not start, and its log is {log.name}."
-            f" If its history is damaged, move {home / 'prefect.db'} away and try again"
+            f"nothing was measured: Prefect's server did not start (log: {log.name})."
+            f" If its database is damaged, move {home / 'prefect.db'} away and try again"
         ) from error
     finally:
         server.terminate()
@@ -83,14 +84,14 @@ def own_server() -> Iterator[None]:
 
 
 class ServerEnded(Exception):
-    """The server ended or did not start to listen in time."""
+    """The server process ended, or did not listen on its port in time."""
 
 
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
-    """Wait until `server` listens on the loopback port.
+    """Wait until `server` or a child process of it listens on the loopback port `port`.
 
-    Also checks that no other process listens there, because that process would get the password.
-    Raises ServerEnded if `server` ends or does not listen in time.
+    Another process that listens there does not count, because it would get the password. Raises
+    ServerEnded if `server` ends or does not listen within two minutes.
     """
     end = time.monotonic() + _START_S
     while server.poll() is None and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Load the settings from srift.toml. Variables SRIFT_* override values of the file.
+"""Load the settings from srift.toml. Environment variables SRIFT_* override the file's values.
 
 The file is the nearest srift.toml in the working directory or a folder above it.
 """
@@ -52,7 +52,9 @@ from .workload_data import BadData, WorkloadData, read_data, source_of
 
 PREFIX = "SRIFT_"
 FILE = "srift.toml"
-IMPORTED = "imported"  # digest of a workload without code; the mart `workloads` uses it too
+IMPORTED = (
+    "imported"  # replaces the digest of a workload without code, also in the mart `workloads`
+)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Variables of Srift, torchrun or the machine. A workload must not change credentials, what Python
 # and the linker load, how ranks find each other, or the precision that is measured.
@@ -76,9 +78,10 @@ class _Section(BaseModel):
 
 
 class Campaign(_Section):
-    """The section [campaign]: limits of the measurements of one refresh.
+    """The section [campaign]: limits for the measurements of one refresh.
 
-    elastic_runs: if True, the refresh also measures the cost of losing a machine.
+    elastic_runs: if True, a refresh also stops a local machine during a run, to measure the cost of
+    the loss.
     """
 
     max_usd: float = Field(default=1.0, ge=0)
@@ -91,16 +94,17 @@ class Campaign(_Section):
 
 
 class Choice(_Section):
-    """The section [choice]: how the planner treats setups that exceed a limit.
+    """The section [choice]: how the planner ranks setups that exceed the deadline or budget.
 
-    overshoot_price: each 1 % over the limit costs this many percent of the objective.
+    overshoot_price: penalty for each 1 % over the limit, in percent of the objective (the dollars
+    or hours to minimize).
     """
 
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
 
 
 def _one_of(names: Sequence[str]) -> AfterValidator:
-    """Return a pydantic validator that accepts only `names` and suggests the nearest name."""
+    """Return a pydantic validator that accepts only `names`. The error suggests a near name."""
 
     def check(name: str) -> str:
         if name not in names:
@@ -113,7 +117,7 @@ def _one_of(names: Sequence[str]) -> AfterValidator:
 class GoalSettings(_Section):
     """A goal of a workload, with its deadline in hours or budget in dollars.
 
-    p_required: probability with which a recommended cluster must keep the limit.
+    p_required: minimum probability that a recommended cluster meets the deadline or budget.
     """
 
     goal: Annotated[str, _one_of(GOALS)]
@@ -133,11 +137,12 @@ class WorkloadSettings(_Section):
     """The section of a workload: its code, samples, global batch and goals.
 
     `entrypoint` is `file.py:function` next to srift.toml, or `module:function` in the folder
-    `path`. A workload without an entrypoint has only imported measurements. `precisions`,
-    `strategies` and `switches` list what its training tolerates. `data` is a folder or
-    `s3://bucket/prefix`. The function gets the folder on the machine as its argument `data`.
-    `transformer` is the network's shape: a Hugging Face `config.json`, or the same keys as a table.
-    A sample is a sequence of `sequence` tokens.
+    `path`. A workload without an entrypoint has only imported measurements.
+
+    `precisions`, `strategies` and `switches` list the options among which the planner may choose.
+    `data` is a folder or `s3://bucket/prefix`. The entrypoint gets the folder on the training
+    machine as its argument `data`. `transformer` is the network's shape: a Hugging Face
+    `config.json`, or the same keys as a table. `sequence` is the number of tokens in a sample.
     """
 
     entrypoint: str | None = None
@@ -183,7 +188,7 @@ class WorkloadSettings(_Section):
 
     @property
     def batches(self) -> tuple[int, int]:
-        """Return the least and the largest allowed global batch."""
+        """Return the minimum and the maximum allowed global batch."""
         batch = self.global_batch
         return (batch, batch) if isinstance(batch, int) else batch
 
@@ -191,7 +196,9 @@ class WorkloadSettings(_Section):
     def _consistent(self) -> WorkloadSettings:
         least, largest = self.batches
         if not 1 <= least <= largest:
-            raise ValueError("global_batch must be a whole number above 0, or [least, largest]")
+            raise ValueError(
+                "global_batch must be a whole number above 0, or a range [smallest, largest]"
+            )
         for key in ("path", "requirements", "env", "data"):
             if self.entrypoint is None and getattr(self, key):
                 raise ValueError(f"{key} needs an entrypoint")
@@ -211,10 +218,10 @@ class WorkloadSettings(_Section):
 
 
 class Shared(_Section):
-    """The section [shared]: PostgreSQL and a file store that several machines use.
+    """The section [shared]: the PostgreSQL server, file store and Dask scheduler of a team.
 
     `host` is the PostgreSQL host. libpq finds the password (PGPASSWORD, PGPASSFILE). `data` is a
-    folder or `s3://bucket/prefix`. `dask` is the address of a Dask scheduler, which does not need
+    folder or `s3://bucket/prefix`. `dask` is the address of a Dask scheduler; it can be set without
     `host` and `data`.
     """
 
@@ -263,14 +270,17 @@ class Settings(_Section):
         return (root / home.expanduser()).resolve()
 
     def shared_data(self, kind: str) -> str:
-        """Return the folder or S3 prefix below `shared.data` for "warehouse" or "mlflow"."""
+        """Return the folder or S3 prefix for one kind of shared files, below `shared.data`.
+
+        kind: "warehouse" or "mlflow".
+        """
         stated = self.shared.data
         if stated.startswith("s3://"):
             return f"{stated.rstrip('/')}/{kind}"
         return str(self.root / Path(stated).expanduser() / kind)
 
     def set_server_variables(self) -> None:
-        """Set the environment variables of `server_variables` that are not set yet."""
+        """Set the environment variables of `server_variables`, unless they are set already."""
         for name, value in self.server_variables().items():
             os.environ.setdefault(name, value)
 
@@ -291,7 +301,8 @@ class Settings(_Section):
     def workload(self, name: str) -> Workload:
         """Return the workload `name` with the digest of its current code.
 
-        Raises SettingsError if the name is unknown or the code cannot be read.
+        Raises SettingsError if the name is unknown, or if its code or data cannot be sent to
+        machines, and OSError if the code cannot be read.
         """
         stated = self.stated(name)
         least, largest = stated.batches
@@ -309,7 +320,10 @@ class Settings(_Section):
         )
 
     def _facts(self, name: str, stated: WorkloadSettings) -> dict[str, Any]:
-        """Return the facts of a transformer. Raises SettingsError if its shape is wrong."""
+        """Return the parameter count and other facts of a transformer; empty for other workloads.
+
+        Raises SettingsError if `stated.transformer` is not a valid shape.
+        """
         if stated.transformer is None:
             return {}
         try:
@@ -348,7 +362,7 @@ class Settings(_Section):
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """Return the description of a workload that is sent to machines, and its code.
+        """Return a workload in the form that is sent to machines: its description and its code.
 
         Raises SettingsError if the name is unknown or the data cannot be read, and OSError if the
         code cannot be read.
@@ -405,13 +419,14 @@ class Settings(_Section):
 def read_transformer(
     shape: str | dict[str, Any], sequence: int | None, root: Path
 ) -> dict[str, float]:
-    """Return the facts of `shape`, a table or the name of a JSON file in `root`.
+    """Return the facts of a transformer, such as its parameter count, as {name: value}.
 
-    Raises the errors of `transformer_facts`, and OSError if the file cannot be read.
+    shape: the network's shape, as a table or as the name of a JSON file in `root`. sequence: tokens
+    per sample. Raises ValueError if the shape is wrong, and OSError if the file cannot be read.
     """
     config = json.loads((root / shape).read_text()) if isinstance(shape, str) else shape
     if not isinstance(config, dict):
-        raise ValueError(f"{shape} holds no JSON object")
+        raise ValueError(f"{shape} does not contain a JSON object")
     return transformer_facts(config, sequence)
 
 
@@ -419,8 +434,10 @@ def load_settings(file: Path | None = None) -> Settings:
     """Return the settings of `file`; None means the nearest srift.toml.
 
     The search for srift.toml starts in the folder SRIFT_ROOT if this variable is set, else in the
-    working directory. It continues in the folders above. Raises SettingsError, which names every
-    wrong key.
+    working directory. It continues in the folders above.
+
+    Raises SettingsError if the file is missing or a value is wrong. The message names every wrong
+    key.
     """
     here = Path(os.environ.get(f"{PREFIX}ROOT") or ".").resolve()
     found = (folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file())
@@ -446,7 +463,7 @@ def load_settings(file: Path | None = None) -> Settings:
         problems = [str(error)]
         if isinstance(error, ValidationError):
             problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        lines = [f"{path}, with {', '.join(variables) or 'no variables'}:", *problems]
+        lines = [f"{path}, with {', '.join(variables) or 'no SRIFT_* variables'}:", *problems]
         raise SettingsError("\n  ".join(lines)) from None
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
@@ -457,8 +474,8 @@ def load_settings(file: Path | None = None) -> Settings:
 def _stated_by(variable: str) -> dict[str, Any]:
     """Parse the environment variable SRIFT_SECTION__KEY, and return it as a nested dictionary.
 
-    The result has the form of a parsed srift.toml. A list or a section is written as JSON. Raises
-    ValueError if the variable is malformed.
+    The result has the form of a parsed srift.toml. A value that begins with `[` or `{` is parsed as
+    JSON. Raises ValueError if the JSON is malformed.
     """
     *sections, key = variable.lower()[len(PREFIX) :].split("__")
     value: Any = os.environ[variable]

@@ -1,4 +1,4 @@
-"""Choose the warehouse of an installation: a file in SRIFT_HOME, or a shared warehouse."""
+"""Choose the warehouse: a DuckDB file in SRIFT_HOME, or the warehouse that a team shares."""
 
 from warehouse.database import WAIT_S, Warehouse
 from warehouse.lake import TURN_S, Lake, SharedWarehouse
@@ -10,7 +10,8 @@ def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Wareho
     """Return the warehouse without connecting to it.
 
     The warehouse is shared if the section [shared] of srift.toml names a host.
-    wait_s: most seconds to wait for other users of the warehouse; None means the default.
+    wait_s: maximum seconds to wait while another process uses the warehouse. None means the
+    default of the kind of warehouse.
     """
     path, shared = settings.home / "warehouse.duckdb", settings.shared
     if not shared.host:

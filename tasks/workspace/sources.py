@@ -36,10 +36,11 @@ class SourceRefused(Exception):
 class Source:
     """The files of a workload's code.
 
-    files: the path on this machine of each file, by its name on the training machine.
-    entry: the file with the function. module: its dotted name; empty for a single file.
-    requirements: the requirements file; empty if there is none.
-    left_out: symbolic links that are not sent to machines.
+    files: {name on the training machine: path on this machine}.
+    entry: name of the file that defines the entrypoint function.
+    module: dotted module name of `entry`; empty if the code is a single file.
+    requirements: name of the requirements file; empty if there is none.
+    left_out: names of symbolic links that are not sent to machines.
     """
 
     files: Mapping[str, Path]
@@ -50,11 +51,11 @@ class Source:
 
     @property
     def packed(self) -> bool:
-        """True if the code is sent as an archive, False if it is sent as a single file."""
+        """Return True if the code is sent as an archive, False if it is sent as a single file."""
         return bool(self.module or self.requirements)
 
     def read(self) -> dict[str, bytes]:
-        """Return the content of each file by its name. Raises OSError if a file cannot be read."""
+        """Return the files as {name: content}. Raises OSError if a file cannot be read."""
         return {name: path.read_bytes() for name, path in self.files.items()}
 
     def digest(
@@ -78,9 +79,10 @@ class Source:
         )
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
-        """Return the digest of the files that pip reads; empty if there is no requirements file.
+        """Return a digest of the files that pip reads, as twelve hex digits.
 
-        If the requirements file may refer to other files, the digest covers all files.
+        If the requirements file may refer to other files, the digest covers all files. It is empty
+        if there is no requirements file.
         """
         if not self.requirements:
             return ""
@@ -136,7 +138,7 @@ def folder_source(
     """Return the code below `folder`, except the files and folders in `without`.
 
     module: dotted name of the entrypoint's module. Raises SourceRefused if the module or the
-    requirements file is missing, or if the files are too many or too large.
+    requirements file is missing, or if the files cannot be sent to machines (see `_check`).
     """
     files, left_out = _files(folder.resolve(), {path.resolve() for path in without})
     stem = module.replace(".", "/")
@@ -157,9 +159,11 @@ def folder_source(
 
 
 def file_source(root: Path, name: str, requirements: str) -> Source:
-    """Return the code in the file `name` of `root`, with its requirements file.
+    """Return the code in the single file `name` of the folder `root`.
 
-    Raises SourceRefused if a file is missing or too large.
+    requirements: name of the requirements file in `root`; empty if there is none.
+    Raises SourceRefused if a file is missing. With requirements, also raises it if the two files
+    cannot be sent to machines (see `_check`).
     """
     path = root / name
     if not path.is_file():
@@ -174,9 +178,10 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
 
 
 def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:
-    """Return the paths of the files to send, by name, and the names of skipped symbolic links.
+    """Return the files to send as {name: path}, and the names of skipped symbolic links.
 
-    Hidden files, Python environments and compiled code are left out.
+    Links to folders and links that lead out of `root` are skipped. Hidden files, Python
+    environments, compiled code and the paths in `without` are left out.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []
@@ -203,8 +208,8 @@ def _sends_folder(path: Path, without: Collection[Path]) -> bool:
 def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     """Raise SourceRefused if the files cannot be sent to machines.
 
-    The reasons are too many or too large files, a missing requirements file, and a file that would
-    shadow Srift's package `node`.
+    The reason is one of these: too many files, too many bytes in total, a missing requirements
+    file, or a file that would shadow Srift's package `node`.
     """
     for name in _AGENT:
         if name in files:
@@ -221,7 +226,7 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         raise SourceRefused(
             "path",
-            f"{folder} holds {sum(sizes.values()) / 2**20:.0f} MiB in {len(files)} files; at most"
-            f" {MAX_BYTES >> 20} MiB in {MAX_FILES} are sent. Set `data` for data files; the"
+            f"{folder} has {sum(sizes.values()) / 2**20:.0f} MiB in {len(files)} files, but the"
+            f" limit is {MAX_BYTES >> 20} MiB in {MAX_FILES} files. Set `data` for data files; the"
             f" largest files are {', '.join(largest)}",
         )

@@ -1,4 +1,4 @@
-"""Read the setting `data` of a workload: a folder of this machine or a prefix in S3."""
+"""Check the setting `data` of a workload: a folder on this machine, or an S3 prefix."""
 
 import hashlib
 import json
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_FILES = 1_000_000  # more take hours to fetch one by one
-_MAX_NAME_BYTES = 900  # S3 allows 1024 bytes for a key, the prefix included
+MOST_FILES = 1_000_000  # fetching more files one by one takes hours
+_MAX_NAME_BYTES = 900  # S3 allows 1024 bytes for a key, including the prefix
 # The prefix is part of an IAM policy, where '*', '?' and '$' have a meaning.
 _ADDRESS = re.compile(
     r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w!.'()=+@:, /~#%&;[\]{}^-]*))?"
@@ -36,9 +36,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadData:
-    """The location of a workload's data, a folder or an S3 address, with a digest.
+    """The location of a workload's data, with a digest.
 
-    text: the setting in srift.toml.
+    text: the setting `data` in srift.toml.
+    source: the folder or the S3 address that `text` names.
     digest: covers the text and, for a folder, the names and sizes of its files.
     """
 
@@ -47,7 +48,7 @@ class WorkloadData:
     digest: str
 
     def fetched_below(self, home: Path) -> Path:
-        """Return the folder in `home` into which S3 data is downloaded for local hosts."""
+        """Return the folder below `home` for data that is downloaded from S3 for local hosts."""
         return home / "data" / self.digest
 
 
@@ -67,26 +68,31 @@ def source_of(text: str, root: Path) -> Path | Address:
 
 
 def read_data(text: str, root: Path, home: Path) -> WorkloadData:
-    """Return the data that the setting `text` names, with their digest.
+    """Return the location and digest of the data that the setting `text` names.
 
-    Raises BadData if the text is neither a folder nor an S3 address, or if the folder cannot be
-    sent to machines.
+    root: relative folders start here. home: SRIFT_HOME.
+    Raises BadData if the text is neither a folder nor an S3 address, if the folder contains
+    SRIFT_HOME, or if its files cannot be sent to machines.
     """
     source, files = source_of(text, root), None
     if isinstance(source, Path):
         if home.is_relative_to(source):
             raise BadData(
-                f"{source} holds SRIFT_HOME, which changes with every command: move one of them"
+                f"{source} contains SRIFT_HOME, whose files change with every command: move either"
             )
         files = files_below(source)
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 
 
 def files_below(folder: Path) -> dict[str, int]:
-    """Return the size in bytes of each file below `folder`, by name.
+    """Return the files below `folder` as {name: size in bytes}.
 
-    A symbolic link to a file counts as the file. Raises BadData if the folder is empty or has too
-    many files, names that S3 refuses, or links to folders, which may form a cycle.
+    A symbolic link to a file counts as the file. A link to a folder is refused, because such links
+    may form a cycle.
+
+    Raises:
+        BadData: if the folder is empty, cannot be read, or has too many files, if S3 refuses a
+            name, or if an entry is neither a file nor a folder.
     """
     found: dict[str, int] = {}
     for name, size in _walk(folder, ""):
@@ -112,7 +118,9 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
             elif entry.is_file():
                 yield name, entry.stat().st_size
             else:
-                raise BadData(f"{entry.path} is not a plain file: remove it, or copy its target")
+                raise BadData(
+                    f"{entry.path} is neither a file nor a folder: remove it, or copy its target"
+                )
     except OSError as error:
         raise BadData(f"{error.filename} cannot be read: {error.strerror}") from None
 
@@ -120,8 +128,7 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
 def digest_of_data(text: str, files: dict[str, int] | None) -> str:
     """Return twelve hex digits that change if the setting or a file's name or size changes.
 
-    text: the setting `data`. files: the size in bytes of each file of a folder, by name; None for
-    an S3 address.
+    text: the setting `data`. files: {name: size in bytes} of a folder; None for an S3 address.
     """
     content = json.dumps([text.rstrip("/") or text, files])
     return hashlib.sha256(content.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Open the workspace of a flow: settings, warehouse and one provider."""
+"""Open a workspace: the settings, the warehouse and one provider of machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..providers.local import provider as local
 from .settings import IMPORTED, Settings, SettingsError, load_settings
 from .shared import open_warehouse
 
-# Machines of "local" are shares of this computer with assumed prices. EC2's machines cost dollars.
+# Local machines are CPU shares of this computer, with assumed prices. EC2 machines cost dollars.
 _SPENDS_MONEY = {"local": False, "ec2": True}
 PROVIDERS = tuple(_SPENDS_MONEY)
 
@@ -63,7 +63,7 @@ class Workspace:
 
     @property
     def published(self) -> Path:
-        """Return the folder of the published files."""
+        """Return the folder of the published table and report page."""
         return self.home / "published"
 
     @property
@@ -80,7 +80,7 @@ class Workspace:
         return [workload for workload in self.workloads if workload.digest != IMPORTED]
 
     def without(self, names: Collection[str]) -> Workspace:
-        """Return the workspace without the workloads in `names`."""
+        """Return a copy of the workspace that lacks the workloads in `names`."""
         kept = {name: one for name, one in self.settings.workloads.items() if name not in names}
         return replace(self, settings=self.settings.model_copy(update={"workloads": kept}))
 
@@ -118,10 +118,10 @@ def spends_money(name: str) -> bool:
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return the devices of each instance type, as `known[provider][type] = (count, device name)`.
+    """Return the devices as {provider: {instance type: (device count, device name)}}.
 
-    local_types: names of the local instance types. The types of EC2 come from the packaged
-    catalogue.
+    local_types: names of the local instance types. The EC2 types come from the catalogue that ships
+    with Srift.
     """
     return {
         "local": dict.fromkeys(local_types, (1, "cpu")),
@@ -142,11 +142,11 @@ def refresh_command(provider: str, max_usd: str) -> str:
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
     """Raise SettingsError if machines cost money and the dollar cap or the S3 bucket is missing.
 
-    max_usd: the cap in dollars; None if it is missing. A cap of 0 measures nothing and needs no
-    bucket. A negative or infinite cap raises SettingsError for every provider.
+    max_usd: the cap in dollars; None if the user gave no cap. With a cap of 0, nothing is measured
+    and no bucket is needed. A negative or infinite cap raises SettingsError for every provider.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
-        raise SettingsError(f"--max-usd {max_usd} is not a finite number of dollars of at least 0")
+        raise SettingsError(f"--max-usd {max_usd} must be a finite number of dollars, at least 0")
     if not spends_money(provider):
         return
     if max_usd is None:

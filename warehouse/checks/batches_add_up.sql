@@ -1,4 +1,5 @@
--- Sum over instances of devices x batch x accumulation steps = global batch. Must return no row.
+-- devices x batch x accumulation steps, summed over the instances, equals the global batch. Must
+-- return no row.
 with parts as (
     select
         *,
@@ -27,7 +28,7 @@ totals as (
 )
 select
     format(
-        '{} {} rank {}: {} layout {} batch {} x {} is {} samples, the global batch is {}',
+        '{} {} rank {}: {} layout {} batch {} x {} makes {} samples, but the global batch is {}',
         workload, goal, rank, cluster, layout, batch_per_device, accumulation_steps, total, global_batch
     ) as problem
 from parts

@@ -1,7 +1,8 @@
--- usd is the sum of its three parts, and no part is negative. Must return no row.
+-- usd is the sum of usd_machines, usd_storage and usd_other. Storage and other costs are not
+-- negative. Must return no row.
 select
     format(
-        '{} {} rank {}: {} usd, but {} for machines, {} for storage and {} for the rest',
+        '{} {} rank {}: usd is {}, but usd_machines is {}, usd_storage is {} and usd_other is {}',
         workload, goal, rank, usd, usd_machines, usd_storage, usd_other
     ) as problem
 from published

@@ -1,4 +1,4 @@
--- A row without a feasible setup has a reason. Must return no row.
+-- Every row without a cluster states a reason. Must return no row.
 select format('{} {}: {} without a reason', workload, goal, status) as problem
 from published
 where cluster is null and coalesce(trim(reason), '') = '';

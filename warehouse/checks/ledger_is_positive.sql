@@ -1,4 +1,5 @@
--- Promised and measured values are positive, and runs are later than promises. Must return no row.
+-- In the ledger that compares published promises with later runs, times and dollars are positive
+-- and every run is later than the promise. Must return no row.
 select
     format(
         '{} {} of {}: promised {} s, measured {} s and {} hours in {} runs from {}',

@@ -1,8 +1,9 @@
--- A step is the sum of its parts, if they are known; none is negative. Must return no row.
+-- If the parts of a step time (compute, exposed communication, input) are known, none is negative
+-- and their sum is the step time. Must return no row.
 select
     format(
-        '{} {} rank {}: {} s per step, but {} s of computing, {} s of communication, of which {} s are not hidden, and {} s'
-            ' of waiting for input',
+        '{} {} rank {}: step_s is {}, but compute_s is {}, communication_s is {}, exposed_communication_s is {} and'
+            ' input_s is {}',
         workload, goal, rank, step_s, coalesce(compute_s::varchar, 'unknown'), coalesce(communication_s::varchar, 'unknown'),
         coalesce(exposed_communication_s::varchar, 'unknown'), coalesce(input_s::varchar, 'unknown')
     ) as problem

@@ -1,5 +1,6 @@
--- An unknown price is null, not 0. A cost is known exactly if all prices are. Must return no row.
-select format('{} {} rank {}: {} usd over offers {}', workload, goal, rank, usd, cluster_offers) as problem
+-- An unknown price is null, not 0. A cost is known if and only if all prices of its cluster are
+-- known. Must return no row.
+select format('{} {} rank {}: a price or cost is wrong: usd {}, offers {}', workload, goal, rank, usd, cluster_offers) as problem
 from published
 left join (
     select
@@ -9,7 +10,7 @@ left join (
     from (select row_id, unnest(cluster_offers, recursive := true) from published)
     group by row_id
 ) as prices on prices.row_id = published.row_id
-where not coalesce(isfinite(usd), true)  -- usd is positive since its parts are: dollars_add_up
+where not coalesce(isfinite(usd), true)  -- dollars_add_up and the next line make usd positive
     or not coalesce(usd_machines > 0, true)
     or not coalesce(usd_p90 > 0 and isfinite(usd_p90), true)
     or not coalesce(usd_per_million_samples > 0 and isfinite(usd_per_million_samples), true)

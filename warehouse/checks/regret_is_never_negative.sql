@@ -1,4 +1,5 @@
--- Regret is at least 0, and known only if the verdict is compared. Must return no row.
+-- Regret is at least 0, and is known if and only if the verdict is compared. The verdict agrees
+-- with met_constraint and with the number of measured rivals. Must return no row.
 select format('{} {} of {}: verdict {}, met {}, regret {}', workload, goal, publication_id, verdict, met_constraint, regret)
     as problem
 from regret_ledger

@@ -1,4 +1,4 @@
--- Every feasible row has positive, finite times. Must return no row.
+-- The times and the throughput of a row with a cluster are positive and finite. Must return no row.
 select format('{} {} rank {}: step {} s, {} samples/s, {} hours, p90 {} hours', workload, goal, rank, step_s, samples_per_s, hours, hours_p90)
     as problem
 from published

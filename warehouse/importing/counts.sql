@@ -1,4 +1,5 @@
--- Grain: one row per title and name: the number of rows of `staged`.
+-- Grain: one row per title (such as 'precision') and name (such as 'bf16'), with the number of rows
+-- of `staged` that have the name.
 with clusters as (
     select unnest(list_distinct(regexp_extract_all(cluster, '(?:^|\+)\d+x([^+]+)', 1))) as name
     from staged

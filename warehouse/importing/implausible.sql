@@ -1,6 +1,7 @@
--- Returns place, column, text and reason of implausible rows of `staged`. Only rows that do not
--- count yet and rows of $workloads are judged. `known_types` has provider, name, precision and
--- peak_tflops; $most_ratio and $headroom are the limits.
+-- Returns place, column, text and reason for each implausible row of `staged`. Judges all rows of
+-- $workloads, and the rows of other workloads that do not count yet.
+-- `known_types` has provider, name, precision and peak_tflops. $most_ratio and $headroom are the
+-- limits.
 with setups as (
     select
         provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
@@ -15,7 +16,7 @@ with setups as (
         or coalesce(run_id, row_digest) not in (select run_id from stg_imports)
     group by all
 ),
--- Earlier runs of the same setup count too.
+-- Also compare with stored runs of the same setup.
 compared as (
     select
         setups.place,
@@ -73,13 +74,13 @@ union all
 select
     case when most_s > $most_ratio * fastest_s then most_place else least_place end, 'step_s',
     case when most_s > $most_ratio * fastest_s then most_s else least_s end::varchar,
-    format('differs {:.0f} times from another run of its setup: give seconds, not milliseconds', slowest_s / fastest_s)
+    format('differs by a factor of {:.0f} from another run of the same setup: give seconds, not milliseconds', slowest_s / fastest_s)
 from compared
 where slowest_s > $most_ratio * fastest_s
 union all
 select
     least_place, 'step_s', least_s::varchar,
-    format('would be {:.3g} TFLOP/s of at most {:.3g}: check batch_per_device and flops_per_sample', tflops, peak_tflops)
+    format('implies {:.3g} TFLOP/s, but the peak is {:.3g}: check batch_per_device and flops_per_sample', tflops, peak_tflops)
 from speeds
 where tflops > $headroom * peak_tflops
 order by 1;

@@ -1,4 +1,5 @@
--- Returns place, column, text and broken rule of each bad value of `staged`, by place.
+-- Returns place, column, text and broken rule of each invalid value of `staged`, in the order of
+-- places.
 with firsts as (
     select run_id, min(place) as first_place, arg_min(row_digest, place) as first_digest
     from staged
@@ -11,21 +12,21 @@ judged as (
         coalesce(list_sum(try_cast(regexp_extract_all(texts.cluster, '(?:^|\+)(\d+)x', 1) as integer[])), 0) as instances,
         [
             {
-                'name': 'workload', 'text': texts.workload, 'rule': 'must be letters, digits, ''.'', ''_'' and ''-''',
+                'name': 'workload', 'text': texts.workload, 'rule': 'must consist of letters, digits, ''.'', ''_'' and ''-''',
                 'ok': regexp_full_match(texts.workload, '[A-Za-z0-9][A-Za-z0-9._-]*')
             },
             {
-                'name': 'cluster', 'text': texts.cluster, 'rule': 'must be instances like 2xNAME+1xOTHER',
+                'name': 'cluster', 'text': texts.cluster, 'rule': 'must list instances as 2xNAME+1xOTHER',
                 'ok': instances between 1 and 10000
                     and regexp_full_match(texts.cluster, '([1-9]\d*x[A-Za-z0-9][A-Za-z0-9._-]*)(\+[1-9]\d*x[A-Za-z0-9][A-Za-z0-9._-]*)*')
             },
             {
-                'name': 'batch_per_device', 'text': texts.batch_per_device, 'rule': 'must be a whole number, or one per instance',
+                'name': 'batch_per_device', 'text': texts.batch_per_device, 'rule': 'must be a whole number, or a number per instance as 8+8+4',
                 'ok': len(string_split(staged.batch_per_device, '+')) = len(string_split(texts.batch_per_device, '+'))
                     and len(string_split(staged.batch_per_device, '+')) in (1, instances)
             },
             {
-                'name': 'layout', 'text': texts.layout, 'rule': 'must be a whole number, or one per instance',
+                'name': 'layout', 'text': texts.layout, 'rule': 'must be a whole number, or a number per instance as 4+4+2',
                 'ok': texts.layout = '' or len(string_split(staged.layout, '+')) = len(string_split(texts.layout, '+'))
                     and len(string_split(staged.layout, '+')) in (1, instances)
             },
@@ -43,7 +44,7 @@ judged as (
             },
             {
                 'name': 'switches', 'text': texts.switches,
-                'rule': 'must be of checkpointing, compile and offload (only with fsdp, zero2); none with tensor strategies, tables',
+                'rule': 'must be none, or checkpointing, compile and offload joined by +; offload needs fsdp or zero2; tensor strategies and tables allow none',
                 'ok': staged.strategy not in $strategies or (staged.strategy || ' ' || staged.switches) in $modes
             },
             {
@@ -63,11 +64,11 @@ judged as (
                 'ok': texts.flops_per_sample = '' or staged.flops_per_sample is not null
             },
             {
-                'name': 'step_s', 'text': texts.step_s, 'rule': 'must be seconds above 0',
+                'name': 'step_s', 'text': texts.step_s, 'rule': 'must be a number of seconds above 0',
                 'ok': staged.step_s is not null
             },
             {
-                'name': 'sync_s', 'text': texts.sync_s, 'rule': 'must be seconds, at least 0',
+                'name': 'sync_s', 'text': texts.sync_s, 'rule': 'must be a number of seconds, at least 0',
                 'ok': texts.sync_s = '' or staged.sync_s is not null
             },
             {
@@ -75,7 +76,7 @@ judged as (
                 'ok': texts.measured_at = '' or staged.measured_at <= $latest
             },
             {
-                'name': 'run_id', 'text': texts.run_id, 'rule': 'has other values in line or row ' || first_place,
+                'name': 'run_id', 'text': texts.run_id, 'rule': 'already appears with other values in line or row ' || first_place,
                 'ok': first_digest is null or row_digest = first_digest
             }
         ] as checks

@@ -1,5 +1,6 @@
--- Grain: one row per run that was slower than its interval when it was measured. A run with a later
--- run of the same setup is left out, since the later run shows the current state.
+-- Grain: one row per run whose step time was above the 90 % interval predicted for it. A run is
+-- left out if the same setup was measured again later, because the later run shows the current
+-- state.
 create or replace view alarms as
 select
     raw_alarms.run_id, raw_alarms.provider, raw_alarms.workload, raw_alarms.cluster, raw_alarms.zone, raw_alarms.cause,
@@ -16,17 +17,17 @@ where not exists (
 )
 order by raw_alarms.provider, raw_alarms.measured_at desc, raw_alarms.run_id;
 
-comment on view alarms is 'One row per run that was slower than its interval and whose setup was not measured since, with the likely cause.';
+comment on view alarms is 'One row per run whose step time was above the 90 % interval predicted for it and whose setup has not been measured since, with the likely cause.';
 comment on column alarms.run_id is 'Id of the run. No unit.';
 comment on column alarms.workload is 'Name of the workload. No unit.';
 comment on column alarms.zone is 'Zone of the machines; empty if unknown. No unit.';
-comment on column alarms.cause is 'host: the hypervisor took processor time away; speed: fixed work on the machines took longer than usual too, so that the machines were slow and not the code; machine: one machine computes slower than its equals; link: communication is slower than expected; input: making batches is slow; compute: all machines compute slower alike. No unit.';
-comment on column alarms.instance_type is 'Instance type of the slow machines; empty if the machines are not the cause. No unit.';
+comment on column alarms.cause is 'host: the hypervisor took CPU time away; speed: a fixed computation also took longer than usual, so the machines were slow, not the code; machine: one machine computes more slowly than the other machines of its type; link: communication is slower than predicted; input: making batches is slow; compute: all machines compute more slowly than predicted. No unit.';
+comment on column alarms.instance_type is 'Instance type of the slow machine (cause machine), or of all machines if they have the same type (cause compute); empty for the other causes. No unit.';
 comment on column alarms.measured_s is 'Measured step time. Unit: seconds.';
-comment on column alarms.predicted_s is 'Step time that the champion had predicted. Unit: seconds.';
+comment on column alarms.predicted_s is 'Step time that the model in use had predicted. Unit: seconds.';
 comment on column alarms.high_s is 'Upper end of the 90 % interval of predicted_s. Unit: seconds.';
-comment on column alarms.detail is 'The cause in words, with its figures. No unit.';
+comment on column alarms.detail is 'Description of the cause, with figures. No unit.';
 comment on column alarms.measured_at is 'When the run ended, UTC.';
-comment on column alarms.judged_at is 'When it was judged, UTC.';
-comment on column alarms.model_version is 'Version of the registered model that had predicted. No unit.';
-comment on column alarms.refresh_id is 'Refresh that judged. No unit.';
+comment on column alarms.judged_at is 'When the run was judged, UTC.';
+comment on column alarms.model_version is 'Version of the registered model that had predicted the step time. No unit.';
+comment on column alarms.refresh_id is 'Id of the refresh that judged the run. No unit.';

@@ -1,7 +1,8 @@
--- Grain: one row per checkpoint that a rank wrote here on today's machines. A training run writes
--- to the machine's disk, an elastic run to storage that all its machines share. bytes is the state
--- of model and optimizer, seconds the time until the data is on disk, instance_type the writer's
--- type.
+-- Grain: one row per checkpoint that a rank wrote in a run by Srift, on instance types whose
+-- definition is unchanged. A training run writes to the disk of the machine, an elastic run to
+-- storage that all its machines share.
+-- bytes is the size of the model and optimizer state. seconds is the time until the data is on
+-- disk. instance_type is the type of the run's first machine.
 create or replace view checkpoints as
 with resumable as (
     select run_id, provider, workload, instance_types[1] as instance_type, instance_digests[1] as instance_digest,

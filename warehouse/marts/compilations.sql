@@ -1,5 +1,6 @@
--- Grain: one row per compiled training run measured here under today's definitions. seconds last
--- from the start of the entrypoint until steps are steady; nearly all of this time is compilation.
+-- Grain: one row per training run with torch.compile that Srift measured under the current
+-- definitions. seconds is the time from the start of the entrypoint until step times are steady;
+-- nearly all of it is compilation.
 create or replace view compilations as
 select run_id, provider, workload, cluster, precision, strategy, switches, build_s + warmup_s as seconds, measured_at
 from stg_current

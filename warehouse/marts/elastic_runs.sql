@@ -1,6 +1,6 @@
--- Grain: one row per elastic run attempted here: how it ended, its steps and losses, the number of
--- starts of its workers, lost machines and repeated steps, and the seconds between its first step
--- and its last checkpoint.
+-- Grain: one row per elastic run (a run that continues when machines are lost or added) that Srift
+-- attempted: how it ended, its steps and losses, and the numbers of worker starts, lost machines
+-- and repeated steps. seconds is the time from the first step to the last checkpoint.
 create or replace view elastic_runs as
 select
     run_id, provider, status, reason, workload, workload_digest, cluster, market, batch_per_device, steps, checkpoint_every,

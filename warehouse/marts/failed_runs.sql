@@ -1,5 +1,5 @@
--- Grain: one row per train, profile, probe or launch run without a measurement, with the reason and
--- who reported it (node or controller). cause is machine (devices were missing), data (the
+-- Grain: one row per train, profile, probe or launch run without a measurement. told_by is who
+-- reported the reason: node or controller. cause is machine (devices were missing), data (the
 -- workload's data was not available), install (requirements could not be installed) or empty.
 create or replace view failed_runs as
 select

@@ -1,5 +1,5 @@
--- Grain: one row per import, forgotten imports included: its files, when it was last made, its rows
--- and facts. Times are UTC.
+-- Grain: one row per import, including forgotten imports: its files, when it was last made, and the
+-- numbers of its rows and facts. Times are UTC.
 create or replace view imports as
 with held as (
     select import_id, provider, workload

@@ -1,6 +1,7 @@
--- Grain: one row per provider and workload with facts or with rows under today's definitions: the
--- facts, the number of rows measured here, of packaged rows (public) and of other imported rows, the
--- clusters of these rows, and the newest measurement in UTC.
+-- Grain: one row per provider and workload with facts (parameters, FLOPs, ...) or with rows in the
+-- mart `runs`. measured_rows counts runs by Srift, public_rows packaged step times, and
+-- imported_rows all other imported step times. clusters and newest_measured_at (UTC) are of all
+-- these rows.
 create or replace view known_workloads as
 with counted as (
     select

@@ -1,6 +1,6 @@
--- Grain: one row per learning run attempted here, with its seed, strategy and precision. losses has
--- the mean loss of each window of steps, or is null. Runs of another definition of the workload
--- have another workload_digest.
+-- Grain: one row per attempted learning run, which trains a workload to compare the convergence of
+-- strategies. losses has the mean loss of each window of steps, or is null. A run of an old
+-- definition of the workload has another workload_digest.
 create or replace view learning as
 select
     run_id, provider, status, reason, cause, told_by, workload, workload_digest, cluster, layout, batch_per_device, strategy,

@@ -1,6 +1,6 @@
--- Grain: one row per lease and workload that ran on it. The dollars of a lease are divided equally
--- among its runs. workload is empty for runs without a workload (probes) and for a lease without
--- runs. usd is null if the price is unknown.
+-- Grain: one row per lease and workload that ran on it. A lease is the record of one launch of a
+-- cluster. Its dollars are divided equally among its runs. workload is empty for runs without a
+-- workload (probes) and for a lease without runs. usd is null if the price is unknown.
 create or replace view lease_spend as
 with runs as (
     select provider, lease_id, workload, count(*) as runs, runs / sum(runs) over (partition by provider, lease_id) as part

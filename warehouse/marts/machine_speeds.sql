@@ -1,6 +1,7 @@
--- Grain: one row per run (train, profile or probe) measured here on today's machines, and machine
--- of that run with measured seconds of the fixed work. usual_s is the median over all rows of the
--- instance type.
+-- Grain: one row per machine of each current run (train, profile or probe) whose reference was
+-- measured. A run is current if its definitions and machines are unchanged (see stg_current).
+-- reference_s is the duration of the reference, a fixed computation that shows how fast the machine
+-- was. usual_s is the median of reference_s over all rows of the instance type.
 create or replace view machine_speeds as
 with timed as (
     select

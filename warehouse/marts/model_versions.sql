@@ -1,5 +1,6 @@
--- Grain: one row per provider and challenger: whether it became champion, why, and its pooled
--- scores on held-out workloads. A new registry may repeat version numbers; refresh_id then differs.
+-- Grain: one row per provider and challenger (a newly fitted model): whether it was promoted to
+-- champion (the model in use), why, and its scores on held-out workloads, all groups together. A
+-- new registry may repeat version numbers; refresh_id then differs.
 create or replace view model_versions as
 select
     raw_models.provider,

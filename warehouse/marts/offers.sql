@@ -1,5 +1,5 @@
--- Grain: one row per provider, instance type, market and zone of the provider's newest snapshot. An
--- unknown price is null.
+-- Grain: one row per provider, instance type, market and zone in the newest price snapshot of the
+-- provider. An unknown price is null.
 create or replace view offers as
 with newest as (
     select provider, snapshot_id

@@ -25,4 +25,4 @@ where not exists (
 )
 order by provider, workload, usd, hours;
 
-comment on view pareto is 'One row per provider, workload and setup that the current publication names (up to five per goal) and that no other named setup beats in both dollars and hours.';
+comment on view pareto is 'One row per provider, workload and setup that the current publication names and that no other named setup beats in both dollars and hours.';

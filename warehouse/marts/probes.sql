@@ -1,5 +1,6 @@
--- Grain: one row per current probe run and message size: seconds of one all-reduce over one device
--- of each instance.
+-- Grain: one row per probe run and message size, of runs whose instance types and machines are
+-- unchanged (see stg_current). seconds is the duration of one all-reduce over one device of each
+-- instance; bytes is the message size.
 create or replace view probes as
 with lines as (
     select run_id, provider, cluster, unnest(rows) as line

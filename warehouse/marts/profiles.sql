@@ -1,6 +1,8 @@
--- Grain: one row per provider, workload, mode, instance type and batch: median seconds on one
--- device over the current profiles. reference_s and usual_reference_s are as in the mart `runs`;
--- reference_s is a median over the profiles too.
+-- Grain: one row per provider, workload, precision, switches, instance type and batch: median
+-- seconds of each phase of a step on one device, over the profile runs whose definitions and
+-- machines are unchanged (see stg_current).
+-- reference_s and usual_reference_s are as in the mart `runs`, but reference_s is also a median
+-- over the profile runs.
 create or replace view profiles as
 with lines as (
     select

@@ -1,8 +1,10 @@
--- Grain: one row per publication, workload, goal, constraint and rank. Only questions are kept
--- whose first choice may have been measured before the same choice was promised again, at
--- promised_again_at (null if it was not). Prices and interruptions per hour are as known at
--- publication. They apply to the whole cluster, the price with volumes, addresses and requests if
--- these were promised; pools has the interruptions per hour of one machine of each member.
+-- Grain: one row per publication, workload, goal, constraint and rank. A published first choice is
+-- a promise. All ranks of its goal are kept if the choice may have been measured after this
+-- publication and before promised_again_at, the time at which the same choice was published again
+-- (null if it was not).
+-- usd_per_hour and interruptions_per_hour apply to the whole cluster, as known at publication.
+-- usd_per_hour includes volumes, addresses and requests if their costs were published. pools has
+-- the interruptions per hour of one machine of each instance type, market and zone.
 create or replace view promises as
 with named as (
     select * exclude (market), to_json(cluster_offers) as offered
@@ -52,7 +54,7 @@ ranked as (
         named.*,
         priced.market,
         priced.places,
-        -- Storage and other costs also run by the hour. Old publications have none of them.
+        -- Storage and other costs also accrue by the hour. Some publications do not have these costs.
         priced.usd_per_hour + coalesce((named.usd_storage + named.usd_other) / named.hours, 0) as usd_per_hour,
         priced.interruptions_per_hour,
         priced.pools,

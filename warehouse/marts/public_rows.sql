@@ -1,5 +1,5 @@
--- Grain: one row per provider and workload with step times of the package (public) that count: the
--- number of these rows.
+-- Grain: one row per provider and workload: the number of packaged step times (the public data that
+-- ships with Srift) that count.
 create or replace view public_rows as
 select provider, workload, count(*) as rows
 from stg_imports

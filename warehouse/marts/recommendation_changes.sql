@@ -1,5 +1,6 @@
 -- Grain: one row per provider, workload, goal and constraint whose rank 1 differs between the
--- provider's current and previous publication. Without a previous publication there is no row.
+-- provider's current publication and the publication before it. If there is only one publication,
+-- there is no row.
 create or replace view recommendation_changes as
 with publications as (
     select distinct provider, publication_id, published_at
@@ -125,7 +126,7 @@ explained as (
     select
         changed.*,
         repriced.provider is not null
-            -- Offers of a single publication cannot be compared: if nothing else changed, newer prices did it.
+            -- An offer in only one of the publications has no earlier price: if nothing else changed, prices did.
             or (prices_dated_anew and not goals_changed and not model_changed and not measurements_changed)
             as prices_changed
     from changed
@@ -175,7 +176,7 @@ comment on column recommendation_changes.hours is 'Expected hours of the trainin
 comment on column recommendation_changes.previous_hours is 'Expected hours of the training before. Unit: hours.';
 comment on column recommendation_changes.usd is 'Expected cost of the training now. Unit: US dollars.';
 comment on column recommendation_changes.previous_usd is 'Expected cost of the training before. Unit: US dollars.';
-comment on column recommendation_changes.cause is 'Causes of the change, joined by commas: prices, measurements, model, goals (the goal is new or gone); other if there is none of these. No unit.';
+comment on column recommendation_changes.cause is 'Causes of the change, joined by commas: prices, measurements, model, goals (the goal is new or gone); other if none of these changed. No unit.';
 comment on column recommendation_changes.change is 'What is different: choice (another cluster, market or region, or no setup meets the goal any more), split (the same machines with another batch split), time (the same choice, other expected hours), price (the same choice and hours, other dollars) or goal (the goal is new or gone). No unit.';
 comment on column recommendation_changes.market is 'Market at rank 1 now: on-demand, spot or mixed. NULL without a cluster.';
 comment on column recommendation_changes.previous_market is 'Market at rank 1 before: on-demand, spot or mixed. NULL without a cluster.';

@@ -1,5 +1,5 @@
--- Grain: one row per provider, workload, goal, constraint and rank of the provider's newest
--- publication. recommendation_history.sql describes the columns.
+-- Grain: one row per provider, workload, goal, constraint and rank of the newest publication of the
+-- provider. recommendation_history.sql describes the columns.
 create or replace view recommendations as
 with newest as (
     select provider, publication_id
@@ -13,4 +13,4 @@ join newest
     and newest.publication_id = recommendation_history.publication_id
 order by provider, workload, goal, constraint_hours, constraint_usd, rank;
 
-comment on view recommendations is 'One row per provider, workload, goal, constraint and rank of the current publication of each provider.';
+comment on view recommendations is 'One row per provider, workload, goal, constraint and rank of the newest publication of the provider.';

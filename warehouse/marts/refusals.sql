@@ -1,4 +1,5 @@
--- Grain: one row per refused request for machines, with the market and the zone of the request.
+-- Grain: one row per request for machines that was refused for lack of capacity, with the market
+-- and the zone of the request.
 create or replace view refusals as
 select provider, lease_id, cluster, market, zone, measured_at as refused_at
 from raw_runs

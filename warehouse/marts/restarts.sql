@@ -1,10 +1,11 @@
--- Grain: one row per restart of an elastic run's workers on a type whose definition is unchanged.
--- outcome is 'fewer' (a machine was lost, and the remaining machines continued), 'replaced'
--- (another machine took the place of a lost machine first) or 'grown' (a machine was added).
--- seconds is the time between the loss, or for 'grown' the last step before, and the first step
--- after. It excludes restore_s, in which the checkpoint of restore_bytes was read; both are null
--- without a checkpoint. lost_steps were repeated. instance_type is the type of the run's first
--- machine.
+-- Grain: one row per restart of the workers of an elastic run, on an instance type whose definition
+-- is unchanged. outcome is 'fewer' (a machine was lost, and the remaining machines continued),
+-- 'replaced' (a new machine replaced the lost machine before the restart) or 'grown' (a machine was
+-- added).
+-- seconds starts when the machine was lost, or for 'grown' at the last step before the restart. It
+-- ends at the first step after the restart, and excludes restore_s, the time to read the checkpoint
+-- of restore_bytes. restore_s and restore_bytes are null without a checkpoint. lost_steps is the
+-- number of repeated steps. instance_type is the type of the run's first machine.
 create or replace view restarts as
 with told as (
     select

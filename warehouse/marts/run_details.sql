@@ -1,5 +1,5 @@
--- Grain: one row per training run measured here under today's definitions: details that show which
--- part of a step was slow, and what the run used.
+-- Grain: one row per training run that Srift measured under the current definitions, with details
+-- that show which part of the step was slow and what software and devices the run used.
 create or replace view run_details as
 with speeds as (
     select

@@ -1,7 +1,8 @@
--- Grain: one row per training run measured under today's definitions, here or elsewhere (imports
--- have no digests and always count). Units are seconds and bytes; measured_at is UTC. reference_s
--- has the seconds of the fixed work on each machine, usual_reference_s the usual seconds of each
--- machine's instance type; both are null if unknown.
+-- Grain: one row per training run that counts: runs that Srift measured under the current
+-- definitions, and imported runs, which have no digests and always count. Units are seconds and
+-- bytes; measured_at is UTC.
+-- reference_s has the duration of the reference (a fixed computation) on each machine,
+-- usual_reference_s its usual duration on each machine's instance type. Both are null if unknown.
 create or replace view runs as
 with speeds as (
     select

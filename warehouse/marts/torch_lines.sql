@@ -1,5 +1,6 @@
--- Grain: one row per provider and torch version (major.minor) with runs measured here that count
--- today: the number of these runs. A run measured under another version makes all of them outdated.
+-- Grain: one row per provider and torch version (major.minor): the number of runs by Srift under
+-- this version that count today. A run under another torch version makes all of these runs
+-- outdated.
 create or replace view torch_lines as
 select provider, torch_line, count(*) as runs
 from stg_current

@@ -1,8 +1,11 @@
--- Grain: one row per provider and workload that was defined, measured or imported. The facts file
--- of an import and the definition come first, then runs of the current definition, then imported
--- rows, then runs of the same definition on other providers, since facts do not depend on machines. digest is 'imported' if rows or facts were imported and nobody defined the workload.
--- `divided_...` count elements that tensor parallelism divides: weights, inputs of a sample, and
--- activations of a sample that enter and leave pairs of layers.
+-- Grain: one row per provider and workload that was defined, measured or imported. A fact comes
+-- from the first of these sources that has it: the facts file of an import, the definition, runs of
+-- the current definition, imported rows, and runs of the same definition on other providers (facts
+-- do not depend on machines). For samples, the definition comes first.
+-- digest is 'imported' if rows or facts were imported and the workload has no definition.
+-- divided_weights, divided_inputs and divided_pairs count the elements that tensor parallelism
+-- divides: weights, inputs of a sample, and activations of a sample that enter and leave pairs of
+-- layers.
 create or replace view workloads as
 with measured as (
     select

@@ -1,4 +1,4 @@
--- Grain: one row per provider with measured promises.
+-- Grain: one row per provider with measured promises (published first choices).
 select
     'All promises' as title, provider, count(*) as measured,
     avg(within_interval::integer) as within,

@@ -1,4 +1,5 @@
--- Grain: one row per setup that the provider's newest refresh with machines measured.
+-- Grain: one row per workload, kind, cluster, market and batch that was measured. Covers each
+-- provider's newest refresh among those that held machines.
 with newest as (
     select provider, refresh_id
     from spend

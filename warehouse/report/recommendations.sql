@@ -1,2 +1,2 @@
--- Grain: one row per row of the current publications.
+-- Grain: one row of the current publications.
 select * from recommendations;

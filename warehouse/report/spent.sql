@@ -1,4 +1,5 @@
--- Grain: one row per provider and workload: dollars of the newest refresh that held machines.
+-- Grain: one row per provider and workload: its dollars. Covers each provider's newest refresh
+-- among those that held machines.
 with newest as (
     select provider, refresh_id
     from spend

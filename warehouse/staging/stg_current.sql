@@ -1,7 +1,9 @@
 -- Grain: one row per measured train, profile or probe run, with its torch version (major.minor) and
--- whether its workload, its instance types and its machines are unchanged. Machines count as
--- unchanged if they had the devices of their types and the torch version of the provider's newest
--- measurement on the right devices. A local run must also be on the machine of that measurement.
+-- three flags. workload_same: the workload's definition is unchanged. instances_same: the
+-- definitions of the instance types are unchanged.
+-- machine_same: the run used the devices of its instance types, and the torch version of the
+-- provider's newest such measurement. A local run must also have that measurement's machine
+-- fingerprint.
 create or replace view stg_current as
 with measured as (
     select

@@ -1,7 +1,9 @@
--- Grain: one row per start of an elastic run's workers, in order: the number of machines, the step,
--- the number of further steps done before that were lost, and the times. lost_unix is when the
--- controller last saw a machine gone between the previous start and this start. restore_s and
--- restore_bytes describe the checkpoint that was read, null if there was none.
+-- Grain: one row per start of the workers of an elastic run, in order. step is the step at which
+-- the workers started. lost_steps counts later steps that had been done before and must be
+-- repeated. lost_unix is the last time between the previous start and this start at which the
+-- controller found a machine gone.
+-- restore_s and restore_bytes describe the checkpoint that was read, and are null if there was
+-- none.
 create or replace view stg_elastic as
 with starts as (
     select

@@ -1,4 +1,5 @@
--- Grain: one row per import: its files, when it was last made, and whether it was forgotten since.
+-- Grain: one row per import: its files, the time it was last made, and whether it has been
+-- forgotten since.
 create or replace view stg_import_files as
 select
     import_id,

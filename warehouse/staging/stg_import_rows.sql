@@ -1,6 +1,6 @@
 -- Grain: one row per measurement made elsewhere that belongs to at least one import that is not
--- forgotten, as imported. in_public is true if one of these imports is packaged (its id starts with
--- public-), is_public if all are.
+-- forgotten. in_public is true if at least one of these imports is packaged (its id starts with
+-- public-). is_public is true if all of them are packaged.
 create or replace view stg_import_rows as
 with forgotten as (
     select import_id

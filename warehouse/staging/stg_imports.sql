@@ -1,6 +1,7 @@
--- Grain: one row per measurement made elsewhere that counts. If a run_id has several values, the
--- value loaded first counts. Packaged rows are named in `source`, and do not count if this
--- installation has its own rows or definition of the workload.
+-- Grain: one row per measurement made elsewhere that counts. If rows with the same run_id differ,
+-- the row loaded first counts. `source` marks packaged rows, which ship with Srift, as public.
+-- Packaged rows do not count if this installation has its own rows or its own definition of the
+-- workload.
 create or replace view stg_imports as
 with rivals as (
     select run_id, arg_min(row_digest, {'loaded': loaded_at, 'digest': row_digest}) as first_digest

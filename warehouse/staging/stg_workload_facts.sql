@@ -1,6 +1,6 @@
--- Grain: one row per provider and workload with facts of an import that is not forgotten. Each fact
--- is the newest value that an import gave. Packaged facts (imports called public-...) come last,
--- and are left out for workloads of stg_own_workloads.
+-- Grain: one row per provider and workload with facts (parameters, FLOPs, ...) of an import that is
+-- not forgotten. Each fact is the newest value that an import gave. Packaged facts (imports called
+-- public-...) have the lowest priority, and are left out for workloads of stg_own_workloads.
 create or replace view stg_workload_facts as
 with counted as (
     select

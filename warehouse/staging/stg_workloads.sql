@@ -1,4 +1,4 @@
--- Grain: one row per provider and workload that was defined: its newest definition.
+-- Grain: one row per provider and workload with a definition: the newest definition.
 create or replace view stg_workloads as
 select * exclude (noted_order, import_id)
 from raw_workload_facts

@@ -1,10 +1,10 @@
-"""Run on a rented EC2 machine as root, from boot to power-off: `python -m node.on_ec2.courier`.
+"""The courier, a root process that runs on a rented EC2 machine from boot to power-off.
 
-The agent and the workloads run as an ordinary user, which this process blocks from the machine's
-credentials. The process transfers files and EC2's notices between the machine and S3, and downloads
-the data that the controller names. It retries after errors of S3 or of the disk, and always powers
-the machine off at the end. It calls the program `shutdown` on PATH, because emulated hosts replace
-it.
+It is started as `python -m node.on_ec2.courier`. The agent and the workloads run as an ordinary
+user, whom the courier blocks from the machine's credentials. The courier transfers files between
+the machine and S3, uploads EC2's notices, and downloads the data that the controller (the process
+that launched the machine) names. It retries after errors of S3 or of the disk. At the end, it
+always powers the machine off with the program `shutdown` on PATH, which emulated hosts replace.
 """
 
 import argparse
@@ -36,10 +36,10 @@ from .sync import Inbox, Outbox
 POLL_S = 0.5
 _INBOX_EVERY_S = 2.0
 _NOTICE_EVERY_S = 2.0  # AWS recommends 5 s; a notice comes two minutes before the end
-_FLUSH_S = 20.0  # seconds to upload after a notice, or while the machine shuts down
-_REST_S = 60.0  # at the end: seconds to upload all files; only records may take longer
-_GRACE_S = 60.0  # the agent ends this long before the machine does, so that its files are uploaded
-_LEFT = (0, 3)  # exit codes of the agent: after done.json, and at its deadline
+_FLUSH_S = 20.0  # seconds for uploads after a notice, or while the machine shuts down
+_REST_S = 60.0  # seconds for uploads at the end; only records may take longer
+_GRACE_S = 60.0  # the agent ends this long before the machine, to leave time for uploads
+_LEFT = (0, 3)  # the agent's exit codes after done.json and at its deadline
 _PATIENCE_S = 10.0  # seconds for the agent to end its launch
 _DATA_REPORTED_EVERY_S = 5.0
 _LOG = "agent.txt"  # the agent's output; the file belongs to root
@@ -74,15 +74,17 @@ def start_agent(
 
 @dataclass(kw_only=True)
 class Delivery:
-    """Transfers files and notices, and downloads data, while one machine's agent runs.
+    """Starts a machine's agent, and transfers files, notices and data while the agent runs.
 
     store: the machine's folders in S3.
     start: `start(rank, deadline_unix)` starts the agent.
-    notice: a function that returns EC2's notice of an interruption, or None.
+    notice: a function that returns EC2's interruption notice, or None.
     owner: the user id of the agent.
-    ends: the deadline of the machine in seconds of time.monotonic().
-    data: the downloader of workloads' data. Its `mailbox` is the machine's folder of files.
+    ends: the machine's deadline on the clock time.monotonic().
+    data: downloads the workloads' data. Its `mailbox` is the local folder for the machine's files.
     sent: the last uploaded content of each status file.
+    leaving: True if the machine is shutting down.
+    grace_s: the agent must end this many seconds before the machine.
     """
 
     store: MachineStore
@@ -106,19 +108,19 @@ class Delivery:
         self.grace_s = min(_GRACE_S, (self.ends - time.monotonic()) / 5)
 
     def leave(self, *_: Any) -> None:
-        """Note that the machine shuts down. This is the handler of SIGTERM and SIGINT."""
+        """Note that the machine is shutting down. This is the handler of SIGTERM and SIGINT."""
         self.leaving = True
 
     def serve(self) -> str:
-        """Transfer files until the agent ends and its files are uploaded, or the deadline is near.
+        """Start the agent, and transfer files until it has ended and its files are uploaded.
 
-        Returns why the machine could not work, or an empty string. Raises OSError if the agent
-        cannot be started.
+        Stops earlier if the deadline is near. Returns why the machine could not do its work; "" if
+        it could. Raises OSError if the agent cannot be started.
         """
         self._publish("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
         if rank is None:
-            never = "the controller gave this machine no place in the cluster before its deadline"
+            never = "the controller did not give this machine a rank before its deadline"
             return "" if self.leaving else never
         folder = self.data.mailbox / f"node-{rank}"
         folder.mkdir(exist_ok=True)
@@ -143,7 +145,10 @@ class Delivery:
         return f"the agent ended with exit code {code}: {output}"
 
     def _publish(self, name: str, body: dict[str, Any], **more: Any) -> None:
-        """Write `body` and `more` as JSON to the store, unless `body` was written before."""
+        """Upload `body` and `more` as one JSON object, unless `body` was the last upload.
+
+        An error is printed, and the next call tries again.
+        """
         if self.sent.get(name) == body:
             return
         try:
@@ -153,7 +158,10 @@ class Delivery:
             self._complain(f"{name} was not uploaded: {error}")
 
     def _wait_for_rank(self) -> int | None:
-        """Wait for this machine's rank in the cluster. Return None if there is no time left."""
+        """Wait for this machine's rank in the cluster, and return it.
+
+        Returns None if the machine shuts down or its deadline is near.
+        """
         while not self._over(before_s=self.grace_s):
             try:
                 return self.inbox.rank()
@@ -164,9 +172,9 @@ class Delivery:
         return None
 
     def _round(self, outbox: Outbox) -> None:
-        """Upload, download, and look for notices once.
+        """Upload files, download files, and look for notices, each at most once.
 
-        Uploads come first, because a record matters more than a plan.
+        Uploads come first, because a record matters more than a new plan.
         """
         now = time.monotonic()
         try:
@@ -184,7 +192,10 @@ class Delivery:
         self._watch()
 
     def _watch(self) -> None:
-        """Upload a new notice of EC2, and then all files, because the machine may end soon."""
+        """Look for a new notice of EC2 every _NOTICE_EVERY_S seconds, and upload it.
+
+        All files are then uploaded too, because the machine may end soon.
+        """
         if time.monotonic() < self.next_notice:
             return
         self.next_notice = time.monotonic() + _NOTICE_EVERY_S
@@ -196,9 +207,10 @@ class Delivery:
                     self._flush(self.outbox, self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, outbox: Outbox, waiting: Callable[[], object], until: float) -> None:
-        """Upload files while `waiting()` is true, also files that were uploaded shortly before.
+        """Upload new and changed files while `waiting()` returns files, and retry after errors.
 
-        Stops at the latest at `until`, in seconds of time.monotonic().
+        Files that were uploaded a moment ago are included. Stops when time.monotonic() reaches
+        `until`.
         """
         pause_s = POLL_S
         while True:
@@ -212,20 +224,21 @@ class Delivery:
             pause_s = min(2 * pause_s, 10.0)
 
     def _over(self, *, before_s: float) -> bool:
-        """Return True if the machine shuts down, or if at most `before_s` seconds are left."""
+        """Return True if the machine is shutting down, or has at most `before_s` seconds left."""
         return self.leaving or time.monotonic() >= self.ends - before_s
 
     def _complain(self, message: str) -> None:
-        """Print to the machine's console, unless the previous message was the same."""
+        """Print `message` on the machine's console, unless it equals the previous message."""
         if message != self.last_message:
             self.last_message = message
             print(f"srift: {message}", flush=True)
 
 
 def serve(given: argparse.Namespace) -> None:
-    """Run the machine until its agent ends. If that fails, write the reason to `failed.json`.
+    """Run the machine until its agent ends. Upload `failed.json` with the reason if that fails.
 
-    Raises OSError if the metadata service does not name the machine.
+    `given` has the options of the command line. Raises OSError if the metadata service does not
+    return the machine's id.
     """
     ends = time.monotonic() + given.deadline_s
     metadata = Metadata()
@@ -242,7 +255,7 @@ def serve(given: argparse.Namespace) -> None:
         reason = f"the courier failed: {error!r}"[:500]
     if reason:
         print(f"srift: {reason}", flush=True)
-        store.client = data.client  # a client with longer timeouts, since nothing else waits now
+        store.client = data.client  # has longer timeouts, and nothing else is waiting now
         body = {"reason": reason, "failed_unix": time.time()}
         store.put("failed.json", json.dumps(body).encode())
 
@@ -250,10 +263,11 @@ def serve(given: argparse.Namespace) -> None:
 def deliver(
     given: argparse.Namespace, metadata: Metadata, store: MachineStore, data: Fetcher, ends: float
 ) -> str:
-    """Block the agent's user from the machine's credentials, then transfer files until the end.
+    """Block the agent's user from the machine's credentials, then run `Delivery.serve`.
 
-    Returns why the machine could not work, or an empty string. `ends` is the deadline in seconds of
-    time.monotonic(). Raises OSError if the user does not exist or the agent cannot be started.
+    Returns why the machine could not do its work; "" if it could. `ends` is the deadline on the
+    clock time.monotonic(). Raises KeyError if the user does not exist, and OSError if the user is
+    root, the metadata service fails or the agent cannot be started.
     """
     user, address = account(given.user), metadata.require("local-ipv4")
     reason = fence(user, metadata.base, given.python)
@@ -273,14 +287,15 @@ def deliver(
 
 
 def main() -> None:
-    """Run the machine, and power it off even if that fails. EC2 then terminates it.
+    """Run the courier, and power the machine off at the end even if the courier fails.
 
-    If `shutdown` fails, the bootstrap script and the timer set at boot end the machine.
+    EC2 terminates a machine that powers off. If `shutdown` fails, the bootstrap script and a timer
+    that was set at boot end the machine.
     """
     parser = argparse.ArgumentParser(prog="node.on_ec2.courier")
     for name in ("bucket", "prefix", "region", "lease", "role-id", "user", "python"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--endpoint", help="address of an S3 that replaces AWS's")
+    parser.add_argument("--endpoint", help="URL of a service that replaces AWS's S3")
     parser.add_argument("--deadline-s", type=float, required=True, help="seconds from now")
     parser.add_argument("--directory", type=Path, required=True, help="the machine's mailbox")
     given = parser.parse_args()
@@ -299,7 +314,10 @@ def main() -> None:
 
 
 def _score(process: int, score: str) -> None:
-    """Set how likely the kernel is to kill a process when memory runs out."""
+    """Set the OOM score adjustment of a process, from -1000 (never killed) to 1000 (killed first).
+
+    Errors are ignored.
+    """
     with suppress(OSError):
         Path(f"/proc/{process}/oom_score_adj").write_text(score)
 

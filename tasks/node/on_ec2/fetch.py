@@ -1,8 +1,8 @@
 """Download workloads' data from S3 to a rented machine's disk, in a thread.
 
-The folders belong to root. The user whose code is measured can read them but not write there, and
-has no credentials. If a download fails, the reason is written to a file beside the folder
-(data.py), for the runs that need the data.
+The data folders belong to root. The user whose code is measured can read them but not write there,
+and has no credentials. If a download fails, the reason is written to a file beside the folder (see
+data.py). Runs that need the data read this file.
 """
 
 import shutil
@@ -21,8 +21,8 @@ from ..record import write_file
 class Fetcher:
     """Downloads data into the folder `data` of `mailbox`, one S3 address after another.
 
-    `states` maps the digest of the data to a dictionary. Its `state` is FETCHING, READY or FAILED.
-    After a failure it has a `reason`.
+    `states` maps the digest of each workload's data to a dictionary. Its `state` is FETCHING, READY
+    or FAILED. After a failure, it also has a `reason`. `client` is a boto3 client for S3.
     """
 
     def __init__(self, mailbox: Path, client: Any) -> None:
@@ -30,9 +30,9 @@ class Fetcher:
         self.states: dict[str, dict[str, str]] = {}
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start to download the S3 addresses that were not requested before.
+        """Start a thread that downloads those addresses that were not requested before.
 
-        `addresses` maps the digest of the data to its address.
+        `addresses` maps the digest of a workload's data to its S3 address.
         """
         new = {name: each for name, each in addresses.items() if name not in self.states}
         if new:
@@ -40,16 +40,16 @@ class Fetcher:
             threading.Thread(target=self.fetch_all, args=(new,), daemon=True).start()
 
     def fetch_all(self, addresses: Mapping[str, str]) -> None:
-        """Download the addresses one after another, and store how each download ends."""
+        """Download the addresses one after another, and store each outcome in `states`."""
         for digest, address in addresses.items():
             try:
                 self._fetch(digest, address)
                 self.states[digest] = {"state": READY}
-            except Exception as error:  # runs and the controller wait for an answer in any case
+            except Exception as error:  # runs and the controller wait for some outcome
                 cause = error or type(error).__name__
                 reason = (
                     f"the data of {address} could not be downloaded: {cause}"
-                    " (`srift doctor --provider ec2` checks the rights of the machines' role)"
+                    " (`srift doctor --provider ec2` checks the permissions of the machines' role)"
                 )
                 with suppress(OSError):  # if the disk is full, `states` still has the reason
                     write_file(failure_of(self.mailbox, digest), reason.encode())
@@ -58,8 +58,9 @@ class Fetcher:
     def _fetch(self, digest: str, address: str) -> None:
         """Download all objects below `address` into the folder of `digest`.
 
-        Raises ValueError if there are no objects, if a key cannot be a file name, or if the disk is
-        too small. Also raises the errors of boto3.
+        The folder appears only when all objects are there. Raises ValueError if there are no
+        objects, if a key cannot be a file name, or if the disk is too small. Also raises the errors
+        of boto3.
         """
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)

@@ -1,8 +1,8 @@
-"""Read EC2's instance metadata service, version 2: the machine's identity, and notices.
+"""Read the machine's identity and interruption notices from EC2's metadata service (IMDSv2).
 
-The user-data contains this file, because it runs before the package is on the machine. It needs
-only Python 3.10 and its standard library. If EC2 is emulated, AWS_EC2_METADATA_SERVICE_ENDPOINT is
-the address of the service, as in botocore.
+User-data, the script that EC2 runs at boot, contains this file, because it is needed before the
+package is on the machine. It needs only Python 3.10 and its standard library. As in botocore,
+AWS_EC2_METADATA_SERVICE_ENDPOINT names another address of the service, for an emulated EC2.
 """
 
 import http.client
@@ -20,16 +20,17 @@ class MetadataError(OSError):
 
 
 class Metadata:
-    """The metadata service of this machine. Each request has a time limit and few attempts."""
+    """The metadata service of this machine. Requests have a time limit and are repeated."""
 
     def __init__(self) -> None:
         named = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
         self.base = (named or "http://169.254.169.254").rstrip("/")
 
     def ask(self, method: str, path: str, header: str, value: str) -> str:
-        """Send one request and return the response's body.
+        """Send one request, and return the body of the response.
 
-        Raises OSError (for example HTTPError) or HTTPException.
+        `header` is the end of the name of the token header, and `value` is its value. Raises
+        OSError (for example HTTPError) or HTTPException.
         """
         headers = {f"X-aws-ec2-metadata-token{header}": value}
         request = urllib.request.Request(f"{self.base}/latest/{path}", None, headers, method=method)
@@ -37,9 +38,9 @@ class Metadata:
             return str(answer.read().decode())
 
     def get(self, path: str, *, attempts: int = 5) -> str | None:
-        """Return the value at `meta-data/<path>`; None if there is none.
+        """Return the value at `meta-data/<path>`; None if the path does not exist.
 
-        Raises MetadataError if the service does not respond.
+        Raises MetadataError if all `attempts` fail.
         """
         problem: Exception | None = None
         for attempt in range(attempts):
@@ -51,22 +52,23 @@ class Metadata:
                 return self.ask("GET", f"meta-data/{path}", "", token)
             except (OSError, http.client.HTTPException) as error:
                 if token and getattr(error, "code", None) == 404:
-                    return None  # without a token, 404 does not mean that there is no value
+                    return None  # a 404 of the token request does not say that the path is missing
                 problem = error
         raise MetadataError(f"the metadata service at {self.base} does not give {path}: {problem}")
 
     def require(self, path: str) -> str:
-        """Return the value at `meta-data/<path>`. Raises MetadataError if there is none."""
+        """Return the value at `meta-data/<path>`. Raises MetadataError if it is missing."""
         found = self.get(path)
         if not found:
             raise MetadataError(f"the metadata service at {self.base} has no {path}")
         return found
 
     def notice(self) -> dict[str, str] | None:
-        """Return EC2's notice of an interruption of this spot machine; None if there is none.
+        """Return EC2's interruption notice for this spot machine; None if there is none.
 
-        `kind` is "interruption", with its time in `at`, or "rebalance" if an interruption is
-        likely. Raises MetadataError if the service does not respond.
+        The key `kind` is "interruption" or, if an interruption is only likely, "rebalance". For an
+        interruption, `action` and `at` say what happens and when. Raises MetadataError if the
+        service does not respond.
         """
         action = self.get("spot/instance-action", attempts=2)
         if action is not None:

@@ -1,8 +1,8 @@
-"""Block one user of this machine from the metadata service, and prove it before user code runs.
+"""Block a user of this machine from EC2's metadata service, and verify this before user code runs.
 
-The service gives the machine's credentials to every process that requests them. The block is a
-routing rule by user id and a packet filter; one of them suffices. The proof is that a process of
-the user cannot connect.
+The service gives the machine's credentials to every process that requests them. A routing rule for
+the user id and a packet filter block the user; either suffices. To verify the block, a process of
+the user tries to connect and must fail.
 """
 
 import os
@@ -30,11 +30,14 @@ except OSError:
     sys.exit({_REFUSED})
 sys.exit({_CONNECTED})
 """
-_PATIENCE_S = 60.0  # limit of a command on a machine that has just booted
+_PATIENCE_S = 60.0  # time limit of a command, generous because the machine has just booted
 
 
 def account(name: str) -> pwd.struct_passwd:
-    """Return the user called `name`. Raises KeyError if there is none, and OSError for root."""
+    """Return the account of the user `name`.
+
+    Raises KeyError if the user does not exist, and OSError if the user is root.
+    """
     found = pwd.getpwnam(name)
     if found.pw_uid == 0:
         raise OSError(f"{name} is root, and no rule can block root from the metadata service")
@@ -44,10 +47,10 @@ def account(name: str) -> pwd.struct_passwd:
 def start_as(
     user: pwd.struct_passwd, command: Sequence[str], **options: object
 ) -> subprocess.Popen[bytes]:
-    """Start a process as `user`. It ends when this process ends.
+    """Start a process as `user` that ends when this process ends.
 
-    The process has no supplementary groups and cannot gain rights by set-uid. `options` are passed
-    to Popen.
+    The process has no supplementary groups and cannot gain privileges through set-uid programs.
+    `options` are passed to Popen.
     """
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         command,
@@ -60,11 +63,11 @@ def start_as(
 
 
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
-    """Block `user` from the metadata service at `base`. Return why that failed, or "".
+    """Block `user` from the metadata service at the URL `base`. Return "", or why that failed.
 
-    After a failure, the user's code must not run. All rules are applied, because one may disappear:
-    systemd-networkd drops the routing rules of other programs when it restarts. `python` is the
-    interpreter that tries to connect as `user`.
+    After a failure, the user's code must not run. All rules are applied, because a rule may
+    disappear: systemd-networkd drops the routing rules of other programs when it restarts. `python`
+    is the interpreter with which `user` tries to connect.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or 80
@@ -77,10 +80,7 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
-    """Check that `user` cannot connect to the metadata service, but root can.
-
-    Return an empty text if both hold, else the problem.
-    """
+    """Return "" if root can connect to the metadata service but `user` cannot; else the problem."""
     command = (python, "-I", "-c", _TRY, host, str(port))
     try:
         started = start_as(user, command, env={"PATH": os.defpath}, cwd="/", stderr=subprocess.PIPE)
@@ -95,12 +95,12 @@ def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
     try:
         socket.create_connection((host, port), timeout=_TIMEOUT_S).close()
     except OSError as error:
-        return f"root cannot reach it either ({error}), so the fence is not proven"
+        return f"root cannot reach it either ({error}), so the block cannot be verified"
     return ""
 
 
 def _apply(command: Sequence[str]) -> str:
-    """Run a command that adds a rule. Return its error, or an empty text."""
+    """Run a command that adds a rule. Return "", or the error output if the command fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:
@@ -110,4 +110,4 @@ def _apply(command: Sequence[str]) -> str:
 
 def _confine() -> None:
     gain_nothing()
-    die_with_parent()  # last, since the change of user clears the setting
+    die_with_parent()  # called last, because a change of user would clear the setting

@@ -1,8 +1,8 @@
 """Read and write this machine's folders in S3 through boto3.
 
-boto3 belongs to the Python of the machine image: AWS's Deep Learning AMIs have it, and
+boto3 comes with the Python of the machine image. AWS's Deep Learning AMIs have it, and
 deployments/node-bootstrap.sh installs it with pip if it is missing. botocore gets the credentials
-of the machine's role from the metadata service and renews them.
+of the machine's IAM role from the metadata service, and renews them.
 """
 
 from typing import Any
@@ -15,7 +15,11 @@ FAULTS = (OSError, BotoCoreError, ClientError)  # errors of the disk, the networ
 
 
 def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: float) -> Any:
-    """Return a boto3 client for S3. `endpoint` is empty or None for AWS."""
+    """Return a boto3 client for S3.
+
+    `endpoint` is the URL of a service that replaces AWS's S3; "" or None means AWS. `attempts` is
+    the number of attempts per request. `timeout_s` limits connecting and each read, in seconds.
+    """
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=timeout_s,
@@ -27,7 +31,10 @@ def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: fl
 
 
 class MachineStore:
-    """The folders `in/` and `out/` of this machine in the bucket. Methods raise FAULTS."""
+    """The folders `in/` and `out/` of this machine in the bucket, below the prefix `root`.
+
+    Methods raise an exception in FAULTS if a request fails.
+    """
 
     def __init__(self, client: Any, bucket: str, root: str) -> None:
         self.client, self.bucket, self.root = client, bucket, root
@@ -39,5 +46,5 @@ class MachineStore:
         return content
 
     def put(self, name: str, content: bytes) -> None:
-        """Write `out/<name>`."""
+        """Write `content` to `out/<name>`."""
         self.client.put_object(Bucket=self.bucket, Key=f"{self.root}/out/{name}", Body=content)

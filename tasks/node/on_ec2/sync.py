@@ -1,9 +1,9 @@
 """Transfer files between a rented machine's disk and S3.
 
-The inbox downloads the files that the controller's manifest names. The outbox uploads this node's
-folder, records first. The folder belongs to the user whose code is measured, while this process is
-root. Therefore the outbox follows no links, waits for no pipes, and reads only regular files of
-that user.
+The inbox downloads the files that the controller (the process that launched the machine) lists in
+its manifest. The outbox uploads the files in this node's folder, measurement records first. The
+folder belongs to the user whose code is measured, while this process is root. Therefore the outbox
+follows no links, waits for no pipes, and reads only regular files of that user.
 """
 
 import hashlib
@@ -25,15 +25,16 @@ from .s3 import FAULTS
 _INCOMING = re.compile(
     r"workloads/[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}|(node|data|plan|go|done)(-\d+)?\.json"
 )
-# a plan needs its workloads, and go needs the plan; done ends the agents
+# The order of downloads. A plan needs its workloads, and `go` needs the plan. `done` ends the
+# agent.
 _PLACED = ("workloads", "node", "data", "plan", "go", "done")
 
 
 class Inbox:
     """Downloads the controller's files into `directory`.
 
-    `get(name)` returns the content of an S3 object. It raises FAULTS if the request fails or the
-    object does not exist yet.
+    `get(name)` returns the content of an S3 object. It raises an exception in FAULTS if the request
+    fails or the object does not exist yet.
     """
 
     def __init__(self, directory: Path, get: Callable[[str], bytes]) -> None:
@@ -41,13 +42,17 @@ class Inbox:
         self._placed: dict[str, str] = {}
 
     def rank(self) -> int:
-        """Return this machine's index in the cluster. Raises FAULTS while it has none."""
+        """Return this machine's rank in the cluster.
+
+        Raises an exception in FAULTS while the controller has not assigned a rank.
+        """
         return int(json.loads(self._get("node.json"))["node"])
 
     def fetch(self) -> None:
         """Download new and changed files of the manifest, each after the files that it needs.
 
-        Raises FAULTS if the store or the disk fails, or if the manifest names an invalid file.
+        Raises an exception in FAULTS if S3 or the disk fails, or if the manifest has an invalid
+        name.
         """
         files = dict(json.loads(self._get("manifest.json"))["files"])
         for name in files:
@@ -58,37 +63,36 @@ class Inbox:
                 continue
             content = self._get(name)
             if hashlib.sha256(content).hexdigest() != files[name]:
-                break  # newer than the manifest; files that need it wait for the next manifest
+                break  # it is newer than the manifest, so the rest waits for the next manifest
             write_file(self._directory / name, content)
             self._placed[name] = files[name]
 
 
 _OUTGOING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}")
 _RECORDS = "records/"
-# Limits of what one machine may write to the controller's disk, so 1 GiB: the number of records,
-# and
-# also of other files, and the bytes of a file. Of a longer log only the end is uploaded.
+# Limits of one machine's uploads, at most 1 GiB: the number of records, the same number of other
+# files, and the bytes of a file. Of a longer log, only the end is uploaded.
 _MOST_FILES = 1000
 _LARGEST_BYTES = 2**19
-# Minimum seconds between uploads of a file that changes. The controller counts a node as silent
-# after 30 s without a heartbeat.
+# Minimum seconds between uploads of a changing file. A node without a heartbeat for 30 s counts as
+# silent.
 CHANGED_EVERY_S, STEADY_EVERY_S, LOG_EVERY_S = 2.0, 5.0, 10.0
 _RETRY_S = 15.0  # after a failed upload
-# Uploads cost money, and user code decides how many files it rewrites. So all uploads but
-# heartbeats share this budget. Files above the budget wait, and records go first. The dollar caps
-# include the budget (tasks/providers/ec2/prices.py).
+# Uploads cost money, and user code decides how often it rewrites files. All uploads except
+# heartbeats therefore share this budget. Files above the budget wait, and records go first. The
+# spending caps include the budget (tasks/providers/ec2/prices.py).
 UPLOADS_AT_ONCE = 150.0
 UPLOADS_PER_HOUR = 1800.0
 _HEARTBEAT = "heartbeat.json"
-Mark = tuple[int, int, int]  # inode, last write in ns, bytes; it changes with the file
+Mark = tuple[int, int, int]  # inode, modification time in ns, bytes; changes with the content
 
 
 @dataclass
 class UploadState:
-    """The state of the uploads of one file.
+    """The upload state of one file.
 
-    mark: identifies the content of the file at the last upload.
-    due_at: the time.monotonic() before which the file is not uploaded again.
+    mark: identifies the content at the last upload; None if the file was not uploaded yet.
+    due_at: time on the clock time.monotonic() before which the file is not uploaded again.
     """
 
     mark: Mark | None = None
@@ -98,8 +102,8 @@ class UploadState:
 class Outbox:
     """Uploads the files of `folder` and of its subfolder `records`.
 
-    Only files of the user id `owner` are uploaded. `put(name, content)` uploads a file and raises
-    FAULTS.
+    Only files of the user id `owner` are uploaded. `put(name, content)` uploads a file, and raises
+    an exception in FAULTS if that fails.
     """
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
@@ -110,9 +114,9 @@ class Outbox:
     def carry(self, *, until: float = math.inf, due_only: bool = True) -> None:
         """Upload new and changed files until time.monotonic() reaches `until`.
 
-        `due_only` leaves out files that were uploaded, or failed, shortly before. If an upload
-        fails, the first error is raised after all files were tried. A bad file then does not delay
-        the heartbeat.
+        If `due_only` is True, skip files that were uploaded, or failed, a moment ago. If uploads
+        fail, the first error is raised after all files have been tried, so that a bad file does not
+        delay the heartbeat.
         """
         first_error = None
         for name in self.waiting():
@@ -130,10 +134,10 @@ class Outbox:
             raise first_error
 
     def waiting(self) -> list[str]:
-        """Return the names of new and changed files: records, other files, logs.
+        """Return the names of new and changed files: first records, then other files, then logs.
 
-        A record is uploaded once. Records and other files have separate limits, so that many other
-        files do not block records.
+        A record is uploaded only once. Records and other files have separate limits, so that many
+        other files cannot block records.
         """
         count, found = Counter(map(_is_record, self._states)), []
         for name, mark in self._marks():
@@ -147,11 +151,14 @@ class Outbox:
         return sorted(found, key=lambda name: (not _is_record(name), _is_log(name), name))
 
     def records_wait(self) -> bool:
-        """Return True if a record was not uploaded yet."""
+        """Return True if a record has not been uploaded yet."""
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
-        """Take one upload from the budget, except for heartbeats. Return False if none is left."""
+        """Take one upload from the budget. Return False if the budget is used up.
+
+        Heartbeats are always allowed and need no budget.
+        """
         if name == _HEARTBEAT:
             return True
         now = time.monotonic()
@@ -162,9 +169,12 @@ class Outbox:
         return allowed
 
     def _upload(self, name: str) -> None:
-        """Upload a file. If it is too large, upload the reason in `refused.json` instead."""
+        """Upload a file. If the file is too large, upload the reason in `refused.json` instead.
+
+        Does nothing if the file may not be read.
+        """
         read = self._read(name)
-        if read is None:  # it is gone, or no file of the owner any more
+        if read is None:  # it is gone, or it is no longer a regular file of the owner
             return
         content, mark = read
         if len(content) > _LARGEST_BYTES:
@@ -177,7 +187,10 @@ class Outbox:
         self._states[name] = UploadState(mark, time.monotonic() + pause_s)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Yield the name and a mark, which changes with the content, of each file to upload."""
+        """Yield (name, mark) for each file in the folder that may be uploaded.
+
+        The mark changes when the content changes.
+        """
         for within in ("", _RECORDS):
             with suppress(OSError), self._opened(within) as descriptor:
                 for file in filter(_OUTGOING.fullmatch, os.listdir(descriptor)):
@@ -192,8 +205,8 @@ class Outbox:
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
         """Return the content and the mark of a file; None if it may not be uploaded.
 
-        The content is the end of a log. For other files, it is at most a byte more than the size
-        limit.
+        For a log, the content is the last _LARGEST_BYTES bytes. For other files, it is cut one byte
+        after this limit.
         """
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:
@@ -209,9 +222,9 @@ class Outbox:
 
     @contextmanager
     def _opened(self, within: str) -> Iterator[int]:
-        """Open the folder or its subfolder `records`, and yield its file descriptor.
+        """Open the folder or its subfolder `records`, and yield the file descriptor.
 
-        The user can replace `records` by a link, which O_NOFOLLOW refuses.
+        Raises OSError if the user has replaced `records` by a link, because of O_NOFOLLOW.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         descriptor = os.open(f"{self.folder}/{within}".rstrip("/"), flags)

@@ -1,13 +1,14 @@
 """Apply a parallelisation strategy, such as DDP or FSDP, to a model.
 
-ddp     every device holds the whole state; gradients are summed in buckets during the backward pass
-fsdp    weights, gradients and optimizer states are sharded; weights are gathered a block at a time
+ddp     each device holds the whole model; gradients are averaged in buckets during the backward
+        pass
+fsdp    weights, gradients and optimizer states are sharded; weights are gathered block by block
 zero2   fsdp, but gathered weights stay on the device from the forward to the backward pass
 zero1   ddp, but each rank's optimizer updates a share of the weights and sends it to all ranks
 ddp-fp16, ddp-powersgd, ddp-mstopk
         ddp with compressed gradients (compression.py)
 ps-1, ps-2, ps-4
-        ddp with gradients averaged by parameter servers (servers.py)
+        ddp with gradients averaged by 1, 2 or 4 parameter servers (servers.py)
 tables  ddp with each embedding table on one rank (tables.py)
 adasum, adasum-delta
         ddp with gradients, or weight changes, combined by Adasum instead of averaged (adasum.py)
@@ -63,11 +64,13 @@ def strategy(
 ) -> Strategy:
     """Return a function (model, optimizer, group) -> module that applies strategy `name`.
 
-    The function wraps the model and makes the optimizer train the wrapped parameters. Every rank of
-    the group must call it. `machines` lists the number of devices of each machine, in rank order.
-    Raises ValueError if the name is unknown, or if the strategy does not support the machines, the
-    switches or the device. The returned function raises ValueError if the strategy cannot train the
+    The returned function wraps the model, and makes the optimizer train the wrapped parameters.
+    Every rank of the group must call it. It raises ValueError if the strategy does not support the
     model or the optimizer.
+
+    machines: the number of devices of each machine, in rank order.
+    Raises ValueError if the name is unknown, or if the strategy does not support the machines, the
+    switches or the device.
     """
     refuse(name, switches, device, machines)
 
@@ -100,7 +103,7 @@ def strategy(
 
 
 def communicates_always(name: str) -> bool:
-    """Return True if a step of the strategy sends weights or activations even inside `no_sync`."""
+    """Return True if steps of the strategy send weights or activations even inside `no_sync`."""
     return name in (FSDP, ZERO2, ZERO1, TABLES, *TENSOR)
 
 
@@ -111,7 +114,10 @@ def _hook(
     group: dist.ProcessGroup,
     machines: Sequence[int],
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return the state and the DDP communication hook of strategy `name`."""
+    """Return (state, DDP communication hook) for strategy `name`.
+
+    For adasum-delta, also register step hooks on the optimizer.
+    """
     if name == FP16:
         return group, fp16_compress_hook
     if name == POWERSGD:
@@ -131,10 +137,11 @@ def _hook(
 
 
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
-    """Replace `optimizer.step` by the step of a ZeroRedundancyOptimizer of the same class.
+    """Replace `optimizer.step` by the step of a ZeroRedundancyOptimizer with the same class.
 
-    Each rank updates whole parameters, so the weights equal those of DDP bit for bit. Raises
-    TypeError if the optimizer's class cannot be constructed from its parameter groups and defaults.
+    Each parameter is updated as a whole by one rank, so the weights equal those of DDP bit for bit.
+    Raises TypeError if the optimizer's class cannot be constructed from its parameter groups and
+    defaults.
     """
     kind = type(optimizer)
     known = signature(kind).parameters
@@ -161,9 +168,9 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
 
 
 def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
-    """Shard the parameters of a model that is in host memory, one block at a time.
+    """Shard the parameters of a model in host memory, block by block.
 
-    The whole model then never has to fit on a device. Afterwards `optimizer` trains the shards.
+    The whole model never has to fit on a device. Afterwards, `optimizer` trains the shards.
     `options` are passed to `fully_shard`.
     """
     whole = dict(model.named_parameters())
@@ -177,7 +184,7 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
 
 
 def _cut_as(shard: nn.Parameter, values: Tensor) -> Tensor:
-    """Return this rank's part of `values`, sharded like the parameter `shard`.
+    """Return `values` sharded like the parameter `shard`, or unchanged if `shard` is not sharded.
 
     `values` must be equal on all ranks.
     """

@@ -2,23 +2,22 @@
 
 [Maleki et al. 2020, "Scaling distributed training with adaptive summation"]
 
-    Adasum(a, b) = (1 - a.b / 2 |a|^2) a + (1 - a.b / 2 |b|^2) b      for each parameter
+    Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b      for each parameter
 
 Adasum adds orthogonal vectors and averages parallel vectors. If one vector is zero, the result is
 the other vector. Dot products are summed in float64.
 
 adasum        combines gradients in a hook of DistributedDataParallel, before the optimizer's step
-adasum-delta  each rank takes its optimizer's step; then the changes of the weights are combined
+adasum-delta  each rank takes its optimizer's step; then the weight changes are combined
 
 The algorithm is recursive halving and doubling over P = 2^m ranks. At level k, ranks r and r xor
-2^k hold the same part of two vectors:
-  1. Each rank keeps half of the part and sends the other half.
-  2. Three float64 dot products per parameter are summed over the 2^(k+1) ranks that share the two
-     vectors.
+2^k hold the same segment of two different vectors:
+  1. Each rank keeps half of its segment and sends the other half to its partner.
+  2. Three dot products per parameter are summed over the 2^(k+1) ranks that share the two vectors.
   3. Each rank combines its half.
 After the last level, the halves are sent back. A rank sends 2 (P - 1) / P of the values, as in a
 ring all-reduce, and 24 m (m + 1) / 2 bytes per parameter tensor. Each entry is combined by one rank
-and then distributed. Therefore all ranks have the same bits, and a NaN of one rank reaches all
+and then distributed. Therefore all ranks end with the same bits, and a NaN of one rank reaches all
 ranks.
 """
 
@@ -37,18 +36,18 @@ from torch.futures import Future
 from .messages import completed, exchange
 
 GRADIENTS, DELTAS = ADASUM = ("adasum", "adasum-delta")
-_BLOCK = 2**18  # values converted to float64 at a time, so that they fit in a processor's cache
+_BLOCK = 2**18  # values converted to float64 at a time, so that they fit in the CPU's cache
 
 
 def combine_gradients(
     group: dist.ProcessGroup,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Replace a bucket's gradients by their Adasum over ranks: the DDP hook of adasum.
+    """Replace a bucket's gradients by their Adasum over ranks. This is adasum's DDP hook.
 
     DDP never divides a parameter among buckets, so each dot product covers a whole parameter. The
-    hook waits for its messages. Otherwise ranks might send several buckets in different orders.
-    Raises RuntimeError if the gradients are sparse.
+    hook blocks until its messages are exchanged, so that all ranks exchange buckets in the same
+    order. Raises RuntimeError if the gradients are sparse.
     """
     values = bucket.buffer()
     if values.is_sparse:
@@ -62,11 +61,10 @@ def combine_gradients(
 
 @dataclass
 class Changes:
-    """The weights of a rank with strategy adasum-delta, and their values before the step.
+    """The state of strategy adasum-delta on a rank: the weights, and their values before a step.
 
-    `is_due` is True after DDP has called its hook for the last bucket of a step. A step inside
-    `no_sync`, which is timed without communication, calls no hook. `combine` then exchanges
-    nothing.
+    `is_due` is True after DDP has called its hook for the last bucket of a step. In a step inside
+    `no_sync`, which is timed without communication, DDP calls no hook, so `combine` does nothing.
     """
 
     group: dist.ProcessGroup
@@ -75,13 +73,16 @@ class Changes:
     before: Tensor | None = None
 
     def remember(self, *_: Any) -> None:
-        """Copy the weights before the optimizer's step (a step pre-hook)."""
+        """Copy the weights before the optimizer's step. This is a step pre-hook."""
         if self.is_due:
             self.before = self._flat()
 
     @torch.no_grad()
     def combine(self, *_: Any) -> None:
-        """Replace the step's weight changes by their Adasum over ranks (a step post-hook)."""
+        """Replace the step's weight changes by their Adasum over ranks. This is a step post-hook.
+
+        Does nothing if the step did not communicate.
+        """
         if not self.is_due or self.before is None:
             return
         sizes = [weight.numel() for weight in self.weights]
@@ -101,7 +102,7 @@ def leave_gradients(
     changes: Changes,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Keep each rank's own gradients without averaging: the DDP hook of adasum-delta."""
+    """Leave each rank's gradients as they are. This is adasum-delta's DDP hook."""
     changes.is_due |= bucket.is_last()
     return completed(bucket.buffer())
 
@@ -109,14 +110,15 @@ def leave_gradients(
 def combine(
     values: Tensor, sizes: Sequence[int], group: dist.ProcessGroup, distance: int = 1
 ) -> None:
-    """Replace the tensor `values` by its Adasum over the 2^m ranks of `group`.
+    """Replace the tensor `values` in place by its Adasum over the 2^m ranks of `group`.
+
+    Every rank must call this function.
 
     values: a one-dimensional tensor with the values of several parameters, one after another.
     sizes: the number of elements of each parameter in `values`.
-    distance: callers leave it at 1. A rank exchanges halves with the rank `distance` away, combines
-        its half, recurses with twice the distance, and sends the combined half back.
-    Every rank must call it. Raises RuntimeError if a rank does not respond within the group's
-    timeout.
+    distance: callers leave this at 1. A rank exchanges halves with the rank at this distance,
+        combines its half, recurses with twice the distance, and sends the combined half back.
+    Raises RuntimeError if a rank does not respond within the group's timeout.
     """
     rank = dist.get_rank(group)
     if distance == dist.get_world_size(group):
@@ -145,7 +147,7 @@ def combine(
 
 
 def _dots(first: Tensor, second: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return first.second, |first|^2 and |second|^2 for each parameter.
+    """Return the dot products (first.second, first.first, second.second) of each parameter.
 
     The result is a float64 tensor of shape (parameters, 3). `sizes` has the number of elements of
     each parameter.

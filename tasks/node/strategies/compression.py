@@ -1,21 +1,21 @@
 """Compress gradients in communication hooks of DistributedDataParallel.
 
-ddp-fp16      torch's hook: gradients are summed as 16-bit numbers
-ddp-powersgd  torch's hook: a matrix is sent as a product of two narrow matrices, with error
+ddp-fp16      torch's hook: gradients are averaged in 16-bit floats
+ddp-powersgd  torch's hook: a matrix is sent as the product of two narrow matrices, with error
               feedback
 ddp-mstopk    only the largest entries are sent between machines, with error feedback. For M
               machines of n devices, a bucket of d values and density p:
                 1. Each machine sums the gradient. Each of its devices holds d/n of the sum.
-                2. A device adds its residual and picks the largest p d/n entries. The rest is its
-                   new residual.
-                3. Devices with the same index on all machines exchange the picked entries as
-                   (position, value).
+                2. A device adds its residual and picks the largest p d/n entries. The other entries
+                   become its new residual.
+                3. The devices with the same index on all machines exchange their picked entries as
+                   (position, value), and sum them.
                 4. Each machine gathers the sums of its devices.
-              All ranks sum in the same order and so have the same bits [Shi et al. 2021].
+              All ranks sum in the same order, so they end with the same bits [Shi et al. 2021].
 
-ddp-powersgd and ddp-mstopk do not compress until DistributedDataParallel has rebuilt its buckets,
-after the first step. MSTopK sends entries that are not finite first, so every rank receives them as
-in ddp.
+ddp-powersgd and ddp-mstopk do not compress the first steps, because DistributedDataParallel
+rebuilds its buckets after the first step. MSTopK picks entries that are not finite first, so that
+every rank receives them as in ddp.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -35,18 +35,18 @@ from .mstopk import largest
 
 FP16, POWERSGD, MSTOPK = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 
-DENSITY = 0.01  # share of the entries that is sent, as in Shi et al. (2021)
+DENSITY = 0.01  # fraction of the entries that is sent, as in Shi et al. (2021)
 POWERSGD_RANK = 4  # loses no accuracy on the tasks of Vogels et al. (2019), who try 1, 2 and 4
-_DENSE_STEPS = 2  # the minimum of torch's PowerSGD; the warm-up is as long
+_DENSE_STEPS = 2  # the minimum of torch's PowerSGD, and the default number of warm-up steps
 
 
 def powersgd_hook(
     state: PowerSGDState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Run torch's PowerSGD hook, and wait for its messages.
+    """Run torch's PowerSGD hook, and block until its messages are exchanged.
 
-    If several buckets were exchanged at once, gloo's two threads would wait for each other.
+    If several buckets were exchanged at the same time, gloo's two threads could deadlock.
     """
     exchanged = powerSGD_hook(state, bucket)
     exchanged.wait()
@@ -63,8 +63,9 @@ def powersgd_state(group: dist.ProcessGroup) -> PowerSGDState:
 class SparseExchange:
     """The state of `sparse_hook` on a rank.
 
-    `machines` lists the number of devices of each machine; all are equal. `residuals` maps the
-    index of a bucket to the entries that this rank has not sent yet. `steps` counts finished steps.
+    `machines` lists the number of devices of each machine; all are equal. `density` is the fraction
+    of the entries that is sent. `residuals` maps the index of a bucket to the values that this rank
+    has not sent yet. `steps` counts finished steps.
     """
 
     group: dist.ProcessGroup
@@ -74,11 +75,11 @@ class SparseExchange:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def summed(self, index: int, gradient: Tensor) -> Tensor:
-        """Return the sum over ranks of the largest entries of their `gradient`.
+        """Return the sum of `gradient` over ranks, reduced to the largest entries.
 
-        Gradient and sum have shape (d,). Residuals of earlier steps are added first. Entries that
-        are not sent become the new residual of bucket `index`. Every rank must call it. Raises
-        RuntimeError if a rank does not respond within the group's timeout.
+        `gradient` and the result have shape (d,). The residual of earlier steps is added first.
+        Entries that are not sent become the new residual of bucket `index`. Every rank must call
+        this method. Raises RuntimeError if a rank does not respond within the group's timeout.
         """
         devices, share = self.machines[0], ceil(len(gradient) / self.machines[0])
         machine, place = divmod(dist.get_rank(self.group), devices)
@@ -91,7 +92,7 @@ class SparseExchange:
         if index not in self.residuals:
             self.residuals[index] = torch.zeros_like(received[0])
         own = self.residuals[index]
-        for theirs in received:  # in place, since a bucket may be one large embedding table
+        for theirs in received:  # in place, because a bucket may be a large embedding table
             own += theirs
         count = ceil(self.density * share)
         picked = largest(own, count)
@@ -108,9 +109,9 @@ def sparse_hook(
     state: SparseExchange,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Average a bucket's largest entries over ranks: the DDP hook of ddp-mstopk.
+    """Average a bucket's largest entries over ranks. This is ddp-mstopk's DDP hook.
 
-    In the first steps, all entries are averaged.
+    In the first _DENSE_STEPS steps, all entries are averaged.
     """
     gradient = bucket.buffer()
     is_dense = state.steps < _DENSE_STEPS

@@ -1,8 +1,8 @@
 """Arrange ranks in a grid for tensor parallelism, and exchange activations and weights in it.
 
-P ranks form `rows` x `columns` x `depth`. The ranks of one row hold different features of the same
-samples. The ranks of one column hold the same outputs of a weight. The ranks along the depth hold
-copies of the same block of a weight.
+P ranks form a grid of `rows` x `columns` x `depth`. The ranks of a row hold different features of
+the same samples. The ranks of a column hold the blocks of a weight for the same outputs. The ranks
+along the depth hold copies of the same block of a weight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Peers = tuple[int, ...]
 
 
 def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return the rows, columns and depth of the grid of strategy `name` with `ranks` ranks.
+    """Return (rows, columns, depth) of the grid that `ranks` ranks form in strategy `name`.
 
     Returns None if this number of ranks cannot form such a grid.
     """
@@ -39,12 +39,12 @@ def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class Grid:
-    """The ranks in the grid with which a rank communicates. Each tuple includes the rank itself.
+    """The peers of this rank in the grid. Each tuple of ranks includes the rank itself.
 
     row: the ranks that together hold all features of this rank's samples.
-    column: the ranks that together hold all inputs of this rank's outputs of a weight.
-    depth: the ranks that hold copies of the same block of a weight.
-    features: the ranks that hold the same features of activations, for all samples together.
+    column: the ranks that together hold all inputs of a weight for this rank's outputs.
+    depth: the ranks that hold a copy of this rank's block of a weight.
+    features: the ranks that hold the same features as this rank, together for all samples.
     """
 
     group: dist.ProcessGroup
@@ -55,9 +55,9 @@ class Grid:
 
     @classmethod
     def of(cls, name: str, group: dist.ProcessGroup) -> Grid:
-        """Return this rank's grid for strategy `name` in `group`.
+        """Return this rank's peers for strategy `name` in `group`.
 
-        The ranks of a row are consecutive, so that they share a machine if possible.
+        The ranks of a row are consecutive, so that they are on the same machine if possible.
         """
         world = dist.get_world_size(group)
         rows, columns, depth = shape_of(name, world) or (1, 1, world)
@@ -68,7 +68,7 @@ class Grid:
 
     @property
     def is_flat(self) -> bool:
-        """True if the grid is a single row."""
+        """Return True if the grid is a single row."""
         return len(self.column) == 1
 
     def share(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
@@ -76,31 +76,31 @@ class Grid:
         return values.chunk(len(peers), dim)[peers.index(dist.get_rank(self.group))]
 
     def gathered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """Concatenate the values of all peers along `dim` (an all-gather)."""
+        """All-gather: concatenate the `values` of all peers along `dim`."""
         if len(peers) == 1:
             return values
         return torch.cat(swap([values.contiguous()] * len(peers), peers, self.group), dim)
 
     def scattered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """Sum `values` over peers, and return this rank's chunk along `dim` (a reduce-scatter)."""
+        """Reduce-scatter: sum `values` over peers, and return this rank's chunk along `dim`."""
         if len(peers) == 1:
             return values
         return torch.stack(swap(values.chunk(len(peers), dim), peers, self.group)).sum(dim=0)
 
     def turned(self, values: Tensor, split: int, joined: int) -> Tensor:
-        """Exchange chunks of `values` with the ranks of the row (an all-to-all).
+        """All-to-all: exchange chunks of `values` with the ranks of the row.
 
-        `values` are split along dimension `split`, with one chunk for each rank. The received
-        chunks are joined along dimension `joined`.
+        `values` is split along dimension `split` into one chunk for each rank. The received chunks
+        are concatenated along dimension `joined`.
         """
         return torch.cat(swap(values.chunk(len(self.row), split), self.row, self.group), joined)
 
     def turned_back(self, values: Tensor, split: int, joined: int) -> Tensor:
-        """Undo the exchange that `turned` makes with the same arguments."""
+        """Undo `turned` with the same arguments."""
         return self.turned(values, joined, split)
 
     def summed(self, values: Tensor, peers: Peers) -> Tensor:
-        """Return the sum over `peers` of their `values`, with the same bits on all peers.
+        """All-reduce: return the sum of `values` over `peers`, with the same bits on all peers.
 
         `values` and the sum have shape (n,).
         """
@@ -109,22 +109,19 @@ class Grid:
 
 
 def gather(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """Concatenate the `x` of the row's ranks along `dim`. The backward pass is a reduce-scatter."""
+    """All-gather `x` over the row's ranks along `dim`. The backward pass is a reduce-scatter."""
     return _exchanged(x, grid.gathered, grid.scattered, dim, grid.row)
 
 
 def scatter(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """Sum `x` over the row's ranks, and return this rank's chunk along `dim`.
-
-    The backward pass is an all-gather.
-    """
+    """Reduce-scatter `x` over the row's ranks along `dim`. The backward pass is an all-gather."""
     return _exchanged(x, grid.scattered, grid.gathered, dim, grid.row)
 
 
 def turn(x: Tensor, split: int, joined: int, grid: Grid) -> Tensor:
-    """Split `x` along `split`, exchange chunks in the row, and join them along `joined`.
+    """All-to-all in the row: split `x` along `split`, and concatenate the chunks along `joined`.
 
-    This is an all-to-all. The backward pass is the inverse all-to-all.
+    The backward pass is the inverse all-to-all.
     """
     return _exchanged(x, grid.turned, grid.turned_back, split, joined)
 
@@ -135,7 +132,10 @@ def _exchanged(x: Tensor, *exchange: Any) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """A differentiable exchange. The backward pass makes the inverse exchange of gradients."""
+    """A differentiable exchange.
+
+    The backward pass applies the transposed exchange to the gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Any, transposed: Any, *where: Any) -> Any:
@@ -151,7 +151,7 @@ class Summa(torch.autograd.Function):
     """A linear layer on a q x q grid, computed by the SUMMA algorithm.
 
     The input `x` has shape (..., in / q). This rank's block of the weight has shape (out / q,
-    in / q). The result, this rank's outputs, has shape (..., out / q).
+    in / q). The result has shape (..., out / q).
     """
 
     @staticmethod

@@ -13,10 +13,10 @@ Message = tuple[Tensor, int]  # the tensor, and the group rank of its receiver o
 def exchange(
     sends: Iterable[Message], receives: Iterable[Message], group: dist.ProcessGroup
 ) -> None:
-    """Send and receive messages at the same time, and wait until all are done.
+    """Send and receive messages at the same time, and wait until all are complete.
 
-    Empty tensors and messages of a rank to itself are skipped. Raises RuntimeError if a peer does
-    not respond within the group's timeout.
+    Empty messages, and messages of this rank to itself, are skipped. Raises RuntimeError if a peer
+    does not respond within the group's timeout.
     """
     operations = [
         dist.P2POp(operation, tensor, group=group, group_peer=peer)
@@ -34,11 +34,11 @@ def swap(
     group: dist.ProcessGroup,
     received: list[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Send `sends[i]` to `peers[i]`, and return the tensor that each peer sends to this rank.
+    """Send `sends[i]` to `peers[i]`, and return the tensors that the peers send to this rank.
 
-    `peers` are ranks in the group and include this rank. Pass `received`, the tensors to receive
-    into, if sent and received sizes differ. A rank exchanges with one peer at a time, because
-    several exchanges at once would overload its link.
+    `peers` are ranks in the group and include this rank. If sent and received shapes differ, pass
+    the tensors to receive into as `received`. A rank exchanges with one peer at a time, because
+    simultaneous exchanges would overload its link.
     """
     sends = [tensor.contiguous() for tensor in sends]
     received = [torch.empty_like(tensor) for tensor in sends] if received is None else received
@@ -51,7 +51,7 @@ def swap(
 
 
 def completed(values: Tensor) -> Future[Tensor]:
-    """Return a completed future of `values`, as DistributedDataParallel expects from a hook."""
+    """Return a completed future with result `values`, as DDP expects from a hook."""
     future: Future[Tensor] = Future()
     future.set_result(values)
     return future

@@ -2,11 +2,10 @@
 
 [Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters"]
 
-Bisection between the mean and the largest magnitude finds a threshold for the k-th magnitude. Each
-iteration costs a comparison and a count. Two thresholds enclose the k-th magnitude: at most k
-entries lie above the upper threshold, and at least k above the lower threshold. The result is all
-entries above the upper threshold, and entries between the two that are spread over the vector, so
-that no positions are preferred.
+Bisection finds two thresholds that enclose the k-th largest magnitude. Each iteration costs a
+comparison and a count. At most k entries lie above the upper threshold, and at least k above the
+lower threshold. The result has all entries above the upper threshold, and as many
+entries between the two thresholds as are missing, at equal intervals: no positions are preferred.
 """
 
 from math import isfinite
@@ -14,14 +13,16 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-PASSES = 30  # halvings, after which the bracket has 1e-9 of its first width
-_NARROW = 0.2  # once candidates are at most this share of entries, passes look only at candidates
+PASSES = 30  # maximum number of iterations; the bracket then has 1e-9 of its first width
+_NARROW = 0.2  # below this fraction of candidates, later iterations look only at the candidates
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """Return the ascending positions of about the `count` largest magnitudes in `values`.
+    """Return the positions of the `count` largest magnitudes in `values`, in ascending order.
 
-    Values that are not finite count as the largest, so that all ranks receive them.
+    Magnitudes close to the `count`-th largest may be confused. Values that are not finite count as
+    the largest, so that all ranks receive them. If `count` is larger than the number of values, all
+    positions are returned.
     """
     if count >= len(values):
         return torch.arange(len(values), device=values.device)
@@ -51,9 +52,10 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
-    """Return the sorted positions of `count` True entries, taken from `first` before `then`.
+    """Return the positions of `count` True entries, in ascending order.
 
-    Entries of `then` are taken at equal intervals. `first` and `then` are boolean masks of the same length.
+    `first` and `then` are boolean masks of the same length. Entries of `first` take precedence.
+    Entries of `then` are taken at equal intervals.
     """
     taken = torch.nonzero(first).flatten()[:count]
     left, others = count - len(taken), torch.nonzero(then).flatten()

@@ -1,4 +1,7 @@
-"""Refuse setups that a strategy cannot train. Each function raises ValueError with the reason."""
+"""Refuse models, optimizers and machines that a strategy does not support.
+
+Each function `refuse...` raises ValueError with the reason.
+"""
 
 from collections.abc import Sequence
 
@@ -32,7 +35,7 @@ def shares_out(name: str) -> bool:
 
 
 def refuse(name: str, switches: str, device: torch.device, machines: Sequence[int]) -> None:
-    """Raise ValueError if the strategy is unknown or does not support the other arguments.
+    """Raise ValueError if the strategy is unknown, or does not support the other arguments.
 
     `machines` lists the number of devices of each machine.
     """
@@ -40,7 +43,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
     if not fits(name, machines):
         layout = "+".join(map(str, machines))
-        raise ValueError(f"strategy {name} does not support {layout} devices; use {DDP}")
+        raise ValueError(f"strategy {name} cannot use machines with {layout} devices; use {DDP}")
     if switches != NONE and name in (*TENSOR, TABLES):
         raise ValueError(f"strategy {name} does not support the switches {switches}; use {DDP}")
     if OFFLOAD in on(switches) and not shares_out(name):
@@ -49,12 +52,12 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         )
     if OFFLOAD in on(switches) and device.type == "cpu":
         raise ValueError(
-            f"switch {OFFLOAD} has no effect on a CPU: the states are in host memory already"
+            f"switch {OFFLOAD} has no effect on a CPU: the states are already in host memory"
         )
 
 
 def fits(name: str, machines: Sequence[int]) -> bool:
-    """Return True if the strategy can run on machines with these numbers of devices."""
+    """Return True if the strategy can use machines with these numbers of devices."""
     ranks = sum(machines)
     if name in TENSOR:
         return shape_of(name, ranks) is not None
@@ -118,7 +121,10 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
 
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if the optimizer's update of a weight may depend on other weights."""
+    """Raise ValueError if the strategy does not support the optimizer or its step hooks.
+
+    Tensor parallelism needs an optimizer that updates each entry of a weight independently.
+    """
     kind = type(optimizer)
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
@@ -135,6 +141,6 @@ def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
         )
     if name == DELTAS and not getattr(kind.step, "hooked", False):
         raise ValueError(
-            f"{name}: the optimizer {kind.__name__} does not call step hooks as torch's"
-            f" optimizers do; use {DDP}"
+            f"{name}: the optimizer {kind.__name__} does not call step hooks, unlike torch's"
+            f" optimizers; use {DDP}"
         )

@@ -20,11 +20,11 @@ def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter, Cut]]) -> None:
-    """Make `optimizer` train new parameters.
+    """Make `optimizer` train new parameters instead of old parameters.
 
-    `replaced` maps an old parameter to its new parameter, and to a function that cuts the new
-    values from the old values. The function also cuts optimizer states with the shape of the old
-    parameter, such as Adagrad's sums.
+    `replaced` maps an old parameter to (new parameter, cut). The function `cut` returns the new
+    parameter's share of a tensor with the old shape. It is applied to optimizer states with this
+    shape, such as Adagrad's sums.
     """
     for held in optimizer.param_groups:
         held["params"] = [
@@ -39,9 +39,9 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
 
 
 def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """Return the `value` of each rank, in rank order. Every rank must call it.
+    """Gather `value` from all ranks, and return the values in rank order.
 
-    Without a group, returns `[value]`.
+    Every rank of the group must call this function. Without a group, returns `[value]`.
     """
     if group is None:
         return [value]
@@ -51,7 +51,10 @@ def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which a backward pass does not communicate gradients."""
+    """Return a context manager in which backward passes do not communicate gradients.
+
+    It has no effect on a module that is neither FSDP nor DDP.
+    """
     if isinstance(module, FSDPModule):
         return _unsharded_gradients(module)
     if isinstance(module, DistributedDataParallel):

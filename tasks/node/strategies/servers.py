@@ -1,14 +1,15 @@
 """Average gradients through parameter servers [Li et al. 2014].
 
-    ps-S    the first device of each of the first S machines trains, and serves 1/S of each bucket
+    ps-S    the first device of each of the first S machines trains and is also a server, which
+            averages 1/S of each gradient bucket
 
 Ranks push gradients and pull their mean, so every rank takes the same optimizer step as in ddp. On
-P machines of one device, a server receives (P - 1) / S of the gradient bytes and sends as many; a
-rank of a ring all-reduce sends and receives 2 (P - 1) / P.
+P machines with one device each, a server receives (P - 1) / S of the gradient bytes, and sends the
+same amount. In a ring all-reduce, a rank sends and receives 2 (P - 1) / P of the gradient bytes.
 
-In round r of a push, rank i sends to rank i + r if that rank is a server. In round r of a pull,
-server i sends to rank i + r. A server therefore exchanges with one peer at a time. Buckets are
-exchanged one after another while the backward pass continues.
+In round r of a push, rank i sends to rank i + r (modulo P) if that rank is a server. In round r of
+a pull, server i sends to rank i + r. A server therefore exchanges with one peer at a time. Buckets
+are exchanged one after another, on a CPU while the backward pass continues.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -42,7 +43,7 @@ def first_devices(name: str, machines: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass
 class Servers:
-    """The state of `average_by_servers` on a rank. `ranks` are the parameter servers."""
+    """The state of `average_by_servers` on a rank. `ranks` are the ranks of the servers."""
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
@@ -51,10 +52,7 @@ class Servers:
     )
 
     def answer(self, values: Tensor, future: Future[Tensor]) -> None:
-        """Set the result of `future` to the mean of `values` over ranks.
-
-        If that fails, set the exception of `future` instead.
-        """
+        """Set the result of `future` to the mean of `values` over ranks, or set its exception."""
         try:
             future.set_result(self.averaged(values))
         except Exception as error:
@@ -62,9 +60,9 @@ class Servers:
 
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
-        """Replace the tensor `values`, of shape (n,), by its mean over ranks, and return it.
+        """Replace `values`, a tensor of shape (n,), by its mean over ranks, and return it.
 
-        Every rank must call it.
+        Every rank must call this method.
         """
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         shares = [values[:0]] * ranks
@@ -84,7 +82,7 @@ def average_by_servers(
     servers: Servers,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Average a bucket over ranks: the DDP hook of the parameter-server strategies.
+    """Average a bucket over ranks. This is the DDP hook of the parameter-server strategies.
 
     On a CPU, a thread exchanges the bucket while the backward pass continues.
     """

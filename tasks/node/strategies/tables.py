@@ -1,16 +1,17 @@
-"""Place each embedding table on one rank, and train the rest of the model in DDP.
+"""Place each embedding table on one rank, and train the rest of the model with DDP.
 
-    tables  each nn.Embedding and nn.EmbeddingBag of an unmodified model is on one rank. The largest
-            tables are placed first, each on the rank with the fewest weights of tables so far.
-            Ranks send their indices to that rank, which returns rows, or sums of rows
-            [Naumov et al. 2019]
+    tables  each nn.Embedding and nn.EmbeddingBag of an unmodified model is on one rank, its owner.
+            Tables are placed in descending order of size, each on the rank with the fewest table
+            weights so far. Ranks send their indices to the owner, which returns rows, or sums of
+            rows [Naumov et al. 2019]
 
 Gradients travel the opposite way, so a step equals that of ddp up to rounding. The bytes that a
-rank sends for a table grow with its samples, not with the table. If the ranks' batches differ, only
-the ranks with the smallest batch hold tables: hosts with much memory then look up rows for hosts
-that compute.
+rank sends for a table grow with the rank's samples, not with the table. If the ranks' batches
+differ, only the ranks with the smallest batch own tables. Hosts with much memory can then look up
+rows for hosts with fast devices.
 
-All ranks must call the tables in the same order, with indices of the same shape in each step.
+All ranks must call the tables in the same order. The shape of a rank's indices must not change
+between steps.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def distribute(
 ) -> nn.Module:
     """Move each embedding table of `model` to one rank, and return the module to call.
 
-    A `Lookup` replaces each table; the module's `lookups` lists them. Every rank of the group must
-    call this function. The first forward pass chooses the rank of each table.
+    A `Lookup` replaces each table. The attribute `lookups` of the returned module lists them. Every
+    rank of the group must call this function. The first forward pass chooses the tables' ranks.
     """
     lookups = []
     for path, table in tables_of(model).items():
@@ -71,9 +72,9 @@ def _choose_owners(
     _: nn.Module,
     *inputs: Any,
 ) -> None:
-    """Choose the rank of each table at the first forward pass. Free the tables of other ranks.
+    """Choose the owner of each table, and free the tables that other ranks own.
 
-    This is a forward pre-hook.
+    This is a forward pre-hook, which does nothing after the first forward pass.
     """
     if lookups[0].owner >= 0:
         return
@@ -92,22 +93,25 @@ def _choose_owners(
 
 
 class Lookup(nn.Module):
-    """A module that replaces a table: it sends indices to the table's rank and returns its rows."""
+    """The replacement of a table, which sends indices to the table's owner and returns rows.
+
+    `owner` is the rank that holds the table; -1 until the first forward pass.
+    """
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup) -> None:
         super().__init__()
-        # in a tuple, so that it is no submodule
+        # The table is in a tuple, so that it is no submodule.
         self.path, self.group, self.table = path, group, (table,)
         self.rank = dist.get_rank(group)
         self.owner, self.size = -1, table.weight.numel()
         self.shapes: list[torch.Size] = []  # shape of each rank's indices
-        # so that autograd calls _Rows on all ranks
+        # An input that requires a gradient makes autograd call _Rows.backward on all ranks.
         self.start = table.weight.new_zeros((), requires_grad=True)
 
     def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
-        """Return the table's rows, or sums of rows, at this rank's indices `input`.
+        """Return the table's rows, or sums of rows, for the indices `input`.
 
-        Raises ValueError if there are other arguments, or if the shape of the indices changes.
+        Raises ValueError if other arguments are passed, or if the shape of the indices changes.
         """
         self.shapes = self.shapes or of_ranks(input.shape, self.group)
         has_others = any(value is not None for value in (*others, *named.values()))
@@ -117,7 +121,7 @@ class Lookup(nn.Module):
                 f" {tuple(self.shapes[self.rank])}; use ddp"
             )
         indices = self.to_owner(input.to(torch.int32), self.shapes)
-        # One lookup of all indices: each lookup would make a dense gradient of the whole table.
+        # Look up the indices of all ranks together, because each lookup makes a dense gradient.
         answers = (
             self.table[0](torch.cat(indices)).split(list(map(len, indices))) if indices else ()
         )
@@ -125,10 +129,10 @@ class Lookup(nn.Module):
         return rows
 
     def to_owner(self, values: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send `values` to the table's rank.
+        """Send `values` to the table's owner.
 
-        Returns the values of all ranks on the table's rank, and an empty list on other ranks.
-        `shapes` has the shape of each rank's values.
+        Returns the values of all ranks if this rank is the owner, and [] on other ranks. `shapes`
+        has the shape of each rank's values.
         """
         mine = shapes if self.rank == self.owner else ()
         received = [values.new_empty(shape) for shape in mine]
@@ -139,15 +143,15 @@ class Lookup(nn.Module):
         return received
 
     def row_shapes(self) -> list[tuple[int, ...]]:
-        """Return, for each rank, the shape of the rows that it receives."""
+        """Return the shape of the rows that each rank receives, in rank order."""
         is_bag, width = isinstance(self.table[0], nn.EmbeddingBag), self.table[0].embedding_dim
         return [(*(shape[:1] if is_bag else shape), width) for shape in self.shapes]
 
 
 class _Rows(torch.autograd.Function):
-    """Sends rows from the table's rank to each rank, and gradients back in the backward pass.
+    """Sends rows from the table's owner to each rank, and gradients back in the backward pass.
 
-    `answers` are the rows for each rank. Only the table's rank passes them.
+    `answers` are the rows for each rank, in rank order. Only the owner passes them.
     """
 
     @staticmethod

@@ -1,24 +1,24 @@
 """Divide linear and transformer layers of an unmodified model among ranks (tensor parallelism).
 
-The ranks form a grid (grid.py). Before divided layers, the ranks of a row exchange activations. A
-rank then has the samples of all ranks in its row, but only a part of the features. After the
-layers, the inverse exchange returns all features of the rank's own samples. The rest of the model
-is data parallel, so a step equals that of ddp up to rounding.
+The P ranks form a grid of [rows, columns, depth] (grid.py). Before divided layers, the ranks of a
+row exchange activations. A rank then has the samples of all ranks in its row, but only some of the
+features. After the layers, the inverse exchange returns all features of the rank's own samples. The
+rest of the model is data parallel, so a step equals that of ddp up to rounding.
 
-tensor-1d    [1, P, 1]  pairs of layers as torch's ColwiseParallel and RowwiseParallel
-                        [Shoeybi et al. 2019]: samples are gathered before the first layer; sums are
-                        scattered after the second layer
-tensor-2d    [q, q, 1]  Y = X W by SUMMA [van de Geijn and Watts 1997; Xu et al. 2021]: a rank has
+tensor-1d    [1, P, 1]  pairs of layers, divided like torch's ColwiseParallel and RowwiseParallel
+                        [Shoeybi et al. 2019]. Samples are gathered before the first layer, and sums
+                        are scattered after the second layer
+tensor-2d    [q, q, 1]  Y = X W by SUMMA [van de Geijn and Watts 1997; Xu et al. 2021]. A rank has
                         one of q x q blocks of X and of W. It gathers its row's blocks of X and its
                         column's blocks of W, with one message per peer. dX = dY W^T and dW = X^T dY
-                        are computed the same way
-tensor-2.5d  [q, q, d]  tensor-2d in d layers of the grid, each with a copy of W and 1/d of the
-                        samples; the copies' gradients are summed [Wang et al. 2021]. q is the
-                        largest number with q q d = P and d >= 2
+                        are computed in the same way
+tensor-2.5d  [q, q, d]  d grids of tensor-2d, each with a copy of W and 1/d of the samples. The
+                        copies' gradients are summed [Wang et al. 2021]. q is the largest number
+                        with q q d = P and d >= 2
 
-These layers are divided: two or more linear layers of an nn.Sequential with only pointwise layers
-and LayerNorm between them (a run), and the layers of an nn.TransformerEncoder. Every rank holds all
-other layers whole, in DistributedDataParallel.
+A run is a sequence of layers that are divided together: the layers of an nn.TransformerEncoder, or
+two or more linear layers of an nn.Sequential with only pointwise layers and LayerNorm between them.
+Every rank holds all other layers whole, in DistributedDataParallel.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ _ENCODER = {
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _COUNTED = (nn.Linear, nn.TransformerEncoderLayer)
-_MIN_LINEAR = 2  # linear layers in a run: for one layer, ranks would exchange as much as for two
+_MIN_LINEAR = 2  # minimum in a run, because one layer would need as much exchange as two layers
 
 Run = list[nn.Module]
 
@@ -58,8 +58,9 @@ def divide(
 ) -> nn.Module:
     """Divide layers of `model` among the ranks of `group`, and return the module to call.
 
-    Afterwards `optimizer` trains this rank's blocks. Their gradients are complete when its step
-    begins. The module's `blocks` are the Blocks.
+    Every rank must call this function. Afterwards, `optimizer` trains this rank's blocks, and sums
+    their gradients over ranks before its step. The attribute `blocks` of the returned module is the
+    `Blocks` object.
     """
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
@@ -87,8 +88,8 @@ def divide(
 class Blocks:
     """This rank's blocks of the divided parameters.
 
-    of: maps a whole parameter to its block, and to the function that cuts the block.
-    copies: maps a block to the ranks that hold a copy of it.
+    of: maps a whole parameter to (its block, the function that cuts the block).
+    copies: maps a block to the ranks that hold a copy of this block, including this rank.
     shapes: the shapes of the last inputs.
     """
 
@@ -98,14 +99,17 @@ class Blocks:
     shapes: list[torch.Size] = field(default_factory=list)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
-        """Cut this rank's block from the parameter `whole`. `copies` are the ranks with a copy."""
+        """Cut this rank's block from the parameter `whole`, register it, and return it.
+
+        `copies` are the ranks with a copy of the block.
+        """
         block = nn.Parameter(cut(whole.detach()).clone(), requires_grad=whole.requires_grad)
         self.of[whole] = block, lambda values: cut(values).clone()
         self.copies[block] = copies
         return block
 
     def refuse_shapes(self, _: nn.Module, *inputs: Any) -> None:
-        """Raise ValueError if the ranks' inputs differ in shape (a forward pre-hook)."""
+        """Raise ValueError if the ranks' inputs differ in shape. This is a forward pre-hook."""
         shapes = [leaf.shape for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
         if shapes != self.shapes:
             by_rank = of_ranks(shapes, self.grid.group)
@@ -118,8 +122,7 @@ class Blocks:
     def sum_gradients(self, *_: Any) -> None:
         """Sum the gradients of copies, and divide all gradients by the number of ranks.
 
-        The division turns the loss into a mean over ranks. The optimizer calls this before its
-        step.
+        The division makes the loss a mean over ranks. This is a step pre-hook of the optimizer.
         """
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
@@ -140,10 +143,9 @@ class Blocks:
 class _Linear(nn.Module):
     """This rank's block of a linear layer.
 
-    On a grid of one row, layers form pairs. The first layer of a pair, for which `opens` is True,
-    takes all features of this rank's samples, and the second layer returns all features. `dim` is
-    the dimension of the inputs that counts samples. `order` permutes the layer's outputs before
-    they are divided.
+    On a grid with one row, layers form pairs. The first layer of a pair has `opens` = True and
+    takes all features of this rank's samples. The second layer returns all features. `dim` is the
+    sample dimension of the inputs. `order` permutes the layer's outputs before they are divided.
     """
 
     def __init__(
@@ -191,10 +193,10 @@ class _Linear(nn.Module):
 
 
 class _Norm(nn.Module):
-    """A LayerNorm whose features are split across the ranks of one grid row.
+    """A LayerNorm whose features are divided among the ranks of a grid row.
 
-    Ranks exchange two numbers per sample. The mean is the mean of the ranks' means. The variance is
-    the mean of the ranks' variances plus the variance of their means.
+    Ranks exchange a mean and a variance per sample. The total mean is the mean of the ranks' means.
+    The total variance is the mean of the ranks' variances plus the variance of the ranks' means.
     """
 
     def __init__(self, blocks: Blocks, layer: nn.LayerNorm) -> None:
@@ -218,7 +220,7 @@ class _Norm(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Self-attention of an nn.TransformerEncoderLayer. Its heads are split across one grid row."""
+    """Self-attention of an nn.TransformerEncoderLayer, with heads divided among a grid row."""
 
     in_proj_bias = None  # keeps torch's layer from its fast path, which needs the whole weights
 
@@ -227,7 +229,8 @@ class _Attention(nn.Module):
         columns = len(blocks.grid.row)
         self.grid, self.heads, self.dropout = blocks.grid, whole.num_heads // columns, whole.dropout
         self.batch_first, self.dim = whole.batch_first, 0 if whole.batch_first else 1
-        # the outputs are all of q, then k, then v; order them as the first rank's q, k and v, ...
+        # The layer's outputs are q, k and v of all heads. Reorder them as q, k and v of the first
+        # rank's heads, then of the second rank's heads, and so on.
         order = torch.arange(3 * whole.embed_dim).view(3, columns, -1).transpose(0, 1).flatten()
         joint: Any = whole.in_proj_weight
         self.into_heads = _Linear(
@@ -245,13 +248,14 @@ class _Attention(nn.Module):
         is_causal: bool,
         need_weights: bool,
     ) -> tuple[Tensor, None]:
-        """Compute self-attention; the masks are added to the attention scores.
+        """Return (self-attention of `x`, None), as nn.MultiheadAttention without weights.
 
-        Raises ValueError if `attn_mask` is not of shape (length, length).
+        The masks are added to the attention scores. Raises ValueError if `attn_mask` does not have
+        the shape (length, length).
         """
         if attn_mask is not None and attn_mask.dim() != 2:
             raise ValueError(
-                "a mask per sample and head cannot be divided: pass one of shape (length, length)"
+                "a mask per sample and head cannot be divided: pass a (length, length) mask"
             )
         joint = self.into_heads(x).transpose(0, self.dim)
         q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
@@ -270,7 +274,7 @@ class _Attention(nn.Module):
 class _Sequence(nn.Sequential):
     """An nn.Sequential with divided layers.
 
-    It cannot be indexed, because between divided layers a rank holds only a part of the features.
+    It cannot be indexed, because a rank holds only some of the features between divided layers.
     """
 
     def __getitem__(self, index: Any) -> Any:
@@ -278,9 +282,9 @@ class _Sequence(nn.Sequential):
 
 
 def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
-    """Replace the layers of `run` by this rank's blocks.
+    """Replace the layers of `run` in `model` by this rank's blocks.
 
-    Hooks exchange samples for features before the first layer, and back after the last layer.
+    Except in tensor-1d, hooks exchange activations before the first layer and after the last layer.
     """
     grid = blocks.grid
     dim, is_divided = 0, not grid.is_flat  # True while features are divided
@@ -315,9 +319,9 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
 
 
 def divisible_runs(model: nn.Module) -> list[Run]:
-    """Return the sequences of consecutive layers that can be divided.
+    """Return the runs of `model`: the lists of consecutive layers that can be divided together.
 
-    The first and the last layer of each sequence have weights.
+    The first and the last layer of a run are linear layers or transformer layers.
     """
     uses, runs = uses_of(model), list[Run]()
 
@@ -356,16 +360,16 @@ def divisible_runs(model: nn.Module) -> list[Run]:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of `module`. A nested nn.Sequential yields its children instead."""
+    """Yield the children of `module`, with nested nn.Sequential flattened in an nn.Sequential."""
     for child in module.children():
         is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
         yield from _leaves(child) if is_nested else [child]
 
 
 def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
-    """Return True if `module` is exactly of one of torch's classes `kinds`, and has no hooks.
+    """Return True if the class of `module` is in `kinds` (no subclass), and it has no hooks.
 
-    A LayerNorm must also normalise only one dimension, the features.
+    A LayerNorm must also normalise only the last dimension.
     """
     has_hooks = any(getattr(module, name) for name in _HOOKS)
     if type(module) not in kinds or "forward" in vars(module) or has_hooks:
@@ -374,15 +378,15 @@ def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
 
 
 def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict[str, float]:
-    """Count the elements that divided layers would exchange in a call of `forward`.
+    """Count the elements that determine the communication of tensor parallelism for `model`.
 
-    `forward` takes `batch` samples. Returns a dictionary of elements per sample. The dictionary is
-    empty if no layer can be divided:
+    `forward` calls the model with `batch` samples. Returns {} if no layer can be divided, else a
+    dictionary with these keys:
 
-    divided_weights: the elements of the weights of all divided layers.
-    divided_inputs: the elements of the inputs of all divided layers.
-    divided_pairs: for each pair of layers, the elements of the inputs of its first layer, plus
-        those of the outputs of its second layer.
+    divided_weights: elements of the weights of all divided layers.
+    divided_inputs: elements per sample of the inputs of all divided layers.
+    divided_pairs: elements per sample of the inputs of the first layer and the outputs of the
+        second layer, summed over all pairs of layers.
     """
     found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
     hooks = []

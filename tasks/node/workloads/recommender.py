@@ -1,4 +1,4 @@
-"""Build a click predictor: large embedding tables hold nearly all its parameters."""
+"""Build a click predictor, whose embedding tables hold nearly all parameters."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Recommender(nn.Module):
-    """An embedding table per feature, dot products of their vectors, and a small head."""
+    """An embedding table per feature, pairwise dot products of the embeddings, and a small head."""
 
     def __init__(self, fields: int, rows: int, width: int, hidden: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Recommender(nn.Module):
         )
 
     def forward(self, clicks: Tensor) -> Tensor:
-        """Return a logit per sample (batch,) for clicks (batch, fields, recent items)."""
+        """Return logits of shape (batch,) for clicks of shape (batch, fields, recent items)."""
         fields = torch.stack([table(clicks[:, i]) for i, table in enumerate(self.tables)], dim=1)
         pairs = fields @ fields.transpose(1, 2)
         logits: Tensor = self.head(torch.cat([pairs.flatten(1), fields.flatten(1)], dim=1))

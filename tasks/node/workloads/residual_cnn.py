@@ -1,4 +1,4 @@
-"""Build a residual network on small images: limited by arithmetic, with small gradients."""
+"""Build a residual network on small images. It is compute-bound and has small gradients."""
 
 from typing import Any
 
@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions and a shortcut. Group norm does not depend on the batch per device."""
+    """Two 3x3 convolutions with a shortcut.
+
+    The block uses group norm, because batch norm depends on the batch per device.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -20,7 +23,7 @@ class Residual(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to the same shape."""
+        """Map a tensor of shape (batch, channels, height, width) to a tensor of the same shape."""
         return torch.relu(images + self.body(images))
 
 

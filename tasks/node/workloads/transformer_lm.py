@@ -1,4 +1,4 @@
-"""Build a decoder-only language model on synthetic text: matrix products, medium gradients."""
+"""Build a decoder-only language model on synthetic text. It has gradients of medium size."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class LanguageModel(nn.Module):
         )
 
     def forward(self, text: Tensor) -> Tensor:
-        """Return logits (batch, vocabulary, length) for tokens (batch, length)."""
+        """Return logits (batch, vocabulary, length) for tokens of shape (batch, length)."""
         hidden = self.layers(self.tokens(text) + self.positions, mask=self.mask, is_causal=True)
         logits: Tensor = self.head(hidden)
         return logits.transpose(1, 2)

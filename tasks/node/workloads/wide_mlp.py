@@ -1,4 +1,4 @@
-"""Build an autoencoder of wide layers on frames of clips: large gradients, little arithmetic."""
+"""Build an autoencoder with wide layers. It has large gradients and needs little arithmetic."""
 
 from typing import Any
 

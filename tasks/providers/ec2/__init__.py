@@ -1,1 +1,1 @@
-"""Provide EC2 machines: offers, leases, launches, and the exchange of files through S3."""
+"""The EC2 provider: offers, launches and their records (leases), and file exchange through S3."""

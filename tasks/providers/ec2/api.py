@@ -1,7 +1,8 @@
-"""Call AWS. Actions have the names of IAM policies. A refused call raises AwsRefused.
+"""Call AWS by action name, written as in an IAM policy ("ec2:CreateFleet").
 
-boto3 retries throttled and unanswered requests. It is imported at the first call, so that commands
-without AWS start quickly. Every wait has a time limit.
+If AWS refuses a call or does not respond, AwsRefused is raised. boto3 retries throttled and
+unanswered requests. It is imported at the first call, so that commands without AWS start quickly.
+Every wait has a time limit.
 """
 
 import json
@@ -32,7 +33,7 @@ ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS = 5, 30, 5
 VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses until EC2 finds a new resource
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
-_PAGE = 100  # instance types in one DescribeInstanceTypes
+_PAGE = 100  # maximum number of types in one DescribeInstanceTypes request
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
     "s3:ListBucket": "list_objects_v2",
@@ -49,14 +50,17 @@ _ON_DEMAND = {
 
 
 def has_credentials() -> bool:
-    """Return True if boto3 finds credentials. Raises ProviderError if AWS_PROFILE is unknown."""
+    """Return True if boto3 finds credentials.
+
+    Raises AwsRefused if the profile in AWS_PROFILE does not exist.
+    """
     return _session().get_credentials() is not None
 
 
 def boto_clients() -> Clients:
-    """Return a function of (service, region) that makes a boto3 client.
+    """Return a function that takes (service, region) and returns a boto3 client.
 
-    boto3 finds credentials as usual, and reads AWS_PROFILE and AWS_ENDPOINT_URL.
+    boto3 finds credentials in its usual places, and reads AWS_PROFILE and AWS_ENDPOINT_URL.
     """
     from botocore.config import Config
 
@@ -94,7 +98,7 @@ def shape_of(service: str, shape: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class AwsClock:
-    """The current time and the sleep function that all waits use."""
+    """The functions for the current time and for sleeping. Tests replace them."""
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     sleep: Callable[[float], None] = time.sleep
@@ -103,7 +107,7 @@ class AwsClock:
 class Ec2Api:
     """The AWS calls that Srift needs.
 
-    `clients` makes boto3 clients. All waits use `clock`.
+    `clients` takes (service, region) and returns a boto3 client. All waits use `clock`.
     """
 
     def __init__(self, clients: Clients, clock: AwsClock) -> None:
@@ -126,7 +130,10 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, but return {} if AWS refuses it with a code or kind in `refusals`."""
+        """Call `action`, and return {} if AWS refuses it with a code or kind in `refusals`.
+
+        Raises AwsRefused for any other refusal.
+        """
         try:
             return self.ask(action, region, **words)
         except AwsRefused as error:
@@ -147,8 +154,8 @@ class Ec2Api:
     def described(self, key: str, action: str, region: str, filters: Filters) -> list[Answer]:
         """Call a Describe action, and return the items that match `filters` from all pages.
 
-        `filters` maps the name of a filter to one value or to several values. `key` is the
-        response's key of the items.
+        `filters` maps the name of an EC2 filter to one or several values. `key` is the key of the
+        response under which the items are.
         """
         words = [
             {"Name": name, "Values": [value] if isinstance(value, str) else list(value)}
@@ -157,10 +164,10 @@ class Ec2Api:
         return self.ask_all(key, action, region, Filters=words)
 
     def when_visible(self, call: Callable[[], T]) -> T:
-        """Call `call` until EC2 finds a resource that was just created, and return the result.
+        """Repeat `call` while EC2 does not find a new resource, and return the result.
 
-        boto3 does not retry this error. Raises AwsRefused if EC2 does not find the resource within
-        half a minute.
+        EC2 may need some seconds to find a resource that was just created, and boto3 does not retry
+        this error. Raises AwsRefused after half a minute, and at once for other errors.
         """
         for pause_s in VISIBLE_AFTER_S:
             try:
@@ -172,7 +179,7 @@ class Ec2Api:
         return call()
 
     def looks(self, every_s: float, within_s: float) -> Iterator[None]:
-        """Yield at once and then every `every_s` seconds, until `within_s` seconds have passed."""
+        """Yield at once, then every `every_s` seconds until `within_s` seconds have passed."""
         give_up = self.now() + timedelta(seconds=within_s)
         while True:
             yield
@@ -187,9 +194,9 @@ class Ec2Api:
         return [offering["InstanceType"] for offering in found]
 
     def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
-        """Return the description of each type in `names` from DescribeInstanceTypes.
+        """Return DescribeInstanceTypes' description of each type in `names`.
 
-        Raises AwsRefused if the region does not offer one of the types.
+        Raises AwsRefused if `region` does not offer all of these types.
         """
         action, found = "ec2:DescribeInstanceTypes", list[Answer]()
         for first in range(0, len(names), _PAGE):
@@ -198,7 +205,7 @@ class Ec2Api:
         return found
 
     def price_list(self, region: str) -> list[Answer]:
-        """Return the products of the Price List API for on-demand Linux in `region`, as dicts."""
+        """Return the Price List API's products for on-demand Linux machines in `region`."""
         filters = [
             {"Type": "TERM_MATCH", "Field": field, "Value": value}
             for field, value in (_ON_DEMAND | {"regionCode": region}).items()
@@ -208,20 +215,19 @@ class Ec2Api:
         return [json.loads(product) for product in found]
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
-        """Return the spot prices that are valid at time `at`.
+        """Return the rows of DescribeSpotPriceHistory with the prices that are valid at time `at`.
 
-        The result has rows of DescribeSpotPriceHistory for the types in `names`, or for all types
-        if `names` is empty.
+        The rows are for the types in `names`, or for all types if `names` is empty.
         """
         words: Answer = {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
         words |= {"InstanceTypes": list(names)} if names else {}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Return, by zone, the spot placement score of a request for `count` machines.
+        """Return {zone: spot placement score} for a request for `count` machines.
 
-        A score is 1 (unlikely to succeed) to 10. The machines may have any of the types in `names`.
-        Zones without a score are left out.
+        The machines may have any of the types in `names`. A score ranges from 1 (unlikely to
+        succeed) to 10 (likely). Zones without a score are left out.
         """
         rows = self.ask_all(
             "SpotPlacementScores",
@@ -245,10 +251,10 @@ class Ec2Api:
         tags: Mapping[str, str] | None = None,
         states: Sequence[str] = (),
     ) -> dict[str, Answer]:
-        """Return the descriptions of machines from DescribeInstances, by instance id.
+        """Return {instance id: description} from DescribeInstances.
 
-        The machines have one of `ids`, all of `tags`, and one of `states`. An empty argument
-        excludes no machine. Ids that EC2 does not know are left out.
+        The result has the machines with an id in `ids`, all of `tags`, and a state in `states`. An
+        empty argument is no condition. Ids that EC2 does not know are left out.
         """
         filters = tag_filters(tags or {})
         filters |= {"instance-state-name": states} if states else {}
@@ -261,10 +267,10 @@ class Ec2Api:
         }
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
-        """Terminate the machines and return the ids that EC2 does not know.
+        """Terminate the machines, and return the ids that EC2 does not know.
 
-        EC2 does not know machines that ended long ago, and machines that have just been launched.
-        If one id is unknown, EC2 refuses the whole request. Then each machine is terminated by a
+        EC2 does not know machines that ended long ago, nor machines that have just been launched.
+        It refuses a request with an unknown id as a whole. Each machine is then terminated by a
         separate request.
         """
         wanted = sorted(set(ids))
@@ -280,11 +286,10 @@ class Ec2Api:
         return set()
 
     def image(self, region: str, parameter: str) -> Answer:
-        """Return the description of an image from DescribeImages.
+        """Return the DescribeImages description of the image to which an SSM parameter points.
 
-        `parameter` is the name of the SSM parameter that has the image's id. The first result is
-        kept, so that all machines use one image. Raises AwsRefused if the image does not exist or
-        is not available.
+        `parameter` is the name of the SSM parameter. The result is cached, so that all machines use
+        the same image. Raises AwsRefused if the image does not exist or is not available.
         """
         if (region, parameter) in self._images:
             return self._images[region, parameter]
@@ -303,7 +308,7 @@ class Ec2Api:
 
 
 def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:
-    """Return an `Ec2Api`. By default, it uses boto3's clients and the real clock.
+    """Return an `Ec2Api`, by default with boto3's clients and the real clock.
 
     Raises ProviderError if `clients` is None and there are no AWS credentials.
     """
@@ -313,14 +318,14 @@ def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec
 
 
 def tag_filters(tags: Mapping[str, str]) -> Filters:
-    """Return EC2 filters that select resources with all of `tags`."""
+    """Return EC2 filters that match resources with all of `tags`."""
     return {f"tag:{name}": value for name, value in tags.items()}
 
 
 def spot_advisor() -> Answer:
-    """Return the public file of AWS's Spot Advisor, which has interruption rates by type.
+    """Return the content of AWS's public Spot Advisor file: interruption rates by instance type.
 
-    The result is empty if the file cannot be read, or if AWS is emulated (AWS_ENDPOINT_URL is set).
+    The result is {} if the file cannot be read, or if an AWS_ENDPOINT_URL replaces AWS.
     """
     if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
         return {}
@@ -333,15 +338,19 @@ def spot_advisor() -> Answer:
 
 
 class Store:
-    """One S3 bucket. `region` may be wrong at first; `listed` sets it to the bucket's region."""
+    """One S3 bucket.
+
+    `region` may be wrong at first. `listed` sets it to the bucket's region.
+    """
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """Return the objects below `prefix`, and the start of the listing (Unix time of S3).
+        """List the objects below `prefix`.
 
-        The listing stops after the page on which the number of objects exceeds `most`.
+        Returns the objects, and the time at which the listing began (Unix time on S3's clock). The
+        listing stops after the page on which the number of objects exceeds `most`.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)
@@ -354,9 +363,9 @@ class Store:
         return found, answered_at(first)
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
-        """Return an object's content, and the time at which it was written (Unix time of S3).
+        """Return an object's content and its modification time (Unix time on S3's clock).
 
-        The content is empty if the object is larger than `most_bytes`.
+        The content is b"" if the object is larger than `most_bytes`.
         """
         action = "s3:GetObject"
         answer = self._api.ask(action, self.region, Bucket=self.bucket, Key=key)

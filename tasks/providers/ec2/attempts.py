@@ -1,7 +1,7 @@
-"""Plan the attempts of a launch: the cluster's market first, then on-demand. Makes no request.
+"""Plan the attempts of a launch: in the cluster's market first, then on-demand.
 
-An attempt sends one EC2 fleet request across all zones. A cluster of several instance types needs
-one fleet request for each group of equal machines.
+An attempt tries all zones with one CreateFleet request. A cluster of several instance types needs
+one CreateFleet request for each group of equal machines. This module does not call AWS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,16 +10,16 @@ from itertools import groupby
 
 from models.domain.cluster import Cluster, Offer
 
-SPOT_MARGIN = 1.25  # limit of a spot bid, as a multiple of the spot list price
+SPOT_MARGIN = 1.25  # maximum spot bid, as a multiple of the current spot price
 LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one minute
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Equal machines, which one EC2 fleet request launches.
+    """Machines of one instance type with consecutive ranks, launched by one CreateFleet request.
 
-    `first` is the rank of the first machine. `bids` maps a zone to the highest price to pay for one
-    machine, in dollars per hour.
+    `first` is the rank of the first machine. `bids` maps each possible zone to the maximum price of
+    one machine in dollars per hour.
     """
 
     name: str
@@ -50,10 +50,10 @@ def attempts(
 ) -> list[Attempt]:
     """Return the attempts to launch `cluster`, in order.
 
-    The first attempt uses the cluster's market. If that is spot and `markets` includes on-demand,
-    an attempt on-demand follows. Each attempt covers the `zones` in which every instance type of
-    the cluster has a known price. If there is no such zone, the attempt is left out. `offers` has
-    the prices of all zones and markets.
+    The first attempt uses the cluster's market. If this market is spot and `markets` includes
+    "on-demand", an on-demand attempt follows. An attempt covers those `zones` in which all instance
+    types of the cluster have a known price. An attempt without such a zone is left out. `offers`
+    has the prices by zone and market.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -91,12 +91,12 @@ def attempts(
 
 
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
-    """Return the highest price to pay for one machine, in dollars per hour.
+    """Return the maximum price of one machine in dollars per hour.
 
-    On-demand, this is the list price. For spot, it is SPOT_MARGIN times the spot list price, but
-    not more than the on-demand list price. An account's discount does not lower a bid, because the
-    spot market compares bids with list prices. If the account pays more than the bid, that price is
-    returned, because the bid must cover the worst case.
+    For on-demand, this is the list price. For spot, it is SPOT_MARGIN times the spot list price,
+    but at most the on-demand list price. An account's discount does not lower a spot bid, because
+    EC2 compares bids with list prices. The result is never below the highest price that the account
+    may pay, so that spending caps hold.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

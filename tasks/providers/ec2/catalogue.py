@@ -1,4 +1,4 @@
-"""Derive instance types, network rates, quotas and image support from EC2's descriptions.
+"""Derive instance types, network rates, quotas and image support from EC2's type descriptions.
 
 This module does not call AWS.
 """
@@ -14,10 +14,10 @@ from models.domain.cluster import InstanceType
 
 Answer = Mapping[str, Any]
 
-# In [ec2] instance_types: every type with NVIDIA GPUs that the image supports.
+# This pattern in [ec2] instance_types matches every type with NVIDIA GPUs that the image supports.
 GPU = "gpu"
 _GPU_FAMILIES = "gp"
-# NVIDIA GPUs with an ARM processor: Graviton (g5g) and Grace (p6e-gb200).
+# Types with NVIDIA GPUs and an ARM CPU: Graviton (g5g) and Grace (p6e-gb200).
 _ARM = re.compile(r"[a-z]+\d+[a-z]*(g|-gb\d+)\.")
 _STATED = re.compile(r"(?:Up to )?(?:(\d+)x )?([\d.]+) Gigabit")
 _ROUNDED = 1.01  # EC2 rounds its statement: 133.333 becomes 133.33
@@ -48,10 +48,10 @@ IMAGE_FAMILIES = frozenset(
 
 
 def image_families(parameter: str) -> Collection[str] | None:
-    """Return the GPU families that an image supports; None if the image is unknown.
+    """Return the instance families with GPUs that an image supports; None if the image is unknown.
 
-    `parameter` is the SSM parameter that names the image. Images of PyTorch before 2.10 do not
-    support g6f and gr6f.
+    `parameter` is the name of the SSM parameter that points to the image. Images with PyTorch
+    before 2.10 do not support g6f and gr6f.
     """
     if not parameter.startswith(_IMAGE):
         return None
@@ -60,12 +60,12 @@ def image_families(parameter: str) -> Collection[str] | None:
 
 
 def off_image(kind: InstanceType, families: Collection[str] | None) -> str:
-    """Return why the image does not run on `kind`; "" if it runs or its support is unknown.
+    """Return why the image does not run on `kind`; "" if it runs, or if this is unknown.
 
-    `families` are the GPU families that the image supports, or None if unknown.
+    `families` are the instance families with GPUs that the image supports, or None if unknown.
     """
     if _ARM.match(kind.name):
-        return f"{kind.name} has an ARM processor, and the image is for x86"
+        return f"{kind.name} has an ARM CPU, and the image is for x86"
     if families is None or kind.device == "cpu" or family(kind.name) in families:
         return ""
     return f"the image of [ec2] ami_parameter does not run on {family(kind.name)} ({kind.device})"
@@ -96,15 +96,19 @@ _BEFORE_AMPERE = {"v100", "t4", "t4g"}
 
 
 def device_tflops(device: str) -> float | None:
-    """Return a device's peak fp32 TFLOP/s; None if unknown. The case of `device` is ignored."""
+    """Return a device's peak TFLOP/s in fp32, without tensor cores; None if unknown.
+
+    The case of `device` is ignored.
+    """
     return _TFLOPS.get(device.lower(), (None, None))[0]
 
 
 def most_tflops(device: str, precision: str) -> float | None:
-    """Return an upper bound of one device's TFLOP/s in `precision`; None if unknown.
+    """Return an upper bound on one device's TFLOP/s in `precision`; None if the device is unknown.
 
-    If the device has TF32, the bound for fp32 is the TF32 rate, because PyTorch's convolutions use
-    TF32 by default. A part of a GPU ("L4 1/2") has that fraction of the GPU's TFLOP/s.
+    If the device has TF32, the bound for fp32 is at least the TF32 rate, because PyTorch's
+    convolutions use TF32 by default. A fraction of a GPU ("L4 1/2") has that fraction of the GPU's
+    TFLOP/s.
     """
     name, _, divisor = device.lower().partition(" 1/")
     if name not in _TFLOPS:
@@ -118,9 +122,9 @@ def most_tflops(device: str, precision: str) -> float | None:
 def instance_type_of(answer: Answer) -> InstanceType:
     """Convert a description from DescribeInstanceTypes to an InstanceType.
 
-    The GPU memory is the number that EC2 reports (A10G: 22.35 GiB). A part of a GPU
-    (`GpuPartitionSize` below 1) has a separate device name ("L4 1/2"). Raises ValueError if the
-    sustained network rate is unknown, LookupError if a field is missing.
+    The GPU memory is the number that EC2 reports (A10G: 22.35 GiB). A fraction of a GPU
+    (`GpuPartitionSize` below 1) has a device name of its own ("L4 1/2"). Raises ValueError if the
+    sustained network rate is unknown, and LookupError if a field is missing.
     """
     memory_gib, others = _gib(answer), answer.get("InferenceAcceleratorInfo", {})
     device, devices, device_memory_gib, tflops = "cpu", 1, memory_gib, None
@@ -156,11 +160,11 @@ def _gib(described: Answer) -> float:
 def baseline_gbps(answer: Answer) -> float:
     """Return the sustained network rate in Gbit/s, summed over the cards that a launch attaches.
 
-    A launch attaches the cards that support an EFA, or the first card if none does (see
-    `efa_cards`). A card's peak rate ("Up to 25 Gigabit") lasts only for minutes. The sum is limited
-    to the rate that EC2 states for the whole machine, because some types list the whole rate for
-    each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four cards). Raises ValueError if a
-    rate is unknown.
+    A launch attaches the cards that support EFA, or the first card if none does (see `efa_cards`).
+    Peak rates ("Up to 25 Gigabit") are not used, because they last only for minutes. The sum is
+    limited to the rate that EC2 states for the whole machine, because some types list the whole
+    rate for each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four cards). Raises
+    ValueError if a rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)
@@ -174,10 +178,10 @@ def baseline_gbps(answer: Answer) -> float:
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
-    """Return the indices of the network cards that support an EFA, up to EC2's allowed number.
+    """Return the indices of the network cards that support EFA, at most as many as EC2 allows.
 
-    The result is empty if the type has no EFA. On some types (p6-b300), the first card does not
-    support an EFA.
+    The result is empty if the type does not support EFA. On some types (p6-b300), the first card
+    does not.
     """
     network = answer["NetworkInfo"]
     if not network.get("EfaSupported"):
@@ -206,11 +210,11 @@ def wanted(
     patterns: Sequence[str],
     families: Collection[str] | None = None,
 ) -> list[InstanceType]:
-    """Return the types that match at least one pattern: `g5.*`, `p4d.24xlarge`, or `gpu`.
+    """Return the types that match at least one pattern, such as `g5.*`, `p4d.24xlarge` or `gpu`.
 
-    `gpu` matches NVIDIA types on x86. If `families` is given, it matches only these GPU families.
-    Other patterns also match types on which no image runs, because measurements of such a type may
-    be imported.
+    The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU, and only those in `families` if
+    it is given. Other patterns also match types that the image does not support, because users may
+    import measurements of such types.
     """
     return [
         kind
@@ -221,7 +225,7 @@ def wanted(
 
 
 def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    """Return the names that may match `patterns`, judged without descriptions of the types."""
+    """Return the names of types that may match `patterns`, judged by the names alone."""
     return {
         name
         for name in names
@@ -231,9 +235,9 @@ def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
 
 
 def is_gpu(kind: InstanceType) -> bool:
-    """Return True if the type has NVIDIA GPUs and an x86 processor.
+    """Return True if the type has NVIDIA GPUs and an x86 CPU.
 
-    The names of EC2's GPU families begin with g or p, but g4ad has AMD GPUs.
+    The names of EC2's GPU families begin with g or p. The exception is g4ad, which has AMD GPUs.
     """
     named = kind.name[0] in _GPU_FAMILIES and not kind.name.startswith("g4ad.")
     return named and kind.device != "cpu" and _ARM.match(kind.name) is None
@@ -250,10 +254,10 @@ _QUOTAS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TypeFacts:
-    """Facts about an instance type that a launch needs.
+    """The facts about an instance type that a launch needs.
 
     `grouped` is True if machines of the type may be in a cluster placement group. `efa_cards` are
-    the indices of the network cards that support an EFA.
+    the indices of the network cards that support EFA.
     """
 
     grouped: bool
@@ -261,9 +265,9 @@ class TypeFacts:
 
     @property
     def several_interfaces(self) -> bool:
-        """Return True if the full network rate needs several network interfaces.
+        """Return True if a machine needs several network interfaces to reach its full rate.
 
-        EC2 gives no public address to a machine with several interfaces.
+        EC2 gives no public IP address to a machine with several interfaces.
         """
         return self.efa_cards not in ((), (0,))
 
@@ -275,6 +279,6 @@ def facts_of(answer: Answer) -> TypeFacts:
 
 
 def quota_of(instance_type: str, market: str) -> str | None:
-    """Return the code of the EC2 vCPU quota for the type and market; None for unknown families."""
+    """Return the Service Quotas code of the type's vCPU quota in a market; None if unknown."""
     found = (codes[market] for form, codes in _QUOTAS.items() if re.match(form, instance_type))
     return next(found, None)

@@ -1,7 +1,7 @@
-"""Launch an EC2 cluster, report its state and dollars, and replace lost machines.
+"""Launch an EC2 cluster, report its state and cost, and replace lost machines.
 
-Every request is written to the lease, the file that records the launch, before it is sent. The
-machines of a refused attempt are ended before the next attempt.
+Every request for machines is written to the lease, the file that records the launch, before it is
+sent. The machines of a refused attempt are ended before the next attempt.
 """
 
 import threading
@@ -30,13 +30,13 @@ from .requests import (
 )
 from .termination import SHOWN, end_machines, end_these, until
 
-RUNNING_WITHIN_S = 300.0  # longest wait until requested machines run
+RUNNING_WITHIN_S = 300.0  # maximum wait until requested machines run
 POLL_S = 2.0
 LOOK_EVERY_S = 5.0
 NOTICE_S = 120.0  # from an interruption notice to the machine's end, according to AWS
 _COMING = ("pending", "running")
 _SEARCH_EVERY_S = 15.0
-# Kinds of refusal after which EC2 may still have launched the fleet.
+# Kinds of refusal after which EC2 may nevertheless have launched the fleet.
 _UNCLEAR = ("unsure", "throttled", "gone")
 _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 
@@ -44,8 +44,8 @@ _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 class Ec2Cluster(RunningCluster):
     """The machines of one launch. Several threads may call its methods after `start`.
 
-    The attribute `lease` always equals the content of lease.json. `script(seconds)` returns the
-    user-data of a machine that ends itself after `seconds`.
+    `lease` is the current content of lease.json. `script(seconds)` returns the user-data of a
+    machine that ends itself after `seconds`. `mirror` exchanges files with the machines.
     """
 
     ready_within_s = 600.0
@@ -69,9 +69,10 @@ class Ec2Cluster(RunningCluster):
         self._looked_at = datetime.min.replace(tzinfo=UTC)
 
     def start(self, attempts: Sequence[Attempt]) -> None:
-        """Make `attempts` until AWS grants one, and send its machines their files.
+        """Try `attempts` in order until the machines run, and send them their files.
 
-        Raises NoCapacity if AWS refuses every attempt, and ProviderError for all other failures.
+        Raises NoCapacity if no attempt finds capacity or the deadline passes, and ProviderError for
+        all other failures.
         """
         try:
             self._attempt, self.cluster = self._launch(attempts)
@@ -85,9 +86,9 @@ class Ec2Cluster(RunningCluster):
         self.mirror.sync()
 
     def keep(self, lease: Ec2Lease) -> None:
-        """Write a changed lease to disk and use it from now on.
+        """Write a changed lease to disk, and use it from now on.
 
-        Raises OSError if it cannot be written; the previous lease then stays in use.
+        Raises OSError if the lease cannot be written. The previous lease then stays in use.
         """
         self._leases.write(lease)
         self.lease = lease
@@ -95,7 +96,7 @@ class Ec2Cluster(RunningCluster):
     def end(self) -> str:
         """End every machine of the launch. Return "", or why some machines may still run."""
         self.lease, problem = end_machines(self._api, self.lease)
-        with suppress(OSError):  # the reaper asks EC2 again
+        with suppress(OSError):  # the reaper queries EC2 again
             self.keep(self.lease)
         return problem
 
@@ -107,7 +108,7 @@ class Ec2Cluster(RunningCluster):
     def nodes(self) -> Sequence[NodeState]:
         """Return the state of each machine, in rank order.
 
-        The states are at most LOOK_EVERY_S seconds old while AWS responds.
+        While AWS responds, the states are at most LOOK_EVERY_S seconds old.
         """
         with self._lock:
             if (self._api.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
@@ -115,19 +116,19 @@ class Ec2Cluster(RunningCluster):
             return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return the Unix time, on S3's clock, of the last complete exchange of files."""
+        """Return the time of the last complete download, as Unix time on S3's clock."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
-        """Return the dollars of all machines of the launch, including those of refused attempts."""
+        """Return the cost so far in dollars, including machines of refused attempts."""
         with self._lock:
             return self.lease.usd_until(self._api.now())
 
     def replace(self, node: int) -> bool:
-        """Replace the machine of rank `node`. Return False if AWS cannot do that.
+        """Replace the machine with rank `node`. Return False if AWS cannot do that.
 
         The new machine has the same type, market and zone. The records and logs of the lost machine
-        stay, and its state files are deleted.
+        are kept. Its state files, such as heartbeats, are deleted.
         """
         with self._lock:
             self.mirror.sync()
@@ -144,17 +145,17 @@ class Ec2Cluster(RunningCluster):
             return True
 
     def all_down(self) -> bool:
-        """Return True if no machine runs any more. Return False if AWS does not respond."""
+        """Return True if all machines have ended. Return False if AWS does not respond."""
         with self._lock:
             current = self.lease.current
             return self._look() and not any(self._alive(machine) for machine in current)
 
     def _launch(self, attempts: Sequence[Attempt]) -> tuple[Attempt, Cluster]:
-        """Make `attempts` in order, until all machines of one attempt run.
+        """Try `attempts` in order until all machines of an attempt run.
 
-        Returns this attempt, and its cluster at current prices. Raises NoCapacity if every attempt
-        lacks capacity or the deadline has passed. Raises AwsRefused if AWS refuses for another
-        reason, and ProviderError if the machines of a refused attempt do not end.
+        Returns the successful attempt, and its cluster at current prices. Raises NoCapacity if
+        every attempt lacks capacity or the deadline has passed. Raises AwsRefused if AWS refuses
+        for another reason, and ProviderError if the machines of a refused attempt do not end.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
@@ -166,7 +167,7 @@ class Ec2Cluster(RunningCluster):
                 self._note(attempt, error)
             if problem := self.end():
                 raise ProviderError(
-                    f"{problem}, so nothing more was requested; {until(self.lease)}"
+                    f"{problem}; no more machines were requested; {until(self.lease)}"
                 )
         raise NoCapacity(
             "; ".join(self.lease.refusals)
@@ -174,7 +175,7 @@ class Ec2Cluster(RunningCluster):
         )
 
     def _secure(self) -> str:
-        """Create the launch's security group and its rules, unless they exist. Return its id."""
+        """Create the launch's security group with its rules if they do not exist. Return its id."""
         region, create = self.spec.region, security_group(self.spec)
         self._api.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
         action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}
@@ -192,8 +193,9 @@ class Ec2Cluster(RunningCluster):
     def _launched(self, attempt: Attempt) -> Cluster:
         """Launch all groups of the attempt, and return the cluster at current prices.
 
-        AWS chooses the zone for the first group of equal machines. All other groups must use the
-        same zone. Raises AwsRefused if AWS refuses a request or a machine does not run.
+        AWS chooses the zone of the first group of equal machines. All other groups must use the
+        same zone. Raises AwsRefused if AWS refuses a request or a machine does not start, and
+        NoCapacity if the deadline has passed.
         """
         if placement := placement_group(self.spec, attempt):
             self._create("ec2:CreatePlacementGroup", placement)
@@ -214,8 +216,8 @@ class Ec2Cluster(RunningCluster):
     def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
         """Request all machines of the group, wait until they all run, and return them.
 
-        Raises AwsRefused if EC2 refuses or a machine does not run, and NoCapacity if the deadline
-        has passed.
+        Raises AwsRefused if EC2 refuses the request or a machine does not start, and NoCapacity if
+        the deadline has passed.
         """
         left_s = (self.lease.deadline_at - self._api.now()).total_seconds()
         if left_s <= 0:
@@ -249,17 +251,18 @@ class Ec2Cluster(RunningCluster):
         return self._await_running(machines)
 
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
-        """Send the group's fleet request. Return the machines' ids, and why some are missing.
+        """Send the group's CreateFleet request.
 
-        If EC2 gives no clear response, it may still have launched machines. They are then searched
-        by tag. Raises AwsRefused if that search fails.
+        Returns the ids of the launched machines, and the error to raise if machines are missing. If
+        EC2's response is unclear, it may have launched machines nevertheless, and they are searched
+        by their tags. Raises AwsRefused if this search fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
         try:
             answer = api.when_visible(lambda: api.ask(action, region, **request))
             codes = [str(error["ErrorCode"]) for error in answer.get("Errors", ())]
-            codes = codes or ["UnfulfillableCapacity"]  # the fleet may also be too small
+            codes = codes or ["UnfulfillableCapacity"]  # a fleet without an error may be too small
             refusals = [AwsRefused(code, action, region) for code in codes]
             ids = [name for part in answer.get("Instances", ()) for name in part["InstanceIds"]]
             if ids:
@@ -278,15 +281,14 @@ class Ec2Cluster(RunningCluster):
         return [], unclear[0]
 
     def _create(self, action: str, request: Answer) -> None:
-        """Create a resource that costs nothing, unless it exists already."""
+        """Create a resource that costs nothing, unless it already exists."""
         self._api.ask_unless(("there",), action, self.lease.region, **request)
 
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
         """Wait until all machines run. Return them with their zones, addresses and launch times.
 
-        Raises AwsRefused if a machine does not run within RUNNING_WITHIN_S seconds. The
-        error's kind is "capacity", unless the request was at fault (a code that begins with
-        "Client.").
+        Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. The
+        error's kind is "capacity", unless EC2 blames the request with a code "Client...".
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
@@ -314,9 +316,10 @@ class Ec2Cluster(RunningCluster):
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return the cluster at current prices, which determine the cost of its machines.
+        """Return the cluster at current spot prices and this account's prices.
 
-        If AWS does not respond, the known prices stay.
+        The cost of the machines is computed from these prices. If AWS does not respond, or the
+        cluster is on-demand, the known list prices are used.
         """
         now, members = self._api.now(), list(cluster.members)
         names = sorted({offer.instance_type.name for offer in members})
@@ -333,10 +336,11 @@ class Ec2Cluster(RunningCluster):
         return Cluster(members=tuple(billed(members, self.spec.choices)))
 
     def _another(self, rank: int) -> bool:
-        """Replace the machine of `rank`. Return False if EC2 refuses or the old machine still runs.
+        """Replace the machine with this rank.
 
-        The old machine is ended first, so that the cost never exceeds the cost of the cluster.
-        Raises AwsRefused if AWS refuses to end it, and NoCapacity if the deadline has passed.
+        Returns False if EC2 refuses the new machine or the old machine does not end. The old
+        machine is ended first, so that the hourly cost never exceeds that of the cluster. Raises
+        AwsRefused if AWS refuses to end it, and NoCapacity if the deadline has passed.
         """
         region, lost, attempt = self.lease.region, self.lease.current[rank], self._attempt
         group = [each for each in attempt.groups if each.first <= rank][-1]
@@ -363,7 +367,10 @@ class Ec2Cluster(RunningCluster):
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
     def _look(self) -> bool:
-        """Read the state of the machines from EC2. Return False if AWS does not respond."""
+        """Read the machines' states from EC2, and store the times at which machines ended.
+
+        Returns False if AWS does not respond.
+        """
         lease, now = self.lease, self._api.now()
         self._looked_at = now
         try:
@@ -375,17 +382,17 @@ class Ec2Cluster(RunningCluster):
         # A machine that EC2 no longer shows is gone. A machine that it has never shown may be new.
         self._seen = {name: {} for name in self._seen} | found
         gone = [
-            replace(machine, ended_at=now)  # dollars count until the end is noticed
+            replace(machine, ended_at=now)  # the cost counts until the end is noticed
             for machine in lease.current
             if not machine.ended_at and not self._alive(machine)
         ]
         if gone:
-            with suppress(OSError):  # with a full disk, dollars count a little longer
+            with suppress(OSError):  # if the disk is full, the cost counts a little longer
                 self.keep(lease.with_machines(*gone))
         return True
 
     def _alive(self, machine: Ec2Machine) -> bool:
-        """Return True if EC2 lists the machine as running or has never listed it."""
+        """Return True if the machine has not ended according to EC2, or EC2 never listed it."""
         described = self._seen.get(machine.instance_id)
         return described is None or described.get("State", {}).get("Name") in ALIVE
 
@@ -404,9 +411,10 @@ class Ec2Cluster(RunningCluster):
     def _notice(self, machine: Ec2Machine) -> tuple[str, float | None]:
         """Return the kind of the machine's spot notice, and the seconds until the interruption.
 
-        The machine reads the notice in its metadata and uploads it. The kind is "" if there is no
-        notice. The seconds are on S3's clock; None if no interruption is announced. Unknown content
-        is ignored, because a machine may upload anything.
+        The machine reads the notice from its metadata service and uploads it. The kind is
+        "interruption", "rebalance", or "" without a notice. The seconds are measured on S3's clock;
+        None if no interruption is announced. Unknown content is ignored, because a machine may
+        upload anything.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

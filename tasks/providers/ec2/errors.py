@@ -1,10 +1,10 @@
-"""List all known AWS error codes, and what each kind of code means for a launch.
+"""Classify AWS error codes by what they mean for a launch.
 
-capacity     no machines at the moment; another market may have some
-throttled    AWS asks for fewer requests; boto3 has retried already
+capacity     no machines are available now; another market may have some
+throttled    AWS wants fewer requests; boto3 has already retried
 unsure       no clear response came; AWS may have carried out the request
-gone         the resource does not exist, or does not exist yet
-there        the resource to create exists already
+gone         the resource does not exist, or EC2 does not find it yet
+there        the resource to create already exists
 busy         the resource to delete is still in use
 denied       IAM does not allow the action
 credentials  AWS does not accept the credentials
@@ -18,7 +18,7 @@ NO_CREDENTIALS = (
 )
 DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "403")
 
-# AWS error codes, and names of botocore's exceptions for requests without an answer.
+# AWS error codes, and names of botocore's exceptions for requests without a response.
 _CODES = {
     "capacity": "InsufficientInstanceCapacity InsufficientCapacity InsufficientHostCapacity "
     "InsufficientReservedInstanceCapacity InsufficientFreeAddressesInSubnet UnfulfillableCapacity "
@@ -74,8 +74,8 @@ _SETTINGS = {
 class AwsRefused(ProviderError):
     """AWS refused a request or did not respond.
 
-    `code` is AWS's error code. `kind` is the kind of the code, such as "capacity" (see the module).
-    The message says what to do. It does not contain AWS's message, which may quote a secret.
+    `code` is AWS's error code. `kind` is the kind of this code; the module's docstring lists the
+    kinds. The message says what to do. It omits AWS's message, which may quote a secret.
     """
 
     def __init__(self, code: str, action: str, region: str) -> None:
@@ -92,7 +92,7 @@ def kind_of(code: str) -> str:
 
 
 def code_of(error: Exception) -> str:
-    """Return the error code of a botocore exception; without a code, the exception's class name."""
+    """Return the error code of a botocore exception, or its class name if it has no code."""
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
     return str(code or type(error).__name__)

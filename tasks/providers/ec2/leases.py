@@ -1,7 +1,8 @@
-"""Store EC2's leases: HOME/leases-ec2/<lease_id>/lease.json, written before any paid request.
+"""Store the records of EC2 launches, the leases: SRIFT_HOME/leases-ec2/<lease_id>/lease.json.
 
-A lease lists every request for machines of one launch. If the launching process is killed, the
-reaper finds the machines of these requests by their tags, ends them and counts their cost.
+A lease lists every request for machines of one launch, and is written before each request. If the
+launching process is killed, the reaper finds the machines of these requests by their tags, ends
+them and adds up their cost.
 """
 
 import os
@@ -26,10 +27,11 @@ _SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Ec2Machine:
-    """One EC2 instance. `usd_per_hour` includes its volume, public address and S3 requests.
+    """One EC2 instance of a launch.
 
-    `current` is True while the machine belongs to the cluster. `rank` is -1 if the machine never
-    belonged to it. `group` is the tag of the fleet request that launched the machine.
+    `usd_per_hour` includes the volume, the public IP address and S3 requests. `group` is the group
+    of the `FleetRequest` that launched the machine. `current` is True while the machine belongs to
+    the cluster. `rank` is -1 if it was found by its tags after the launch had failed.
     """
 
     instance_id: str
@@ -47,10 +49,10 @@ class Ec2Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRequest:
-    """One request to EC2 for equal machines. `group` is the value of the tag srift:node-group.
+    """One CreateFleet request for `size` equal machines.
 
-    `size` is the number of machines. `usd_per_hour` is the highest possible price of one machine.
-    `answered` is True when the ids of the machines that AWS launched are known.
+    `group` is the machines' value of the tag srift:node-group. `usd_per_hour` is the maximum cost
+    of one machine. `answered` is True when the ids of the launched machines are known.
     """
 
     group: str
@@ -64,10 +66,10 @@ class FleetRequest:
 class Ec2Lease(HeldLease):
     """The content of lease.json, which records one launch.
 
-    `home` is the token of the home that made the launch. `deployment`, `bucket` and `prefix` are
-    copied from srift.toml. `role_id` is the id of the machines' IAM role. `refusals` has a sentence
-    for each refused attempt. `releasing` is True if Srift tried to end the machines and some may
-    still run. `fetched` is True when all uploads of the machines are downloaded.
+    `home` is the random token of the SRIFT_HOME that made the launch. `deployment`, `bucket` and
+    `prefix` are copied from srift.toml. `role_id` is the id of the machines' IAM role. `refusals`
+    has one sentence for each refused attempt. `releasing` is True if Srift tried to end the
+    machines and some may still run. `fetched` is True when all uploads have been downloaded.
     """
 
     region: Region
@@ -84,12 +86,12 @@ class Ec2Lease(HeldLease):
 
     @property
     def is_held(self) -> bool:
-        """Return True while machines may run or some uploads are not downloaded yet."""
+        """Return True while machines may run, or until all their uploads have been downloaded."""
         return self.ended_at is None or not self.fetched
 
     @property
     def tags(self) -> dict[str, str]:
-        """Return the EC2 tags that all machines of the launch have."""
+        """Return the EC2 tags that identify the machines of this launch."""
         return {
             "srift:lease": self.lease_id,
             "srift:deployment": self.deployment,
@@ -103,7 +105,7 @@ class Ec2Lease(HeldLease):
 
     @property
     def by_userid(self) -> dict[str, Ec2Machine]:
-        """Return all machines that were ever part of the cluster, by aws:userid.
+        """Return {aws:userid: machine} for all machines with a rank, including replaced machines.
 
         The aws:userid of a machine is the name of its folder in the bucket.
         """
@@ -112,17 +114,17 @@ class Ec2Lease(HeldLease):
 
     @property
     def current(self) -> list[Ec2Machine]:
-        """Return the cluster's machines, in rank order."""
+        """Return the machines that belong to the cluster now, in rank order."""
         found = [machine for machine in self.machines if machine.current]
         return sorted(found, key=lambda machine: machine.rank)
 
     def with_request(self, request: FleetRequest) -> Self:
-        """Add `request` to the lease. It replaces an earlier request of the same group."""
+        """Return a copy with `request`, which replaces an earlier request of the same group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
     def with_machines(self, *machines: Ec2Machine) -> Self:
-        """Add `machines` to the lease. They replace machines with the same ids."""
+        """Return a copy with `machines`, which replace machines with the same instance ids."""
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
@@ -130,13 +132,13 @@ class Ec2Lease(HeldLease):
         return _Held(**self.shared(_Held))
 
     def usd_until(self, now: datetime) -> float:
-        """Return the dollars of all machines until `now`, including those of refused attempts."""
+        """Return the cost in dollars until `now`, including machines of refused attempts."""
         return _usd_until(self.machines, now)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Held(Lease):
-    """A launch with running machines. Its cost is the sum of the costs of its machines."""
+    """A `Lease` whose cost is the sum of its machines' costs."""
 
     machines: tuple[Ec2Machine, ...]
 
@@ -145,9 +147,9 @@ class _Held(Lease):
 
 
 def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
-    """Return the dollars of `machines` until `now`.
+    """Return the cost of `machines` in dollars until `now`.
 
-    Each machine is billed for at least LEAST_BILLED_S seconds.
+    EC2 bills each machine for at least LEAST_BILLED_S seconds.
     """
     usd = 0.0
     for machine in machines:
@@ -157,7 +159,7 @@ def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
-    """The leases of one home, and the times at which the reaper last checked each region."""
+    """The leases of one SRIFT_HOME, and the time of the reaper's last check of each region."""
 
     kind = Ec2Lease
 
@@ -167,7 +169,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
     @property
     def token(self) -> str:
-        """Return the home's random name, which is the value of the tag srift:controller.
+        """Return the random name of this SRIFT_HOME, the value of the tag srift:controller.
 
         The first call creates the name. Raises OSError if its file cannot be read or written.
         """
@@ -178,14 +180,14 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         beside = self.root / f".token.{os.getpid()}"
         beside.write_text(uuid.uuid4().hex[:12])
         with suppress(FileExistsError):
-            os.link(beside, file)  # if two controllers create it, the first wins
+            os.link(beside, file)  # if two processes create it, the first wins
         beside.unlink()
         return file.read_text().strip()
 
     def swept(self) -> dict[str, datetime]:
-        """Return, by region, the time of the last complete search for overdue machines.
+        """Return {region: time of the last complete search for overdue machines}.
 
-        Raises ProviderError if the file of these times cannot be read.
+        Raises ProviderError if the file with these times cannot be read.
         """
         try:
             return _SWEPT.validate_json(self.swept_file.read_bytes())
@@ -200,15 +202,15 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def used_regions(self, now: datetime) -> list[str]:
         """Return the regions that were searched for machines in the 30 days before `now`.
 
-        They are searched again even if srift.toml no longer names them. Raises ProviderError if the
-        file of the times cannot be read.
+        The reaper searches these regions even if srift.toml no longer names them. Raises
+        ProviderError if the file with the times cannot be read.
         """
         return [region for region, moment in self.swept().items() if now - moment < _REMEMBERED]
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
 
-        Errors are ignored: a region without a stored time is only searched again.
+        Errors are ignored. A region without a stored time counts as not searched.
         """
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)
@@ -218,8 +220,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
         If the lease never had machines, its outcome is "refused" instead of `outcome`. A lease with
-        neither machines nor refusals is deleted. If the disk is full, the reaper closes the lease
-        later.
+        neither machines nor refusals is deleted. If lease.json cannot be written, the reaper closes
+        the lease later.
         """
         if not lease.machines and not lease.refusals:
             self.forget(lease.lease_id)

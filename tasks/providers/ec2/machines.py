@@ -1,4 +1,4 @@
-"""Acquire EC2 clusters, always end their machines, and download their uploads."""
+"""Acquire EC2 clusters as context managers that end the machines and download their uploads."""
 
 import os
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ from .survey import archive, launch_spec
 from .termination import await_shutdown, tidy, until
 from .userdata import user_data
 
-LEAVE_S = 20.0  # seconds in which agents that must exit may upload their last files
+LEAVE_S = 20.0  # seconds for the agents to upload their last files before their machines are ended
 FETCH_S, _PULL_EVERY_S = 24.0, 6.0
 
 
 class Ec2Machines(Ec2Market):
-    """Acquires and releases the EC2 clusters of one home.
+    """Acquires and releases EC2 clusters, and stores their leases (launch records) in `home`.
 
-    `node_package` is the folder of the code that machines run. If `threaded` is False, no thread
-    exchanges files with S3.
+    `node_package` is the folder with the code that machines run. If `threaded` is False, no thread
+    exchanges files with S3, and the caller must call `Mirror.sync`.
     """
 
     def __init__(
@@ -51,9 +51,12 @@ class Ec2Machines(Ec2Market):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[Ec2Cluster]:
-        """Launch the cluster in its market, or on-demand if that fails. `seed` has no effect.
+        """Launch the cluster in its market, or on-demand if its market has no capacity.
 
-        Raises LeaseUnreadable if a lease of this home cannot be read. Nothing is launched then.
+        `seed` has no effect. Yields the running cluster, and ends its machines after the block.
+        Raises LeaseUnreadable, before anything is launched, if a lease cannot be read. Raises
+        NotSupported, NoCapacity or ProviderError if the launch fails, and ProviderError after the
+        block if machines may still run.
         """
         self.lease_folder.known()  # raises if a lease is unreadable
         running = self._prepared(cluster, lease_id, deadline_s)
@@ -75,10 +78,10 @@ class Ec2Machines(Ec2Market):
             raise ProviderError(problem)
 
     def _prepared(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
-        """Upload the code for machines, and return the cluster, which is not launched yet.
+        """Upload the machines' code to S3, and return the cluster before its launch.
 
         Raises NotSupported if the settings do not allow the launch, and ProviderError if AWS
-        refuses.
+        refuses a request.
         """
         region, choices, now = cluster.members[0].region, self.choices, self.api.now()
         if choices.bucket is None:
@@ -118,9 +121,9 @@ class Ec2Machines(Ec2Market):
         return Ec2Cluster(self.api, self.lease_folder, lease, spec, script, mirror)
 
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
-        """Download the uploads of a launch for at most `within_s` seconds, and return its lease.
+        """Download the uploads of an ended launch for at most `within_s` seconds.
 
-        `fetched` of the returned lease is False if uploads are still missing.
+        Returns the lease with `fetched` set to True, or to False if uploads are still missing.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
@@ -133,7 +136,7 @@ class Ec2Machines(Ec2Market):
         return lease
 
     def _pulled(self, mirror: Mirror, within_s: float) -> bool:
-        """Download uploads until none is missing. Return False after `within_s` seconds."""
+        """Download uploads until none is missing. Return False if some are after `within_s`."""
         return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
@@ -142,12 +145,12 @@ class Ec2Machines(Ec2Market):
     def _release(self, running: Ec2Cluster) -> str:
         """End the machines and download their uploads. Return "", or why some may still run.
 
-        The thread that exchanges files is joined after the machines have ended. A slow S3 then does
-        not keep them running.
+        The thread that exchanges files is joined only after the machines have ended, so that a slow
+        S3 does not keep them running.
         """
         launched, mirror = bool(running.lease.current), running.mirror
         try:
-            if launched:  # agents that were asked to leave upload their last files and shut down
+            if launched:  # agents that find done.json upload their last files and shut down
                 for _ in self.api.looks(2.0, LEAVE_S):
                     if not self._threaded:
                         mirror.sync()

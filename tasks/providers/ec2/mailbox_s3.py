@@ -1,10 +1,11 @@
 """Copy a launch's files between S3 and a local folder, the mailbox.
 
-Uploads of machines appear as complete local files. Their time is the time at which S3 stored them.
-Each machine gets this process's files in its folder `in/`, the manifest last. A machine can choose
-file names, but no name leads out of the machine's folder.
+A machine's upload appears as a complete local file, whose modification time is the time at which S3
+stored it. This process (the controller) writes its files for a machine into the machine's folder
+`in/` on S3, the manifest last. A machine can choose file names, but no name leads out of the
+machine's folder.
 
-While S3 does not respond, `now_unix` does not advance. No machine then counts as silent.
+While S3 does not respond, `now_unix` does not advance, so that no machine counts as silent.
 """
 
 import hashlib
@@ -24,20 +25,20 @@ from .leases import Ec2Lease, Ec2Machine
 POLL_S = 1.0
 LIST_EVERY = 5  # polls; prices.py counts 720 LIST requests an hour
 MOST_BYTES = 64 * 2**20  # size limit of one upload; a machine's courier sends at most 32 MiB
-MOST_FILES = 20_000  # uploads that are fetched from one machine
+MOST_FILES = 20_000  # maximum number of uploads that are downloaded from one machine
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}"
 )
-_KEPT = ("records/", "log-")  # files of a replaced machine that are still fetched
+_KEPT = ("records/", "log-")  # files of a replaced machine that are still downloaded
 _OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9._-]+")
 
 
 class Mirror:
     """Copies one launch's files between S3 and a local folder. Thread-safe.
 
-    A round downloads new uploads and sends changed files. `sync` runs one round. `start` runs a
-    thread, which sends changes every second and downloads every five seconds. `now_unix` is S3's
-    Unix time at the last complete download.
+    `sync` exchanges files once. `start` starts a thread that sends changed files every second and
+    downloads new uploads every five seconds. `now_unix` is the time of the last complete download,
+    as Unix time on S3's clock.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
@@ -50,7 +51,7 @@ class Mirror:
         self.now_unix = float("-inf")
 
     def serve(self, lease: Ec2Lease) -> None:
-        """Exchange files with the machines of `lease` from the next round on."""
+        """Exchange files with the machines of `lease` from now on."""
         with self._lock:
             self._machines = lease.by_userid
 
@@ -60,13 +61,13 @@ class Mirror:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread after its current round."""
+        """Stop the thread after its current exchange, and wait for it."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def sync(self) -> bool:
-        """Exchange files once in both directions. Return False if anything failed."""
+        """Download new uploads and send changed files. Return False if either failed."""
         with self._lock:
             pulled = self.pull()
             return self.push() and pulled
@@ -74,7 +75,7 @@ class Mirror:
     def pull(self) -> bool:
         """Download new uploads. Return False if S3 or the disk failed.
 
-        If one upload cannot be downloaded, the next uploads are still downloaded.
+        If one upload cannot be downloaded, the others still are.
         """
         with self._lock:
             try:
@@ -88,9 +89,10 @@ class Mirror:
             return complete
 
     def push(self) -> bool:
-        """Send this process's files to every machine, then the manifest that lists them.
+        """Send this process's changed files to every current machine. Return False on failure.
 
-        Returns False if S3 or the disk failed.
+        Each machine also gets node.json, which has its rank and the number of machines. The
+        manifest, which lists all files, is sent last.
         """
         with self._lock:
             try:
@@ -112,10 +114,12 @@ class Mirror:
             polls += 1
 
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
-        """Return the new uploads, as pairs of S3's entry and the local path.
+        """Return (S3 entry, local path) for each upload that must be downloaded.
 
-        listed: S3's entries of all uploads. At most MOST_FILES files per machine count. Records
-        come first, so that other files do not displace them.
+        At most MOST_FILES uploads per machine are accepted. Measurement records come first, so that
+        other files cannot displace them.
+
+        listed: S3's entries for all uploads.
         """
         found, count = list[tuple[Answer, Path]](), Counter[str]()
         for stored in sorted(listed, key=lambda stored: "/out/records/" not in stored["Key"]):
@@ -129,21 +133,21 @@ class Mirror:
         return found
 
     def _fetch(self, stored: Answer, path: Path) -> bool:
-        """Download an upload to `path`. Return False if the download must be tried again later."""
+        """Download an upload to `path`. Return False if the download must be repeated later."""
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
             _appear(_free_path(path, stored["Key"], content), content, written)
         except AwsRefused as error:
             return error.kind == "gone"
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
-            pass  # a file where a folder must be: couriers upload none, so skip it
+            pass  # a file where a folder must be: no courier uploads such a file, so skip it
         except OSError:
             return False
         self._have[stored["Key"]] = _version(stored)
         return True
 
     def _of_controller(self) -> dict[str, bytes]:
-        """Return the content of each file that this process sends to machines, by file name."""
+        """Return {name: content} of the files that this process sends to the machines."""
         paths = [*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")]
         names = {path.relative_to(self.mailbox).as_posix(): path for path in paths}
         return {
@@ -153,7 +157,10 @@ class Mirror:
         }
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
-        """Send new and changed `files` to a machine, then the manifest with all digests."""
+        """Send new and changed `files` to a machine, then the manifest with all digests.
+
+        Does nothing if no file has changed.
+        """
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         fresh = digests.items() - self._sent.get(userid, {}).items()
         if not fresh:
@@ -166,16 +173,16 @@ class Mirror:
 
 
 def _version(stored: Answer) -> tuple[str, datetime]:
-    """Return the ETag and the time of an S3 object. They change when the object is written."""
+    """Return an S3 object's ETag and modification time, which change when it is overwritten."""
     return stored["ETag"], stored["LastModified"]
 
 
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     """Return True if the upload `name` of `machine` may be downloaded.
 
-    A replaced machine may only add records and logs. IAM's `*` also matches slashes, so that a
-    machine could write into another machine's folder. The name of such an upload contains a userid
-    with a colon, and _NAME allows no colon.
+    A replaced machine may only add records and logs. IAM's `*` also matches slashes, so a machine
+    could upload into a folder that looks like another machine's. Such a name contains an
+    aws:userid, which has a colon, and _NAME allows no colon.
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
@@ -183,10 +190,10 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return the path to which to write an upload: `path` if it is free, else another path.
+    """Return the path for an upload, so that no record is overwritten by a different record.
 
-    A replaced machine may have measured the same run. The second record goes to a folder named
-    after its machine, so that both records are kept.
+    A replaced machine and its replacement may both have recorded the same run. The second record
+    then goes to a folder named after its machine. All other files go to `path`.
     """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path
@@ -201,7 +208,7 @@ def _appear(path: Path, content: bytes, written: float) -> None:
     with beside.open("wb") as file:
         file.write(content)
         file.flush()
-        if path.parent.name == "records":  # the lease will record that they are on disk
+        if path.parent.name == "records":  # `fetched` in the lease promises that they are on disk
             os.fsync(file.fileno())
     os.utime(beside, (written, written))
     beside.replace(path)

@@ -20,14 +20,14 @@ from .survey import not_launched
 
 _THREADS = 8  # regions that are queried in parallel
 NO_BUCKET = (
-    "nothing can be launched on EC2: set [ec2] bucket to an S3 bucket for the machines' mailboxes"
+    "nothing can be launched on EC2: set [ec2] bucket to an S3 bucket for the machines' files"
 )
 
 
 class Ec2Market:
-    """The instance types and offers of EC2 in the regions of the settings `choices`.
+    """The instance types and offers of EC2 under the settings `choices`, the section [ec2].
 
-    `clients` replaces boto3's clients.
+    `clients` and `clock` replace boto3's clients and the real clock if they are not None.
     """
 
     name = "ec2"
@@ -44,9 +44,10 @@ class Ec2Market:
         return list(self._live_types.values())
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Return an on-demand offer for each type and region, and a spot offer for each zone.
+        """Return the current offers from AWS, in the markets of the settings.
 
-        An unknown price is None.
+        Each type has an on-demand offer per region and a spot offer per zone. An unknown price is
+        None.
         """
         types, advisor = self._live_types, Answer()
         if "spot" in self.choices.markets and self._given is None:
@@ -58,9 +59,10 @@ class Ec2Market:
         return self._latest_offers
 
     def known_offers(self) -> list[Offer]:
-        """Return the newest offers and the packaged offers.
+        """Return the latest offers from AWS, followed by the packaged offers.
 
-        Offers are requested from AWS if this was not done before.
+        AWS is asked only if there are no offers from an earlier call. If AWS refuses, only the
+        packaged offers are returned.
         """
         if not self._latest_offers:
             with suppress(ProviderError):
@@ -71,16 +73,16 @@ class Ec2Market:
         return packaged_types(self.choices)
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the packaged on-demand offers. The package has no spot prices."""
+        """Return the packaged on-demand offers. Srift ships no spot prices."""
         if "on-demand" not in self.choices.markets:
             return []
         regions = self.choices.regions
         return [offer for region in regions for offer in packaged_offers(self.choices, region)]
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Return the spot placement scores by zone; see `Provider.placement_scores`.
+        """Return {zone: spot placement score}; see `Provider.placement_scores`.
 
-        AWS limits the number of different requests per account and day.
+        AWS limits how many different requests an account may make per day.
         """
         return self.api.placement_scores(region, names, count)
 
@@ -88,9 +90,9 @@ class Ec2Market:
         return ec2_prices.billed(offers, self.choices)
 
     def limits(self) -> list[str]:
-        """Return sentences that say what EC2 cannot do here and how to fix it.
+        """Return sentences on what does not work with these settings, with fixes.
 
-        No request to AWS is made.
+        Sends no request to AWS.
         """
         found = [] if self.choices.bucket else [NO_BUCKET]
         try:
@@ -99,16 +101,16 @@ class Ec2Market:
             why = str(error)
         if why:
             found.append(
-                f"{why}. Until then, the last known prices are used, at first the packaged prices "
-                f"of {packaged().prices_as_of:%Y-%m-%d}"
+                f"{why}. Without credentials, the last known prices are used, or the packaged "
+                f"prices of {packaged().prices_as_of:%Y-%m-%d} if there are none"
             )
         return found + notes_on_types(self.choices)
 
     @staticmethod
     def fits(cluster: Cluster) -> str:
-        """Return why EC2 cannot launch the cluster; "" if it can.
+        """Return why EC2 can never run this cluster; "" if it can.
 
-        All machines must be in one region, and either all or none of them must have GPUs.
+        All machines must be in one region. Either all of them or none may have accelerators.
         """
         regions = {member.region for member in cluster.members}
         if len(regions) != 1:
@@ -123,7 +125,7 @@ class Ec2Market:
 
     @cached_property
     def _offered(self) -> dict[str, set[str]]:
-        """Return, by region, the names of the types that may match the settings."""
+        """Return {region: names of the instance types that may match the settings}."""
         patterns = self.choices.instance_types
         return {
             region: may_be_wanted(self.api.type_names(region), patterns)
@@ -132,7 +134,7 @@ class Ec2Market:
 
     @cached_property
     def _live_types(self) -> dict[str, InstanceType]:
-        """Return the instance types that the settings include, by name, as AWS describes them."""
+        """Return {name: instance type} from AWS for all types that match the settings."""
         answers: list[Answer] = []
         for region, names in self._offered.items():
             answers += self.api.instance_types(region, sorted(names))
@@ -143,9 +145,9 @@ class Ec2Market:
     def _offers_of(
         self, region: str, types: dict[str, InstanceType], now: datetime, advisor: Answer
     ) -> list[Offer]:
-        """Return the region's offers of `types` at list prices, in the markets of the settings.
+        """Return the offers in `region` at list prices: `types` in the markets of the settings.
 
-        advisor: the file of AWS's Spot Advisor with interruption rates, or empty.
+        advisor: content of AWS's Spot Advisor file with interruption rates, or {}.
         """
         here = [kind for name, kind in types.items() if name in self._offered[region]]
         found: list[Offer] = []
@@ -159,7 +161,7 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the packaged types that the settings include and one of their regions offers."""
+    """Return the packaged types that match the settings and are offered in one of their regions."""
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)
     return wanted(here, choices.instance_types, image_families(choices.ami_parameter))
@@ -174,7 +176,11 @@ def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
 
 
 def notes_on_types(choices: Ec2) -> list[str]:
-    """Return sentences about unknown names in [ec2] and GPU families that `gpu` leaves out."""
+    """Return warnings about the section [ec2].
+
+    They name regions and patterns that match nothing, and the GPU families that the pattern `gpu`
+    leaves out because the image does not support them.
+    """
     types = packaged().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
     unknown = [region for region in choices.regions if region not in packaged().usd]

@@ -1,8 +1,8 @@
-"""Parse AWS prices, and add the dollars of volume, address and requests to offers.
+"""Parse AWS prices, and add the cost of volumes, public IP addresses and S3 requests to offers.
 
-AWS writes 0 for an unknown price. Prices of volumes, addresses and requests are AWS's list prices
-of November 2025. Offers use the prices of their region. Spending caps use the prices of the most
-expensive region. This module does not call AWS.
+AWS writes 0 for an unknown price. The prices of volumes, addresses and requests are AWS's list
+prices of November 2025. The volume price of an offer is that of its region. Spending caps use the
+prices of the most expensive region. This module does not call AWS.
 """
 
 import math
@@ -31,9 +31,10 @@ def known_price(value: object) -> float | None:
 
 
 def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
-    """Return the dollars per hour of each instance type, from products of the Price List API.
+    """Return {instance type: dollars per hour} from products of the Price List API.
 
-    If a type has several prices, the highest price is used.
+    If a type has several prices, the highest price is used. Types without a known price are left
+    out.
     """
     prices: dict[str, float] = {}
     for product in products:
@@ -47,9 +48,9 @@ def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
 
 
 def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | None]:
-    """Return the newest spot price in dollars per hour, by (instance type, zone).
+    """Return {(instance type, zone): newest spot price in dollars per hour}.
 
-    `rows` are rows of DescribeSpotPriceHistory. A price is None if it is unknown.
+    `rows` are rows of DescribeSpotPriceHistory. An unknown price is None.
     """
     return {
         (str(row["InstanceType"]), str(row["AvailabilityZone"])): known_price(row.get("SpotPrice"))
@@ -64,7 +65,10 @@ def on_demand_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """Return an on-demand offer for each type. `prices` has dollars per hour by type."""
+    """Return an on-demand offer for each type.
+
+    `prices` maps the name of a type to dollars per hour. The price of other types is None.
+    """
     return [
         Offer(
             instance_type=kind,
@@ -87,10 +91,10 @@ def spot_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """Return a spot offer for each (type, zone) in `prices`, which has dollars per hour.
+    """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
-    `advisor` is the file of AWS's Spot Advisor, or empty. A type that is not in the file gets the
-    file's highest range of interruption rates.
+    `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file, or {}. A
+    type that is missing in the file is given the worst of the file's interruption rates.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []
@@ -100,7 +104,7 @@ def spot_offers(
         bucket = advised.get(name, {}).get("r")
         source = "Spot Advisor, read"
         if bucket is None:
-            source = "prior: Spot Advisor lacks the type, so its worst range counts,"
+            source = "prior: worst range of Spot Advisor, which lacks the type, read"
         offer = Offer(
             instance_type=kinds[name],
             market="spot",
@@ -115,9 +119,9 @@ def spot_offers(
     return offers
 
 
-HOURS_A_MONTH = 730.0  # AWS bills volumes by this month
-# gp3, dollars per GiB and month (https://aws.amazon.com/ebs/pricing/). An unknown region has the
-# price of the dearest region, Sao Paulo. Volumes have only the free IOPS and throughput.
+HOURS_A_MONTH = 730.0  # the month by which AWS bills volumes
+# gp3, dollars per GiB and month (https://aws.amazon.com/ebs/pricing/). Other regions get the price
+# of the most expensive region, Sao Paulo. Volumes have only the free IOPS and throughput.
 GP3_USD_PER_GIB_MONTH = {
     "us-east-1": 0.08,
     "us-east-2": 0.08,
@@ -130,7 +134,7 @@ GP3_USD_PER_GIB_MONTH = {
 WORST_GP3_USD_PER_GIB_MONTH = 0.152
 ADDRESS_USD_PER_HOUR = 0.005  # a public IPv4 address (https://aws.amazon.com/vpc/pricing/)
 # S3 Standard, dollars per request (https://aws.amazon.com/s3/pricing/): in us-east-1, and in the
-# dearest region. A LIST costs as much as a PUT.
+# most expensive region. A LIST costs as much as a PUT.
 PUT_USD, GET_USD = 0.005 / 1000, 0.0004 / 1000
 WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
 # Requests an hour of one machine and its controller while nothing changes (mailbox_s3.py,
@@ -150,20 +154,26 @@ MOST_REQUESTS_USD_PER_HOUR = MOST_PUTS_PER_HOUR * WORST_PUT_USD + MOST_GETS_PER_
 
 
 def storage_usd_per_hour(region: str, gib: float) -> float:
-    """Return the dollars per hour of one machine's gp3 volume of `gib` GiB in `region`."""
+    """Return the cost of a gp3 volume of `gib` GiB in `region`, in dollars per hour.
+
+    Unknown regions get the price of the most expensive region.
+    """
     return gib * GP3_USD_PER_GIB_MONTH.get(region, WORST_GP3_USD_PER_GIB_MONTH) / HOURS_A_MONTH
 
 
 def other_usd_per_hour(*, public: bool) -> float:
-    """Return the expected dollars per hour of one machine's S3 requests and public address."""
+    """Return the expected cost of one machine's S3 requests and public IP address per hour.
+
+    The result is in dollars. `public` says whether the machine has a public address.
+    """
     return REQUESTS_USD_PER_HOUR + (ADDRESS_USD_PER_HOUR if public else 0.0)
 
 
 def most_usd_per_hour_beside(gib: float) -> float:
-    """Return the highest dollars per hour of one machine's volume, address and requests.
+    """Return an upper bound on one machine's cost beside the instance, in dollars per hour.
 
-    The volume has `gib` GiB. The prices are those of the most expensive region. The spending caps
-    use this bound.
+    The cost covers a volume of `gib` GiB, a public IP address and S3 requests, at the prices of the
+    most expensive region. The spending caps use this bound.
     """
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
@@ -175,9 +185,8 @@ def most_usd_per_hour_beside(gib: float) -> float:
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     """Return `offers` at this account's prices, with the cost of volume, address and requests.
 
-    `price_source` is set for packaged prices that are estimates.
-
-    A second call changes nothing.
+    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts.
+    `price_source` is set for packaged prices that are estimates. The function is idempotent.
     """
     found = []
     for offer in offers:
@@ -202,9 +211,9 @@ def _is_estimated(offer: Offer) -> bool:
 
 
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
-    """Return this account's dollars per hour, and why they differ from the price `public`.
+    """Return this account's price in dollars per hour, and why it differs from the public price.
 
-    The second value is "" if they do not differ. A price in [ec2.prices] takes precedence over
+    The reason is "" if the prices do not differ. A price in [ec2.prices] takes precedence over
     [ec2.discounts].
     """
     name, key = offer.instance_type.name, offer.market.replace("-", "_")

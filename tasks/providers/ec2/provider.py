@@ -1,4 +1,4 @@
-"""Combine the market, launches and reaper of EC2 into a provider of machines."""
+"""Implement the provider interface for EC2 with its market, launches and reaper."""
 
 from contextlib import suppress
 from datetime import datetime
@@ -7,18 +7,27 @@ from ..base import EndedLease, Lease, NotSwept, Provider, ProviderError
 from .machines import Ec2Machines
 from .reaper import Reaper
 
-NOT_LOOKED = "EC2 was not checked: nothing was launched from this home, and [ec2] bucket is unset"
+NOT_LOOKED = "EC2 was not checked: SRIFT_HOME has no launch on EC2, and [ec2] bucket is unset"
 
 
 class Ec2Provider(Ec2Machines, Provider):
-    """EC2 in the regions of the settings, with leases in the folder `leases-ec2` of the home."""
+    """Launches machines in the regions of [ec2], and keeps their leases in SRIFT_HOME/leases-ec2.
+
+    A lease is the record of one launch.
+    """
 
     def leases(self) -> list[Lease]:
-        """Return leases with running machines or missing uploads, and unreadable leases."""
+        """Return the leases with running machines or missing uploads, and the unreadable leases.
+
+        An upload is missing until it has been downloaded from S3.
+        """
         return self.lease_folder.held()
 
     def ended(self) -> list[EndedLease]:
-        """Download missing uploads if AWS responds. Return the ended leases with all uploads."""
+        """Return the ended leases whose uploads have all been downloaded.
+
+        Tries to download missing uploads first. Errors of AWS are ignored.
+        """
         over = [lease for lease in self.lease_folder.all() if lease.ended_at]
         if not all(lease.fetched for lease in over):
             with suppress(ProviderError):
@@ -32,10 +41,11 @@ class Ec2Provider(Ec2Machines, Provider):
         self.lease_folder.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End abandoned leases, and machines with Srift's tags past their deadline.
+        """End overdue and abandoned leases, and machines with Srift's tags past their deadline.
 
-        A lease is abandoned if its controller process has died. Checks every region that this home
-        uses or used. Raises NotSwept if a region or lease could not be checked.
+        A lease is abandoned if its controller process has died. If `all_of_them` is True, every
+        lease is ended. All regions that this SRIFT_HOME uses or used in the last 30 days are
+        checked. Raises NotSwept if a region or lease could not be checked.
         """
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]
@@ -46,9 +56,9 @@ class Ec2Provider(Ec2Machines, Provider):
         return reaper.reap()
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions that were not searched for overdue machines since `moment`.
+        """Return the regions that have not been searched for overdue machines since `moment`.
 
-        A search with a time in the future, which a wrong clock caused, does not count.
+        A search that was recorded with a future time, because of a wrong clock, does not count.
         """
         swept, now = dict[str, datetime](), self.clock.now()
         with suppress(ProviderError):

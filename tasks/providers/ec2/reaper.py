@@ -1,8 +1,9 @@
-"""End abandoned leases of this home, and machines with Srift's tags past their deadline.
+"""End abandoned leases of this SRIFT_HOME, and machines with Srift's tags past their deadline.
 
-The reaper checks the regions of srift.toml, the regions of the leases on disk, and all regions that
-it checked in the last 30 days, because a lease folder may have been moved away. At the end, it
-raises NotSwept if it could not check a region or lease, or could not end a machine.
+A lease is the record of a launch. It is abandoned if the process that launched it has died. The
+reaper checks the regions of srift.toml, the regions of the leases on disk, and all regions that it
+checked in the last 30 days, because a lease folder may have been moved away. At the end, it raises
+NotSwept if it could not check a region or lease, or could not end a machine.
 """
 
 from contextlib import suppress
@@ -26,10 +27,10 @@ from .termination import (
 
 
 class Reaper:
-    """One search of all leases and regions for machines to end.
+    """One search of all leases and regions for machines that must end.
 
-    `sentences` describe what was ended or needs attention. `unswept` maps each region or lease that
-    could not be checked to the reason. `regions` are the regions to check. `busy` are the regions
+    `sentences` says what was ended or needs attention. `unswept` maps each region or lease that
+    could not be checked to the reason. `regions` has the regions to check. `busy` has the regions
     with a lease whose machines did not end.
     """
 
@@ -43,13 +44,15 @@ class Reaper:
     def reap(self) -> list[str]:
         """End abandoned leases, and machines past their deadline, in all regions.
 
-        Returns a sentence for each thing that was ended or needs attention. Raises NotSwept, after
-        everything else is done, if something could not be checked or ended.
+        Returns a sentence for each lease or machine that was ended or needs attention. If something
+        cannot be checked or ended, the rest is still done before NotSwept is raised.
         """
         with self.leases.locked():
             for lease_id in self.leases.ids():
                 self._lease(lease_id)
-        to_note = {*self.regions}  # regions from earlier sweeps are forgotten after 30 days
+        # Regions that are only known from earlier searches get no new time. So they are forgotten
+        # after 30 days.
+        to_note = {*self.regions}
         try:
             self.regions |= {*self.leases.used_regions(self.now)}
         except ProviderError as error:
@@ -62,26 +65,29 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the lease if its controller process has died or its deadline has passed.
+        """End the lease if it is overdue, abandoned, or was not ended completely before.
 
-        If lease.json is missing, its folder is moved away.
+        If lease.json is missing, the folder is deleted, but measurement records in it are kept.
         """
         try:
             lease = self.leases.read(lease_id)
         except LeaseUnreadable as error:
             self.unswept[f"lease {lease_id}"] = str(error)
             return
-        if lease is None:  # the sweep of the region ends any machines
+        if lease is None:  # `_sweep` ends machines that it may have
             says = self.leases.set_aside(lease_id)
             self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
         self.regions.add(lease.region)
         why = lease.why_end(self.now, all_of_them=self.all_of_them)
         if lease.ended_at is None and (why or lease.releasing):
-            self._end(lease, why or "its machines did not end at the first try")
+            self._end(lease, why or "its machines did not end at the first attempt")
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
-        """End the launch's machines and download their uploads. `why` is the reason to report."""
+        """End the launch's machines, and download their uploads.
+
+        `why` is the reason that the sentence about this lease states.
+        """
         name, outcome = f"lease {lease.lease_id}", "released" if lease.releasing else "reaped"
         lease, problem = end_machines(self.api, lease)
         says = f"{name} ({lease.cluster}): {why}; "
@@ -93,7 +99,7 @@ class Reaper:
                 says += f"{len(lease.machines)} machines in {lease.region} were ended"
                 await_shutdown(self.api, lease)
                 lease = self.machines.fetched(self.leases.close(lease, self.now, outcome))
-                says += "" if lease.fetched else "; their uploads could not be fetched yet"
+                says += "" if lease.fetched else "; their uploads could not be downloaded yet"
         except OSError as error:
             says += f"; lease.json cannot be written ({error.strerror})"
         self.sentences.append(says)
@@ -104,13 +110,13 @@ class Reaper:
     def _sweep(self, region: str) -> None:
         """End the machines in `region` that are past their deadline or have no open lease.
 
-        Machines of other homes are ended only past their deadline. Leftover security groups,
-        placement groups and launch templates are deleted.
+        Machines that another SRIFT_HOME launched are ended only past their deadline. Security
+        groups, placement groups and launch templates that are no longer needed are deleted.
         """
         why: dict[str, str] = {}
         ours = (
             {"srift:deployment": self.machines.choices.deployment},
-            {"srift:controller": self.leases.token},  # earlier deployments too
+            {"srift:controller": self.leases.token},  # also under an earlier deployment name
         )
         try:
             for tags in ours:
@@ -130,9 +136,9 @@ class Reaper:
             self.unswept[region] = f"these machines do not end: {', '.join(stays)}"
 
     def _why_over(self, tags: dict[str, str]) -> str:
-        """Return why a resource with these tags is no longer needed; "" if it may be needed."""
+        """Return why a resource with these tags is no longer needed; "" if it may still be."""
         deadline, lease_id = 0.0, tags.get("srift:lease", "")
-        with suppress(ValueError):  # a tag can be edited
+        with suppress(ValueError):  # a person may have edited the tag
             deadline = float(tags.get("srift:deadline", ""))
         if deadline and self.now.timestamp() >= deadline:
             return f"its deadline was {datetime.fromtimestamp(deadline, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -143,8 +149,9 @@ class Reaper:
     def _is_over(self, lease_id: str) -> bool:
         """Return True if the lease has ended or does not exist.
 
-        A lease of this home is on disk before its machines start, so a missing lease means that the
-        machines are abandoned. An unreadable lease counts as open.
+        A lease is written to disk before its machines are launched. A missing lease therefore means
+        that the machines are abandoned. An unreadable lease counts as open. An id that is not a
+        valid name counts as missing.
         """
         try:
             lease = self.leases.read(lease_id)

@@ -1,8 +1,9 @@
 """Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
-Machines of a launch share a zone, a security group that admits only them, and a placement group if
-their types allow it. Names and client tokens depend only on the lease and the purpose, so that a
-repeated request creates nothing twice. This module does not call AWS.
+The machines of a launch share a zone, a security group that admits only them, and a placement group
+if their types allow it. Names and client tokens are derived from the lease (the record of the
+launch) and the purpose, so that a repeated request creates nothing twice. This module does not call
+AWS.
 """
 
 import base64
@@ -23,9 +24,11 @@ Request = dict[str, Any]
 class LaunchSpec:
     """The values that all machines of a launch have in common.
 
-    `subnets` maps a zone to a subnet id. `types` maps an instance type to its launch facts. `image`
-    is the image's description from DescribeImages. `role_id` is the id of the machines' IAM role.
-    `controller` is the random name of the home that makes the launch.
+    `choices` is the section [ec2] of srift.toml. `subnets` maps a zone to a subnet id. `types` maps
+    the name of an instance type to its `TypeFacts`. `image` is the image's description from
+    DescribeImages. `role_id` is the id of the machines' IAM role. `controller` is the random name
+    of the SRIFT_HOME that makes the launch. `deadline_unix` is the Unix time at which the machines
+    must have ended.
     """
 
     choices: Ec2
@@ -41,22 +44,25 @@ class LaunchSpec:
 
     @property
     def usd_per_hour_more(self) -> float:
-        """Return the expected dollars per hour of one machine's volume, requests and address."""
+        """Return one machine's expected cost beside the instance, in dollars per hour.
+
+        The cost covers the volume, S3 requests and the public IP address.
+        """
         storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
         return storage + other_usd_per_hour(public=self.choices.public)
 
     def token(self, *purpose: str) -> str:
-        """Return the client token of a request, which depends only on the lease and the purpose."""
+        """Return a request's client token, derived from the lease and the purpose."""
         words = (self.choices.deployment, self.controller, self.lease_id, *purpose)
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
     def name(self, *purpose: str) -> str:
-        """Return the name of a resource, which depends only on the lease and the purpose."""
+        """Return a resource's name, derived from the lease and the purpose."""
         return f"srift-{self.token(*purpose)[:16]}"
 
 
 def security_group(spec: LaunchSpec) -> Request:
-    """Return the request CreateSecurityGroup. Each launch has a separate security group."""
+    """Return the CreateSecurityGroup request. Each launch has a separate security group."""
     return {
         "GroupName": spec.name("security"),
         "Description": "Srift: one cluster, open to itself alone",
@@ -66,10 +72,10 @@ def security_group(spec: LaunchSpec) -> Request:
 
 
 def rules(group_id: str) -> list[tuple[str, list[Request]]]:
-    """Return the rules of a new security group, as pairs of an action and its permissions.
+    """Return (action, permissions) pairs that set the rules of a new security group.
 
-    Inbound traffic may only come from the group. Outbound traffic may go to the group, as EFA
-    requires, and to HTTPS servers.
+    Inbound traffic is allowed only from the group itself. Outbound traffic is allowed to the group,
+    as EFA requires, and to any HTTPS server.
     """
     anywhere = [{"CidrIp": "0.0.0.0/0"}]
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
@@ -83,9 +89,9 @@ def rules(group_id: str) -> list[tuple[str, list[Request]]]:
 
 
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
-    """Return the request CreatePlacementGroup; None if no placement group can be used.
+    """Return the CreatePlacementGroup request; None if the attempt uses no placement group.
 
-    A single machine needs none, and some types do not support placement groups.
+    A single machine needs no placement group, and some instance types do not support it.
     """
     grouped = all(spec.types[group.type_name].grouped for group in attempt.groups)
     if sum(group.size for group in attempt.groups) < 2 or not grouped:
@@ -100,10 +106,10 @@ def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
 def launch_template(
     spec: LaunchSpec, attempt: Attempt, group: Group, *, security: str, user_data: str
 ) -> Request:
-    """Return the request CreateLaunchTemplate for the machines of `group`.
+    """Return the CreateLaunchTemplate request for the machines of `group`.
 
-    `security` is the id of the security group. The template has no key pair, because nobody logs
-    in.
+    `security` is the id of the security group. The template has no key pair, because nobody logs in
+    to the machines.
     """
     volume = {
         "VolumeSize": spec.choices.volume_gib,
@@ -119,7 +125,7 @@ def launch_template(
             "HttpTokens": "required",
             "HttpPutResponseHopLimit": 1,
             "HttpEndpoint": "enabled",
-            "HttpProtocolIpv6": "disabled",  # user code is fenced only from IPv4
+            "HttpProtocolIpv6": "disabled",  # user code is blocked from it only over IPv4
         },
         "BlockDeviceMappings": [
             {"DeviceName": spec.image.get("RootDeviceName") or "/dev/sda1", "Ebs": volume}
@@ -139,11 +145,10 @@ def launch_template(
 
 
 def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
-    """Return the request CreateFleet for the machines of `group`.
+    """Return the CreateFleet request for the machines of `group`.
 
-    EC2 launches all machines or none, in one of the zones of `group.bids`. The fleet's type
-    "instant" makes EC2 respond with the ids of the machines. Only spot requests have a highest
-    price.
+    EC2 launches all machines or none, in one of the zones of `group.bids`. A fleet of type
+    "instant" returns the machines' ids in its response. Only spot requests have a maximum price.
     """
     spot = market == "spot"
     overrides = [
@@ -178,9 +183,9 @@ def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
 def requests_of(
     spec: LaunchSpec, attempt: Attempt, *, security: str, user_data: str
 ) -> Iterator[tuple[str, Request]]:
-    """Yield every request of one attempt in order, as pairs of an action and its parameters.
+    """Yield (action, parameters) for every request of one attempt, in order.
 
-    `security` is the id of the security group.
+    `security` is the id of the security group. The request that creates this group is not included.
     """
     if placement := placement_group(spec, attempt):
         yield "ec2:CreatePlacementGroup", placement
@@ -191,7 +196,7 @@ def requests_of(
 
 
 def shortened(request: Request) -> Request:
-    """Return the request with a digest in place of its user-data."""
+    """Return a request for printing: a digest replaces the user-data, if there is any."""
 
     if "LaunchTemplateData" not in request:
         return request
@@ -201,11 +206,12 @@ def shortened(request: Request) -> Request:
 
 
 def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:
-    """Return the network interfaces of a machine, with EFAs if the type supports them.
+    """Return the network interfaces of a machine, with EFA if the type supports it.
 
-    The subnet is left out, because the fleet request names it. EC2 gives no public address to a
-    machine with several interfaces, so a machine with a public address uses only its first card.
-    Several interfaces are an ordinary interface and EFAs without an address, as AWS recommends
+    The subnet is left out, because the CreateFleet request has it. EC2 gives no public IP address
+    to a machine with several interfaces. A machine with a public address therefore uses only its
+    first network card. Otherwise the machine has an ordinary interface for IP, and an interface of
+    type "efa-only" on each EFA card, as AWS recommends
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
     first: Request = {"DeviceIndex": 0, "Groups": [security], "DeleteOnTermination": True}
@@ -220,7 +226,10 @@ def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Reque
 
 
 def _tagged(spec: LaunchSpec, group: str, *kinds: str) -> list[Request]:
-    """Return the TagSpecifications that give Srift's tags to resources of the types in `kinds`."""
+    """Return TagSpecifications that attach Srift's tags to the resource types in `kinds`.
+
+    `group` is the value of the tag srift:node-group.
+    """
     values = {
         "Name": f"srift {spec.lease_id}",
         "srift:deployment": spec.choices.deployment,

@@ -1,6 +1,6 @@
-"""Define the section [ec2] of srift.toml: regions, types, launch settings, and money.
+"""Define the section [ec2] of srift.toml: regions, instance types, launches, prices and caps.
 
-The section never has AWS credentials; boto3 finds them.
+The section never contains AWS credentials. boto3 finds them elsewhere.
 """
 
 import re
@@ -30,7 +30,7 @@ class OwnPrice(BaseModel):
 
 
 class Discount(BaseModel):
-    """The fraction of the public price that this account saves, by market; 0.28 means 28 %."""
+    """The discount of this account on public prices, by market, as a fraction: 0.28 is 28 %."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,14 +44,15 @@ class Ec2(BaseModel):
     `instance_types` are patterns: `g5.*`, `p4d.24xlarge`, or `gpu` for all NVIDIA types that the
     image supports. Without a `bucket`, nothing is launched.
 
-    Machines are launched into `subnet_ids`. If it is empty, the subnets with the tag
-    srift:deployment = `deployment` are used, else the default VPC. If `subnets` is "public",
-    machines get a public address. If it is "private", the subnets must reach S3.
+    Machines are launched into `subnet_ids`. If it is empty, subnets with the tag srift:deployment =
+    `deployment` are used. Without such subnets, public machines use the default subnets. If
+    `subnets` is "public", machines get a public IP address. If it is "private", they do not, and
+    the subnets must reach S3 in another way.
 
-    `prices` has this account's prices by type. `discounts` has discounts by pattern; the first
-    pattern that matches a type counts, unless `prices` has the type. `emulated` is for tests with
-    an AWS_ENDPOINT_URL on this computer: machines measure although they lack the devices of their
-    types.
+    `prices` has this account's prices by instance type. `discounts` has discounts by type pattern.
+    The first pattern that matches a type applies, unless `prices` has the type. `emulated` is for
+    tests against an AWS_ENDPOINT_URL on this computer. Machines then measure on the CPU even if
+    their type has GPUs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,7 +63,7 @@ class Ec2(BaseModel):
         AfterValidator(lambda found: tuple(dict.fromkeys(found))),
     ] = ("us-east-1",)
     instance_types: tuple[TypePattern, ...] = Field(default=("gpu",), min_length=1)
-    max_hosts: int = Field(default=64, ge=1, le=64)  # most machines in a planned cluster
+    max_hosts: int = Field(default=64, ge=1, le=64)  # maximum machines in a planned cluster
     markets: tuple[Literal["on-demand", "spot"], ...] = Field(
         default=("on-demand", "spot"), min_length=1
     )
@@ -91,19 +92,19 @@ class Ec2(BaseModel):
 
     @property
     def public(self) -> bool:
-        """Return True if machines get a public address."""
+        """Return True if machines get a public IP address."""
         return self.subnets == "public"
 
     @property
     def torch_line(self) -> str:
-        """Return the image's torch version (major.minor) from `ami_parameter`; "" if unknown."""
+        """Return the torch version (major.minor) in `ami_parameter`; "" if it has none."""
         found = _TORCH.search(self.ami_parameter)
         return found.group(1) if found else ""
 
     @field_validator("discounts", mode="before")
     @classmethod
     def _number_is_on_demand(cls, discounts: object) -> object:
-        """Treat a plain number as a discount for on-demand. Savings plans do not cover spot."""
+        """Treat a plain number as an on-demand discount, because Savings Plans exclude spot."""
         if not isinstance(discounts, dict):
             return discounts
         return {

@@ -1,13 +1,15 @@
 """Load the instance types and on-demand list prices that ship with Srift.
 
 `python -m tests.snapshot` makes snapshot.json.gz from moto, apache-libcloud and tables of Karpenter
-(Apache License 2.0). Prices in LISTED_REGION are list prices; prices elsewhere are estimates:
+(Apache License 2.0). Prices in LISTED_REGION are list prices. Prices in other regions are
+estimates. The keys of the file are:
 
     made_on, prices_as_of   day of creation, and time of the list prices (UTC)
     sources                 package, version, licence, notice, and what was taken
     columns                 names of the values below, as in models.domain.cluster.InstanceType
-    several_interfaces      types whose full network rate needs several interfaces
-    instance_types          name -> values; `usd`: region -> dollars an hour or null
+    several_interfaces      types that need several interfaces to reach their full network rate
+    instance_types          type name -> values; the value `usd` maps a region to dollars per hour,
+                            or to null if the price is unknown
 """
 
 import gzip
@@ -28,9 +30,9 @@ FILE = Path(__file__).with_name("snapshot.json.gz")
 class Snapshot:
     """The packaged instance types and prices.
 
-    `usd[region][type]` are the on-demand dollars per hour; None if unknown. A region has only the
-    types that it offers. `several_interfaces` are the types whose full network rate needs several
-    network interfaces.
+    `usd[region][type]` is the on-demand price in dollars per hour; None if unknown. A region has
+    only the types that it offers. `several_interfaces` has the types that need several network
+    interfaces to reach their full network rate.
     """
 
     instance_types: tuple[InstanceType, ...]

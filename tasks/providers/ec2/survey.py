@@ -1,4 +1,4 @@
-"""Collect what a launch needs before its first request: image, subnets, role, code archive."""
+"""Collect what a launch needs: instance types, image, subnets, IAM role and code archive."""
 
 import gzip
 import hashlib
@@ -26,10 +26,11 @@ def launch_spec(
     controller: str,
     deadline_unix: int,
 ) -> LaunchSpec:
-    """Read everything that a launch of `cluster` needs from AWS, and return it.
+    """Query AWS for everything that a launch of `cluster` needs.
 
-    `controller` is the random name of this home. Raises NotSupported if the settings or the account
-    do not allow the launch, and AwsRefused if AWS refuses a request. Both messages say what to fix.
+    `choices` is the section [ec2] of srift.toml. `controller` is the random name of this
+    SRIFT_HOME. Raises NotSupported if the settings or the account do not allow the launch, and
+    AwsRefused if AWS refuses a request. Both messages say what to fix.
     """
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
@@ -42,13 +43,15 @@ def launch_spec(
     image, profile = api.image(region, choices.ami_parameter), choices.instance_profile
     if choices.volume_gib < least_gib(image):
         raise NotSupported(
-            f"{image['ImageId']} does not fit on the volume: "
+            f"the image {image['ImageId']} does not fit on the volume: "
             f"set [ec2] volume_gib to at least {least_gib(image)}"
         )
     found = api.ask("iam:GetInstanceProfile", region, InstanceProfileName=profile)
     roles = found["InstanceProfile"]["Roles"]
     if not roles:
-        raise NotSupported(f"{profile} has no IAM role: add a role with the node policy")
+        raise NotSupported(
+            f"the instance profile {profile} has no IAM role: add a role with the node policy"
+        )
     return LaunchSpec(
         choices=choices,
         region=region,
@@ -66,7 +69,8 @@ def launch_spec(
 def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[str]) -> str:
     """Return why the settings `choices` do not allow a launch of `cluster`; "" if they do.
 
-    `several_interfaces` are the types whose full network rate needs several network interfaces.
+    `several_interfaces` has the names of the types that need several network interfaces to reach
+    their full network rate.
     """
     if cluster.market == "mixed":
         return "all machines of a cluster must be in one market"
@@ -84,18 +88,18 @@ def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[
 
 
 def least_gib(image: Answer) -> int:
-    """Return the smallest volume, in GiB, that holds the image."""
+    """Return the minimum size in GiB of a volume for the image; 0 if EC2 does not report it."""
     volumes = (volume.get("Ebs", {}) for volume in image.get("BlockDeviceMappings", ()))
     return max((int(volume.get("VolumeSize", 0)) for volume in volumes), default=0)
 
 
 def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str, str]]:
-    """Return the id of the VPC, and the id of the machines' subnet by zone.
+    """Return the VPC's id, and {zone: subnet id} for the machines.
 
-    If [ec2] subnet_ids is set, these subnets are used. Otherwise the subnets with Srift's tag are
-    used. If there are none and machines have public addresses, the default subnets are used. If a
-    zone has several subnets, the first by id is used. Raises NotSupported, with the fix, if the
-    subnets are not in exactly one VPC.
+    If [ec2] subnet_ids is set, only these subnets are used. Otherwise the subnets with the tag
+    srift:deployment are used. Without such subnets, machines with public IP addresses use the
+    default subnets. If a zone has several subnets, the smallest id is used. Raises NotSupported if
+    there is no subnet, or if the subnets are in several VPCs.
     """
     filters: list[Filters] = [{"subnet-id": choices.subnet_ids}]
     if not choices.subnet_ids:
@@ -116,9 +120,9 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
 
 @cache
 def archive(package: Path) -> tuple[bytes, str]:
-    """Return the code for machines as the bytes of a .tar.gz file, and their SHA-256 in hex.
+    """Return the folder `package` as the bytes of a .tar.gz file, and their SHA-256 in hex.
 
-    The same files always give the same bytes.
+    Only .py and .txt files are included. The same files always give the same bytes.
     """
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:

@@ -16,9 +16,9 @@ from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine
 
 SHOWN = timedelta(seconds=120)  # EC2 may need this long to show a new machine's tags
-SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may retry a request for four minutes
+SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may also retry a request for four minutes
 FORGOTTEN = timedelta(minutes=45)  # EC2 shows a terminated machine for about an hour
-LATEST = timedelta(seconds=300)  # a machine's timer may be this late: rounding, and the boot
+LATEST = timedelta(seconds=300)  # a machine's timer may be this late, through rounding and boot
 LAST_WORDS_S = 25.0  # a machine's courier uploads for up to 20 s after the machine must stop
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
@@ -35,8 +35,8 @@ _LEFTOVERS = (  # leftovers cost nothing, but fill quotas
 def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
     """End every machine of the launch.
 
-    Returns the lease with the latest state of its machines, and "" or the reason why some machines
-    may still run.
+    Returns the lease with the latest state of its machines, and the reason why some machines may
+    still run. The reason is "" if all machines have ended.
     """
     region, now, name = lease.region, api.now(), f"lease {lease.lease_id}"
     try:
@@ -65,21 +65,21 @@ def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
 
 
 def unsettled(lease: Ec2Lease, now: datetime) -> bool:
-    """Return True if AWS may still launch machines for a request without a response."""
+    """Return True if AWS may still launch machines for a request that it has not answered."""
     return any(
         not request.answered and now < request.asked_at + SETTLED for request in lease.requests
     )
 
 
 def not_answered(lease: Ec2Lease) -> str:
-    """Return a sentence for a lease with a request to which AWS has not responded."""
+    """Return the sentence that reports that AWS has not answered a request of this lease."""
     return f"a request of lease {lease.lease_id} was not answered, and its machines may still start"
 
 
 def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
-    """Wait until terminated machines have shut down, for at most LAST_WORDS_S seconds.
+    """Wait for at most LAST_WORDS_S seconds until machines that Srift terminated are shut down.
 
-    Until then, the machines may upload measurements.
+    While they shut down, the machines may still upload measurements.
     """
     ids = [machine.instance_id for machine in lease.machines]
     for _ in api.looks(_LOOK_EVERY_S, LAST_WORDS_S if ids else 0.0):
@@ -90,10 +90,10 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 
 
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
-    """Terminate machines, several times if necessary. Return the ids of machines that still run.
+    """Terminate machines in up to _LOOKS rounds. Return the ids of machines that still run.
 
-    `young` machines were launched a short time ago. While EC2 does not know them, they count as
-    running. Raises AwsRefused if AWS refuses a request.
+    The machines in `young` were launched a short time ago. They count as running while EC2 does not
+    know their ids. Raises AwsRefused if AWS refuses a request.
     """
     left = sorted(ids)
     for look in range(_LOOKS):
@@ -107,7 +107,7 @@ def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str]
 
 
 def until(lease: Ec2Lease) -> str:
-    """Return a sentence: when the launch's machines end themselves, and how to end them now."""
+    """Return a sentence that says when the machines end themselves, and how to end them now."""
     return (
         f"the machines end themselves by {lease.deadline_at:%Y-%m-%d %H:%M} UTC; "
         "run `srift reap` to end them"
@@ -115,17 +115,20 @@ def until(lease: Ec2Lease) -> str:
 
 
 def tags_of(described: Answer) -> dict[str, str]:
-    """Return the tags of a resource by name. `described` is its entry from a Describe action."""
+    """Return {name: value} of a resource's tags.
+
+    `described` is the resource's description from a Describe action.
+    """
     return {str(tag["Key"]): str(tag["Value"]) for tag in described.get("Tags", ())}
 
 
 def tidy(
     api: Ec2Api, region: str, tags: Mapping[str, str], over: Callable[[dict[str, str]], bool]
 ) -> None:
-    """Delete the groups and templates that have `tags` and are no longer needed.
+    """Delete unneeded security groups, placement groups and launch templates that have `tags`.
 
-    `over` takes all tags of a resource, and returns True if the resource is no longer needed.
-    Failures are ignored, because leftovers cost nothing.
+    `over` takes the tags of a resource, and returns True if the resource is no longer needed.
+    Errors are ignored, because these resources cost nothing.
     """
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
@@ -135,11 +138,11 @@ def tidy(
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
-    """Return the machines that AWS may have launched for requests without a response.
+    """Return the machines that EC2 launched, or may have launched, but whose ids are not recorded.
 
-    EC2 finds them by tag (`shown`). If EC2 finds none within FORGOTTEN, every requested machine is
-    assumed to have run until its timer ended it. The cost may then be too high but never too low,
-    because the spending caps must hold.
+    `shown` has the machines that EC2 finds by the tags of the lease. If EC2 finds no machine of an
+    unanswered request for FORGOTTEN, every requested machine is assumed to have run until its timer
+    ended it. The recorded cost may then be too high but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -170,9 +173,9 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
 
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
-    """Return the latest time at which the machine's timer ends it.
+    """Return the latest time at which the machine's timer can have ended it.
 
-    The timer starts when the machine starts, which may be later than its request.
+    The timer is set at the request, but starts to run when the machine starts.
     """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])
@@ -180,9 +183,9 @@ def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
 
 
 def _ended_at(described: Answer) -> datetime | None:
-    """Return the time at which a machine ended; None if EC2 does not report it.
+    """Return the time at which a machine ended; None if EC2 does not report the time.
 
-    EC2 reports it in StateTransitionReason: "User initiated (2026-11-20 03:17:00 GMT)".
+    EC2 reports it in StateTransitionReason, such as "User initiated (2026-11-20 03:17:00 GMT)".
     """
     found = _GMT.search(str(described.get("StateTransitionReason", "")))
     return datetime.fromisoformat(f"{found[1]}Z") if found else None

@@ -1,6 +1,7 @@
-"""Build a machine's user-data from deployments/node-bootstrap.sh, values and one Python file.
+"""Build a machine's user-data, the script that EC2 runs at its first boot.
 
-User-data contains no secret: the machine's IAM role gives it its permissions.
+The template is deployments/node-bootstrap.sh. The code of tasks/node/on_ec2/metadata.py is inserted
+into it. User-data contains no secret, because the machine gets its permissions from its IAM role.
 """
 
 import ast
@@ -22,13 +23,12 @@ _ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # without us
 def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     """Return the script that a machine runs as root at its first boot.
 
-    The machine ends itself after `deadline_s` seconds. `endpoint` is the URL of an S3 service that
-    replaces AWS's; "" means AWS. `values` are bucket, prefix, region (the bucket's), code_sha256,
+    The machine ends itself after `deadline_s` seconds. `endpoint` is the URL of a service that
+    replaces AWS's S3, or "". `values` are bucket, prefix, region (of the bucket), code_sha256,
     lease, role_id and python. They are the same for all machines of a launch.
 
-    Raises NotSupported if the endpoint is not a plain address, if the deadline is not between 1
-    second and 7 days, if the script is larger than EC2 allows, or if Srift does not run from a
-    checkout.
+    Raises NotSupported if the endpoint is not a plain URL, if the deadline is not between 1 second
+    and 7 days, if the script is larger than EC2 allows, or if Srift does not run from a checkout.
     """
     if re.fullmatch(_ENDPOINT, endpoint) is None:
         raise NotSupported(
@@ -58,9 +58,10 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
 
 @cache
 def _files() -> tuple[str, str]:
-    """Return the text of the script's template, and the code of the module that reads metadata.
+    """Return the text of the template, and the code of metadata.py.
 
-    Comments and docstrings of the module are removed, because EC2 limits the size of user-data.
+    The code has no comments and docstrings, because EC2 limits the size of user-data. Raises
+    NotSupported if the files are missing.
     """
     try:
         template = (_ROOT / "deployments" / "node-bootstrap.sh").read_text()

@@ -1,4 +1,4 @@
-"""Decide what this computer can offer: instance types, clusters that fit, and free cores."""
+"""Determine which instance types and clusters this computer can offer, and which cores are free."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from tasks.providers.local import network as local_hosts
 from tasks.providers.local.processes import hosts
 from tasks.providers.local.settings import LocalInstanceType
 
-SPARE_CORES = 0.25  # left for the controller and the system
+SPARE_CORES = 0.25  # reserved for the controller (the process that starts hosts) and the system
 
 
 class LocalMachine:
@@ -27,12 +27,12 @@ class LocalMachine:
 
     @cached_property
     def isolation(self) -> local_hosts.Isolation:
-        """Return how hosts are separated on this computer. The first call detects it."""
+        """Return how this computer separates hosts. Detected at the first call."""
         return local_hosts.detect()
 
     @cached_property
     def shares(self) -> local_cpu.CpuShares:
-        """Return how CPU quotas are enforced on this computer. The first call detects it."""
+        """Return how this computer enforces CPU quotas. Detected at the first call."""
         return local_cpu.detect()
 
     def instance_types(self) -> list[InstanceType]:
@@ -53,7 +53,7 @@ class LocalMachine:
         ]
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Return every type on-demand and on spot, at the prices of `srift.toml`."""
+        """Return an on-demand and a spot offer for each type, at the prices of `srift.toml`."""
         found: list[Offer] = []
         for kind in self.instance_types():
             spec = self._specs[kind.name]
@@ -85,11 +85,11 @@ class LocalMachine:
         return self._specs[name].spot_replaced
 
     def limits(self) -> list[str]:
-        """Return sentences that say what cannot be measured here, why, and how to change that."""
+        """Return sentences on what cannot be measured here, with reason and fix."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
-                "Only setups of one host are measured: hosts cannot have networks here"
+                "Only setups with one host are measured: network namespaces are not available here"
                 f" ({self.isolation.why_not}). Run as root, or allow user namespaces (sysctl"
                 " kernel.unprivileged_userns_clone=1 or"
                 " kernel.apparmor_restrict_unprivileged_userns=0)."
@@ -110,7 +110,7 @@ class LocalMachine:
                 return f"{name} is not on offer: {why}"
         if len(cluster.members) > 1 and not self.isolation.namespaces:
             return (
-                "Several hosts need separate networks, and this machine cannot make them;"
+                "Several hosts need separate networks, which this machine cannot create;"
                 " see `srift status`."
             )
         cores = cores_of(cluster)
@@ -121,8 +121,8 @@ class LocalMachine:
     def refuse_if_taken(self, wanted: float) -> None:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
-        The hosts of all homes and users count. Without separate networks, only one host can run at
-        a time.
+        The hosts of every SRIFT_HOME and user on this computer count. Without separate networks,
+        only one host can run at a time.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
@@ -142,8 +142,8 @@ class LocalMachine:
         cores = self._specs[name].cores
         if not self.shares.enforces(cores):
             return (
-                f"Parts of a core cannot be enforced here ({self.shares.why_not}). Run as root, or"
-                " where the cpu controller is delegated to you"
+                f"Fractions of a core cannot be enforced here ({self.shares.why_not}). Run as root,"
+                " or where the cpu controller is delegated to you"
                 " (systemd-run --user --scope -p Delegate=yes)."
             )
         if cores > most_cores() + 1e-9:
@@ -162,7 +162,7 @@ def cores_of(cluster: Cluster) -> float:
 def _usable_cores() -> float:
     """Return the number of cores that this process may use.
 
-    Its CPU affinity (taskset, a cpuset) and its cgroup quota limit them.
+    The CPU affinity of the process (set by taskset or a cpuset) and its cgroup quota limit it.
     """
     return min(len(os.sched_getaffinity(0)), local_cpu.quota_cores())
 

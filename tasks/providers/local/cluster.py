@@ -58,10 +58,10 @@ class LocalCluster(RunningCluster):
         self._began = time.monotonic()
 
     def start(self, node_package: Path) -> None:
-        """Start every host. Its agent waits until `go` is called.
+        """Start every host. The agents wait until `go` is called.
 
-        Raises ProviderError or OSError if a host cannot be started. The caller must then call
-        `release`, because other hosts may run.
+        Raises ProviderError, NoCapacity or OSError if a host cannot be started. The caller must
+        then call `release`, because other hosts may already be running.
         """
         (self._directory / "scratch").mkdir()
         self.mailbox.mkdir()
@@ -72,7 +72,7 @@ class LocalCluster(RunningCluster):
             self._start_host(index)
 
     def go(self) -> None:
-        """Let the agents start. From now on, hosts cost money and spot hosts may be interrupted."""
+        """Start the agents, the clock for the cost, and the simulated spot interruptions."""
         self._began = time.monotonic()
         for host in self._hosts:
             host.go()
@@ -80,7 +80,7 @@ class LocalCluster(RunningCluster):
             self._revoke_later(index, after_s)
 
     def settle(self) -> None:
-        """Apply the CPU quota of each host, on cores without other hosts if possible."""
+        """Apply each host's CPU quota, and pin it to cores that no other host uses if possible."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
         self._limit(shares, place(shares, promised_to_others(self.lease_id)))
 
@@ -92,19 +92,20 @@ class LocalCluster(RunningCluster):
             return [self._state(index) for index in range(len(self._hosts))]
 
     def now_unix(self) -> float:
-        """Return this computer's Unix time, because the machines' files are on this computer."""
+        """Return this computer's Unix time. The hosts' files are on this computer."""
         return time.time()
 
     def replace(self, node: int) -> bool:
-        """End the host `node` and start a new host at another address in its place.
+        """End the host `node` and start a new host in its place, at a new address.
 
-        Returns False if srift.toml does not allow it or too few cores are free. Raises
-        ProviderError if the new host cannot be started.
+        Returns False if hosts have no separate networks, if srift.toml does not set `spot_replaced`
+        for this type, or if too few cores are free. Raises ProviderError if the new host cannot be
+        started.
         """
         instance = self.cluster.members[node].instance_type
         if not self._machine.replaces(instance.name) or self.network.switch is None:
             return False
-        self.revoke(node, "released for its replacement")
+        self.revoke(node, "ended so that it could be replaced")
         try:
             with self._lock, self._store.locked():
                 self._machine.refuse_if_taken(instance.cores)
@@ -120,12 +121,15 @@ class LocalCluster(RunningCluster):
         return True
 
     def usd_so_far(self) -> float | None:
-        """Return the dollars since `go` was called; None if a price is unknown."""
+        """Return the cost in dollars since `go` was called; None if a price is unknown."""
         price = self.cluster.usd_per_hour
         return None if price is None else price * (time.monotonic() - self._began) / 3600
 
     def revoke(self, index: int, why: str = "revoked on request") -> None:
-        """End a host like a spot interruption: at once, with all its processes."""
+        """End a host and all its processes at once, as a spot interruption does.
+
+        Does nothing if the host has already ended.
+        """
         with self._lock:
             host = self._hosts[index]
             if index in self._revoked or host.process.poll() is not None:
@@ -171,7 +175,10 @@ class LocalCluster(RunningCluster):
         self._revoked.pop(index, None)
 
     def _limit(self, shares: Sequence[float | None], placed: Sequence[set[int]]) -> None:
-        """Set the CPU quota of each host in cores (None: no quota), on the CPUs `placed`."""
+        """Set each host's CPU quota in cores (None: no quota), and pin it to the cores `placed`.
+
+        Raises ProviderError if that fails.
+        """
         try:
             for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
                 self._machine.shares.settle(self._name(index), cores, usable)
@@ -179,7 +186,6 @@ class LocalCluster(RunningCluster):
             raise ProviderError(f"the CPU quotas cannot be set: {error}") from error
 
     def _state(self, index: int) -> NodeState:
-        """Return the state of host `index`."""
         if index in self._revoked:
             return NodeState(alive=False, interrupted=True, reason=self._revoked[index])
         status, reason = self._hosts[index].process.poll(), ""
@@ -189,7 +195,7 @@ class LocalCluster(RunningCluster):
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _revoke_later(self, index: int, after_s: float) -> None:
-        """Interrupt the current host `index` after `after_s` seconds, unless it ends earlier."""
+        """Interrupt host `index` after `after_s` seconds, unless it was replaced or released."""
         host = self._hosts[index]
 
         def revoke() -> None:
@@ -211,9 +217,10 @@ class LocalCluster(RunningCluster):
 
 
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
-    """Draw for each spot host, by index, the seconds until it is interrupted.
+    """Draw the time in seconds until each spot host is interrupted, as {index: seconds}.
 
-    The seconds are exponentially distributed; the rate is the offer's interruptions per hour.
+    The times are exponentially distributed with the offer's interruptions per hour as the rate.
+    Hosts that are never interrupted are left out.
     """
     source = random.Random(seed)
     draws = [source.expovariate(1.0) for _ in cluster.members]

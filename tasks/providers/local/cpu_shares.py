@@ -1,8 +1,8 @@
-"""Limit the CPU of local hosts: cgroup quotas (v1 or v2) if possible, else whole cores.
+"""Limit the CPU time of local hosts with cgroup quotas (v1 or v2), or else pin them to whole cores.
 
-A quota applies only during a measurement, because start-up is not measured. Together with the
-quota, a host gets the greatest CPU weight, so that other programs wait for the measurement. An
-affinity to whole cores applies from the start of a host.
+A quota applies only during a measurement, because start-up is not measured. With the quota, a host
+gets the maximum CPU weight, so that other programs wait for the measurement. Without quotas, a host
+is pinned to whole cores from its start.
 """
 
 import math
@@ -19,16 +19,16 @@ from tasks.providers.local.processes import Process, end, hosts, identify
 
 _PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
-_REMOVED_S = 3.0  # longest wait until the group of killed processes can be removed
+_REMOVED_S = 3.0  # maximum wait until the cgroup of killed processes can be removed
 _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
 class CpuShares:
-    """Limits the CPU of hosts with quotas on cgroups below the folder `base`.
+    """Limits the CPU time of hosts, with one cgroup per host below the folder `base`.
 
-    `version` is the cgroup version, 1 or 2. If `why_not` is given, no quota can be set, and `add`
-    pins each host to whole cores instead. An ordinary user cannot set quotas.
+    `version` is the cgroup version, 1 or 2. If `why_not` is not empty, quotas cannot be set, for
+    example by an ordinary user. `add` then pins each host to whole cores instead.
     """
 
     version: int = 0
@@ -40,10 +40,10 @@ class CpuShares:
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Move a host's first processes into its cgroup. Processes that they start join it.
+        """Move a host's first processes into a cgroup, which their child processes join.
 
-        Raises OSError if the cgroup cannot be created or joined, and NoCapacity if too few whole
-        cores are free.
+        Without quotas, pin the processes to `cores` free cores instead. Raises OSError if the
+        cgroup cannot be created or joined, and NoCapacity if too few whole cores are free.
         """
         if self.why_not:
             return _pin(pids, cores)
@@ -54,9 +54,10 @@ class CpuShares:
         return None
 
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
-        """Limit a host to `cores` cores (None: no limit) and pin its threads to the CPUs `usable`.
+        """Limit a host to `cores` cores (None: no limit) and pin its threads to the cores `usable`.
 
-        Raises OSError if the quota or the affinity cannot be set.
+        Does nothing if quotas cannot be set on this computer. Raises OSError if the quota or the
+        affinity cannot be set.
         """
         if self.why_not:
             return
@@ -68,7 +69,7 @@ class CpuShares:
                         os.sched_setaffinity(int(thread.name), usable)
 
     def members(self, name: str) -> list[Process]:
-        """Return the processes of a host, including child processes."""
+        """Return the processes in a host's cgroup; [] if the host has no cgroup."""
         pids = map(int, _words(self.base / name / "cgroup.procs"))
         return [process for pid in pids if (process := identify(pid)) is not None]
 
@@ -78,7 +79,7 @@ class CpuShares:
     def remove(self, prefix: str) -> int:
         """End the hosts whose names start with `prefix`, and remove their cgroups.
 
-        Returns the number of cgroups. Raises OSError if a cgroup is still in use.
+        Returns the number of removed cgroups. Raises OSError if a cgroup is still in use.
         """
         names = self.names(prefix)
         for name in names:
@@ -95,10 +96,10 @@ class CpuShares:
         return len(names)
 
     def _write_quota(self, group: Path, cores: float | None) -> None:
-        """Limit a cgroup to `cores` cores and raise its weight.
+        """Limit a cgroup to `cores` cores and set the maximum CPU weight.
 
-        None removes the limit and resets the weight. Raises OSError if the cgroup's files cannot be
-        written.
+        If `cores` is None, remove the limit and reset the weight. Raises OSError if the cgroup's
+        files cannot be written.
         """
         period_us, quota_us = _PERIOD_US, 0
         if cores:
@@ -116,7 +117,10 @@ class CpuShares:
 
 
 def _pin(pids: Sequence[int], cores: float) -> None:
-    """Pin the processes to `cores` cores that no other host uses."""
+    """Pin the processes to `cores` cores that no other host uses.
+
+    Raises NoCapacity if too few cores are free.
+    """
     usable = os.sched_getaffinity(0)
     free = set(usable)
     for pid in {pid for others in hosts().values() for pid in others} - set(pids):
@@ -130,9 +134,12 @@ def _pin(pids: Sequence[int], cores: float) -> None:
 
 
 def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
-    """Detect if CPU quotas can be set. Without quotas, return whole cores with the reasons.
+    """Detect whether this process can set CPU quotas, and return the `CpuShares` to use.
 
-    mounts: the file that lists mounted file systems. own: the file with this process's cgroups.
+    If it cannot, `why_not` of the result has the reasons.
+
+    mounts: the file that lists mounted file systems.
+    own: the file that lists this process's cgroups.
     """
     reasons: list[str] = []
     for version, top, home in _hierarchies(mounts, own):
@@ -157,7 +164,10 @@ def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
 
 @cache
 def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
-    """Return the number of cores that cgroup quotas allow this process; inf without a quota."""
+    """Return the number of cores that cgroup quotas allow this process to use; inf without quota.
+
+    The smallest quota among this process's cgroup and its parents counts.
+    """
     least = math.inf
     for version, top, home in _hierarchies(mounts, own):
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -169,9 +179,9 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
 
 
 def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Yield (version, mount point, cgroup) for each cgroup hierarchy with CPU quotas.
+    """Yield (version, mount point, cgroup) for each mounted hierarchy that may have CPU quotas.
 
-    The version is 1 or 2. The cgroup is the folder of this process's cgroup.
+    `version` is 1 or 2. `cgroup` is the folder of this process's cgroup.
     """
     paths = {
         controller: path.lstrip("/")
@@ -195,12 +205,13 @@ def _words(path: Path) -> list[str]:
 
 
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
-    """Return the set of cores on which each host of a launch may run.
+    """Choose the set of cores on which each host of a launch may run.
 
-    `shares` has the number of cores of each host. `promised` maps every usable core to its load
-    from hosts of other launches (1.0: the whole core). A host gets its number rounded up to whole
-    cores, on the least loaded cores. If a core would have a load above 1, its hosts may use every
-    core, and the scheduler spreads them.
+    A host's share of n cores is rounded up to whole cores, and the least loaded cores are chosen.
+    If the load of a core would exceed 1, its hosts may use all cores instead.
+
+    shares: number of cores of each host, which may be a fraction.
+    promised: load of every usable core from the hosts of other launches; 1.0 is the whole core.
     """
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]
@@ -214,7 +225,10 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Return the load of each usable core from hosts of other launches (1.0: the whole core)."""
+    """Return {core: load} for all usable cores, where hosts of other launches cause the load.
+
+    A load of 1.0 is the whole core.
+    """
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():
         with suppress(OSError):

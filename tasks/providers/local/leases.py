@@ -1,8 +1,8 @@
 """Store the leases of local hosts, and end everything that belongs to a lease.
 
-The PYTHONPATH of a process and the name of a cgroup show to which lease they belong. The folder of
-a lease also has code/node/, a copy of the agent. An edit of the checkout therefore never reaches a
-running host.
+A lease is the record of a launch. The PYTHONPATH of a process and the name of a cgroup identify
+their lease. A lease's folder contains code/node/, a copy of the agent's code, so that an edit of
+the checkout never reaches a running host.
 """
 
 import os
@@ -18,18 +18,21 @@ from tasks.providers.leases import NAME, HeldLease, LeaseFolder
 from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.processes import Process, end, started_from
 
-_ROUNDS = 5  # searches for processes that were started while others were killed
+_ROUNDS = 5  # repeated searches, because processes may start while others are killed
 
 
 class LeaseStore(LeaseFolder[HeldLease]):
-    """The leases of one home. `token` identifies the home in the names of hosts and cgroups."""
+    """The leases of one SRIFT_HOME.
+
+    `token` identifies this SRIFT_HOME in the names of hosts and cgroups.
+    """
 
     kind = HeldLease
 
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases")
         self.token = sha256(os.fsencode(self.root)).hexdigest()[:8]
-        self.prefix = f"srift-{self.token}-"  # names of this home's CPU groups start with it
+        self.prefix = f"srift-{self.token}-"  # of the names of this home's cgroups
 
     def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
         """Kill all processes of a lease and remove its cgroups.
@@ -55,8 +58,8 @@ class LeaseStore(LeaseFolder[HeldLease]):
     def close(self, lease_id: str, now: datetime, outcome: str) -> None:
         """Mark a lease as ended, and delete its code and scratch files. Its mailbox stays.
 
-        Does nothing if the lease has ended already. If the disk is full, the lease stays open and
-        the reaper ends it later.
+        Does nothing if there is no lease or if it has already ended. If the disk is full, the lease
+        stays open and the reaper ends it later.
         """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:
@@ -68,9 +71,9 @@ class LeaseStore(LeaseFolder[HeldLease]):
             self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Return the lease ids of all processes and cgroups that this home started.
+        """Return the lease ids of all processes and cgroups that were started from this SRIFT_HOME.
 
-        Leases without a folder are included.
+        Ids are included even if their lease has no folder.
         """
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)

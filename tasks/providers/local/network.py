@@ -1,8 +1,8 @@
-"""Run local hosts in namespaces, and connect them to a switch by links with limited bandwidth.
+"""Run local hosts in network namespaces, and connect them by links with limited bandwidth.
 
-The switch is a bridge in a network namespace. Namespaces have no names, and no link is in the
-computer's main network namespace. Namespaces and links therefore disappear when their processes
-end. For an ordinary user, everything runs inside a user namespace.
+The links meet at a bridge, which is in a separate network namespace. Namespaces have no names, and
+no link is in the computer's main network namespace. Namespaces and links therefore disappear when
+their processes end. For an ordinary user, everything runs inside a user namespace.
 """
 
 import os
@@ -24,7 +24,7 @@ from tasks.providers.local.processes import end, identify
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
-# In each script the shell stays the first process and reaps orphans.
+# In each script, the shell stays the namespace's first process and reaps orphans.
 _LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
 _AGENT = '"$@" </dev/null; exit $?'
 _HOLDER = {"root": ("unshare", "--net"), "user": ("unshare", "-Urnm")}
@@ -32,7 +32,7 @@ _BRIDGE = "ip link set lo up && ip link add br0 type bridge && ip link set br0 u
 # A kernel without IPv6 refuses `addrgenmode`; it gives the link no IPv6 address anyway.
 _QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
 _TICKS_PER_S = 250  # CONFIG_HZ of Debian's kernels
-_LEAST_BURST_BYTES = 65_536  # one segment before the kernel splits it
+_LEAST_BURST_BYTES = 65_536  # size of one segment before the kernel splits it into packets
 _START_S = 10.0
 T = TypeVar("T")
 
@@ -55,9 +55,9 @@ class Isolation:
 
 @dataclass(frozen=True)
 class Host:
-    """A started host. Its agent begins after `go`.
+    """A running host, whose agent starts when `go` is called.
 
-    `inner_pid` is the PID of the first process inside its namespaces.
+    `inner_pid` is the PID of the first process inside the host's namespaces.
     """
 
     process: subprocess.Popen[bytes]
@@ -79,7 +79,11 @@ class Host:
 
 
 class HostNetwork:
-    """The hosts of one launch. With namespaces, links of limited bandwidth connect them."""
+    """The hosts of one launch.
+
+    If this computer can make namespaces, links with limited bandwidth connect the hosts. Otherwise
+    the hosts are plain processes on the loopback address.
+    """
 
     def __init__(self, isolation: Isolation, environment: Mapping[str, str]) -> None:
         self._isolation = isolation
@@ -88,9 +92,9 @@ class HostNetwork:
         self.switch: subprocess.Popen[bytes] | None = None
 
     def open(self, log: Path) -> None:
-        """Start the process that holds the network bridge.
+        """Start the process that holds the bridge. Does nothing without namespaces.
 
-        Raises ProviderError if that fails; the caller must then call `close`.
+        Raises ProviderError on failure. The caller must then call `close`.
         """
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
@@ -111,7 +115,7 @@ class HostNetwork:
         """Start a host that waits for `go` and then runs `command`.
 
         mark: a `HostMark` as text, which becomes part of the command line.
-        prefix: number of network bits of the address.
+        prefix: length of the address's network prefix in bits.
         Raises ProviderError if the host cannot be started or connected to the bridge.
         """
         if self.switch is None:
@@ -179,10 +183,10 @@ class HostNetwork:
 
 
 def detect() -> Isolation:
-    """Return the first kind of isolation in which a host can be started.
+    """Return the first kind of isolation in which this computer can start a host.
 
-    Tries "root" (only as root), then "user"; each try takes 20 ms. Returns "none", with the
-    reasons, if no host can be started.
+    Tries "root" (only as root), then "user". Each try takes about 20 ms. If no host can be started,
+    the kind is "none" and `why_not` has the reasons.
     """
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
@@ -220,27 +224,27 @@ def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def _tbf(bandwidth_gbps: float) -> str:
     """Return the arguments of `tc` that limit one direction of a link to `bandwidth_gbps`.
 
-    The limit is a token bucket, which must hold the bytes of one timer tick.
+    The token bucket must be large enough for the bytes of one timer tick.
     """
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"
 
 
 def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
-    """Call `ready` until its result is true, and return the result.
+    """Call `ready` until its result is truthy, and return the result.
 
-    Raises ProviderError if that takes longer than _START_S seconds or `process` ends.
+    Raises ProviderError after _START_S seconds, or when `process` ends.
     """
     until = time.monotonic() + _START_S
     while time.monotonic() < until and process.poll() is None:
         if found := ready():
             return found
         time.sleep(0.002)
-    raise ProviderError(f"namespaces could not be made (exit status {process.poll()})")
+    raise ProviderError(f"namespaces could not be created (exit status {process.poll()})")
 
 
 def _is_root_inside(pid: int) -> bool:
-    """Return True if the process is root in a separate network namespace."""
+    """Return True if the process is root in a user namespace and has its own network namespace."""
     process = Path(f"/proc/{pid}")
     is_root = (process / "uid_map").read_text().split()[:1] == ["0"]
     return is_root and os.readlink(process / "ns/net") != os.readlink("/proc/self/ns/net")

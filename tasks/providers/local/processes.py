@@ -1,7 +1,8 @@
-"""Find and kill processes by PID and start time, because a PID may be used again.
+"""Find and kill processes by PID and start time, because the kernel reuses PIDs.
 
-Every process of a launch has a PYTHONPATH in the folder of its lease. The first processes of a host
-have a mark in their command line. Path and mark identify the processes of a crashed launch.
+Every process of a launch has a PYTHONPATH inside the folder of its lease, the record of the launch.
+The first processes of a host have a mark in their command line. The PYTHONPATH and the mark
+identify the processes that a crashed launch left running.
 """
 
 import os
@@ -23,7 +24,7 @@ _GONE = (ProcessLookupError, FileNotFoundError, PermissionError)
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process. `start_ticks` is its start in ticks since boot: field 22 of /proc/PID/stat."""
+    """A process. `start_ticks` is its start time in clock ticks since boot (see `man proc`)."""
 
     pid: int
     start_ticks: int
@@ -31,10 +32,10 @@ class Process:
 
 @dataclass(frozen=True)
 class HostMark:
-    """The mark of a host in its command line, which every user can read.
+    """The mark that identifies a host in its command line, which every user can read.
 
-    `home` is the random name of the home that started the host. `index` is the host's number in its
-    cluster. `cores` is its number of cores.
+    `home` is a hash of the path of the SRIFT_HOME that started the host. `index` is the host's
+    index in its cluster. `cores` is the number of cores that the host may use.
     """
 
     home: str
@@ -56,7 +57,7 @@ class HostMark:
 
 
 def boot_id() -> str:
-    """Return the id of this boot. PIDs from before the last boot are no longer valid."""
+    """Return the kernel's random id of this boot. PIDs from an earlier boot are invalid."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -77,12 +78,15 @@ def myself() -> Process:
 
 
 def is_running(process: Process) -> bool:
-    """Return True if this process still runs; False if another process has its PID now."""
+    """Return True if this process still runs. A new process with the same PID does not count."""
     return identify(process.pid) == process
 
 
 def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
-    """Yield (process, PYTHONPATH) for this user's processes with a PYTHONPATH in `folder`."""
+    """Yield (process, PYTHONPATH) for each process whose PYTHONPATH is inside `folder`.
+
+    Processes of other users are skipped unless this process is root.
+    """
     for found in psutil.process_iter(["environ"]):
         path = Path((found.info["environ"] or {}).get("PYTHONPATH", ""))
         if path.is_relative_to(folder) and (process := identify(found.pid)) is not None:
@@ -90,9 +94,9 @@ def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
 
 
 def hosts() -> dict[HostMark, list[int]]:
-    """Return the PIDs of the first processes of every host on this computer, by mark.
+    """Return {mark: PIDs of the host's first processes} for every host on this computer.
 
-    The hosts of all homes and users are included.
+    The hosts of every SRIFT_HOME and user are included.
     """
     marks: dict[HostMark, list[int]] = {}
     for found in psutil.process_iter(["cmdline"]):
@@ -103,9 +107,9 @@ def hosts() -> dict[HostMark, list[int]]:
 
 
 def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Process]:
-    """Kill `processes`, wait at most `within_s` seconds, and return the killed processes.
+    """Kill `processes`, and return those that ended within `within_s` seconds.
 
-    A new process with the same PID is not killed.
+    A new process that has the PID of one of `processes` is not killed.
     """
     killed: list[tuple[Process, int]] = []
     with ExitStack() as handles:

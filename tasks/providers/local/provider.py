@@ -1,7 +1,7 @@
-"""Provide real hosts on one Linux computer, with CPU quotas, limited links and interruptions.
+"""Provide hosts on this Linux computer, with CPU quotas, limited bandwidth and spot interruptions.
 
-Prices are illustrative. Srift installs nothing. When the processes have ended, only the folder of
-the lease is left.
+Prices are illustrative. Srift installs nothing on the computer. After a launch, only the folder of
+its lease (the record of the launch) remains.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,9 +28,9 @@ from tasks.providers.local.settings import LocalInstanceType
 
 
 class LocalProvider(LocalMachine, Provider):
-    """Hosts on this computer, with leases in the folder `leases` of `home`.
+    """Starts hosts on this computer, and keeps their leases in `home`/leases.
 
-    Each host runs a copy of `node_package` with the interpreter `python`.
+    Each host runs a copy of the folder `node_package` with the interpreter `python`.
     """
 
     name = "local"
@@ -50,10 +50,11 @@ class LocalProvider(LocalMachine, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[LocalCluster]:
-        """Start hosts with agents for the block, and end them after it. Their files stay.
+        """Start hosts with agents, yield the cluster, and end the hosts after the block.
 
-        Raises NoCapacity if this computer has too few cores or other hosts use them, NotSupported
-        if the hosts can never run here, and ProviderError if hosts cannot be started.
+        The hosts' mailbox files are kept. Raises NoCapacity if this computer has too few cores or
+        other hosts use them, NotSupported if the hosts can never run here, and ProviderError if
+        hosts cannot be started.
         """
         if why := self.fits(cluster):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
@@ -67,8 +68,8 @@ class LocalProvider(LocalMachine, Provider):
         try:
             with self.store.locked():
                 running.start(self._node_package)
-                # Check again while these hosts wait: a controller of another home may have started
-                # hosts at the same moment.
+                # Check again while these hosts wait. The lock covers only this SRIFT_HOME, and a
+                # process of another SRIFT_HOME may have started hosts at the same moment.
                 self.refuse_if_taken(0.0)
                 running.go()
         except BaseException as error:
@@ -87,9 +88,9 @@ class LocalProvider(LocalMachine, Provider):
         return self.store.held()
 
     def ended(self) -> list[EndedLease]:
-        """Return the leases that ended and were not deleted by `forget`.
+        """Return the ended leases that `forget` has not deleted.
 
-        A lease whose controller process was killed is included after the reaper has ended it.
+        If a lease's controller process was killed, the lease ends only when the reaper runs.
         """
         return self.store.over(self.store.all())
 
@@ -98,10 +99,11 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End overdue and abandoned leases, and processes without a lease file.
+        """End overdue and abandoned leases, and all processes that have no lease file.
 
-        A lease is abandoned if its controller process has died. Returns a sentence for each lease.
-        Raises NotSwept at the end if a lease cannot be read; its hosts continue to run.
+        A lease is abandoned if its controller process has died. Returns a sentence for each lease
+        that was ended or could not be ended. Raises NotSwept at the end if a lease cannot be read;
+        its hosts continue to run.
         """
         if not self.store.root.is_dir():
             return []
@@ -123,19 +125,20 @@ class LocalProvider(LocalMachine, Provider):
     def _end(
         self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
-        """End a lease if it is overdue or abandoned, and return a sentence if anything was done.
+        """End a lease if it is overdue or abandoned, and return a sentence on what was ended.
 
-        lease: None if the lease has no file; its processes are then ended.
+        The result is empty if nothing had to be done. If `lease` is None, the lease has no file,
+        and its processes are ended.
         """
         why = "it has no lease.json"
         if lease is not None:
-            why = "it had ended already"
+            why = "it had already ended"
             if lease.ended_at is None:
                 why = lease.why_end(now, all_of_them=all_of_them)
         if not why:
             return []
         processes, groups = self.store.end(lease_id, self.shares)
-        what = f"{processes} processes and {groups} CPU groups were ended"
+        what = f"{processes} processes were killed and {groups} cgroups removed"
         if lease is None:
             what += f"; {self.store.set_aside(lease_id)}"
         elif lease.ended_at is None:

@@ -1,4 +1,4 @@
-"""Define the section [local] of srift.toml: hosts, illustrative prices and interruptions."""
+"""Define the section [local] of srift.toml: types of local hosts, with illustrative prices."""
 
 from typing import Annotated
 
@@ -12,7 +12,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 class LocalInstanceType(BaseModel):
     """A type of local host: cores, memory, bandwidth, and illustrative prices.
 
-    If `spot_replaced` is True, a lost spot host is replaced at once.
+    `spot_interruptions_per_hour` is the rate of simulated interruptions. If `spot_replaced` is
+    True, a lost spot host is replaced at once.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -27,7 +28,7 @@ class LocalInstanceType(BaseModel):
 
 
 class Local(BaseModel):
-    """The section [local]: the local provider's instance types by name."""
+    """The section [local] of srift.toml, with the local instance types by name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -13,9 +13,9 @@ TARGETS = {one.__name__: one for one in (skypilot, sagemaker, karpenter, torchru
 
 
 def export(selection: Selection, target: str) -> tuple[dict[str, Any], str]:
-    """Return the JSON document that describes the export, and the text of its file.
+    """Return the JSON document of `srift export --json`, and the text of the exported file.
 
-    target: the tool that reads the file, one of TARGETS.
+    target: the tool that reads the file, a key of TARGETS.
 
     Raises:
         ExportRefused: if the target cannot represent the recommendation.

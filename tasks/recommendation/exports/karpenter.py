@@ -1,10 +1,10 @@
 """Export Karpenter NodePools, and NodeOverlays that make Karpenter prefer the cheapest job.
 
 Karpenter buys the instance type with the lowest price per hour. An overlay multiplies the price of
-a type by the job's hours on this type, divided by its hours on the fastest type. The type with the
-lowest adjusted price is then the type on which the job is cheapest, also after prices change. If
-the goal is to minimise hours, the overlay instead replaces the price by a number proportional to
-the hours.
+a type by the ratio of the job's hours on this type to its hours on the fastest type. The type with
+the lowest adjusted price is therefore the type on which the whole job is cheapest, also after
+prices change. If the goal is to minimize hours, the overlay instead sets the price to a number that
+is proportional to the hours.
 """
 
 from typing import Any
@@ -18,6 +18,9 @@ def karpenter(selection: Selection) -> tuple[Any, str]:
     """Return a list of Kubernetes objects, and their YAML text.
 
     The objects are a NodePool for each market and a NodeOverlay for each instance type and market.
+
+    Raises:
+        ExportRefused: if the machines are local hosts or have several instance types.
     """
     selection.require_cloud("karpenter")
     first, ranks = selection.first, selection.interchangeable
@@ -97,5 +100,5 @@ def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
 
 
 def _in(key: str, *values: str | None) -> dict[str, Any]:
-    """Return a Karpenter requirement that the label `key` has one of `values`."""
+    """Return the Karpenter requirement that the value of the label `key` is among `values`."""
     return {"key": key, "operator": "In", "values": list(dict.fromkeys(values))}

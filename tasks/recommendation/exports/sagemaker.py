@@ -8,8 +8,8 @@ from ...providers.ec2.api import shape_of
 from .selection import ExportRefused, RankedCluster, Selection
 
 MAX_RUNTIME_S = 28 * 86400  # SageMaker's limit on the duration of a training job
-# The runtime limit is this factor times the 90th percentile of the hours. It is generous, because a
-# stopped job costs money and produces nothing. It only stops jobs that hang.
+# The runtime limit is this factor times the 90th percentile of the hours. The limit is generous,
+# because a stopped job costs money and produces nothing. It is meant for jobs that hang.
 RUNTIME_LIMIT_FACTOR = 2.0
 
 
@@ -17,7 +17,7 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
     """Return parts of CreateTrainingJob requests, sorted by rank, and their JSON text.
 
     Raises:
-        ExportRefused: if SageMaker cannot train any rank.
+        ExportRefused: if the machines are local hosts, or SageMaker cannot run any rank.
     """
     selection.require_cloud("sagemaker", one_type=False)
     offered = shape_of("sagemaker", "TrainingInstanceType").enum
@@ -31,7 +31,7 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
         else:
             jobs.append([one])
     if not jobs:
-        raise ExportRefused(f"SageMaker cannot train on any rank: {'; '.join(left_out)}")
+        raise ExportRefused(f"SageMaker cannot run any rank: {'; '.join(left_out)}")
     document = {
         "about": [
             *selection.about,
@@ -47,7 +47,7 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
 def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
     """Return the reason why SageMaker cannot train on the cluster, or "" if it can.
 
-    `offered` are SageMaker's instance types.
+    offered: the names of SageMaker's instance types.
     """
     missing = [f"ml.{kind}" for kind in cluster.types if f"ml.{kind}" not in offered]
     if missing:
@@ -71,9 +71,9 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
 
 
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
-    """Return the request parts of one job.
+    """Return one job of the document: its ranks, clusters, EC2 dollars and request.
 
-    If there are several `ranks`, they become instance preferences, from which SageMaker chooses.
+    Several `ranks` become instance preferences, from which SageMaker chooses.
     """
     first = ranks[0]
     offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]

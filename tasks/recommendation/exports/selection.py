@@ -1,4 +1,4 @@
-"""Select the published rows that an export uses: the requested rank, and ranks after it."""
+"""Select the published rows to export: the requested rank, and the ranks after it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,10 @@ class ExportRefused(Exception):
 class RankedCluster:
     """A row of the published table with its parsed cluster.
 
-    `layout` and `batches` have one entry for each machine. `offers` has one entry for each group of
-    equal machines. `zone` is None if the price holds in the whole region. If `training` is equal
-    for two clusters, the same training command works on both.
+    layout, batches: devices and batch per device, with one entry for each machine.
+    offers: one entry for each group of equal machines.
+    zone: None if the price holds in the whole region.
+    training: equal for two clusters on which the same training command works.
     """
 
     def __init__(self, row: Row) -> None:
@@ -70,7 +71,7 @@ class Selection:
 
     @property
     def candidates(self) -> list[RankedCluster]:
-        """Return the requested row, then the later ranks that keep the goal's limit."""
+        """Return the requested row and the later ranks that are likely to meet the constraint."""
         below = [one for one in self.ranks if one.rank > self.first.rank]
         return [self.first, *(one for one in below if not row_misses(one.row))]
 
@@ -98,7 +99,7 @@ class Selection:
 
     @property
     def about(self) -> list[str]:
-        """Return lines of text on the recommendation: its prediction, its prices and their age."""
+        """Return lines that describe the recommendation: prediction, prices and warnings."""
         row = self.first.row
         usd = "unknown dollars"
         if row["usd"] is not None:
@@ -123,7 +124,7 @@ class Selection:
 
     @property
     def warnings(self) -> list[str]:
-        """Return sentences about an old publication, old prices or a probably exceeded limit."""
+        """Return warnings about an old publication, old prices or a constraint that is at risk."""
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(row['provider'], '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):
@@ -132,7 +133,9 @@ class Selection:
                 warnings.append(f"the {what} is {age_h / 24:.1f} days old: {renew}")
         if row_misses(row):
             chance = f"{row['p_meets_constraint']:.0%}"
-            warnings.append(f"rank {self.first.rank} meets its constraint with {chance} only")
+            warnings.append(
+                f"rank {self.first.rank} meets its constraint with a probability of only {chance}"
+            )
         if row["status"] == "measure_first":
             warnings.append(row["reason"].partition(";")[0])
         return warnings
@@ -154,7 +157,8 @@ def select(
 ) -> Selection:
     """Return the published row with the requested rank, and all rows of its goal.
 
-    `workload`, `goal` and `provider` select the goal; None matches any goal or provider.
+    workload, goal, provider: they must select a single goal. None matches any goal or provider.
+    rank: the rank of the row to export.
 
     Raises:
         SettingsError: if no row matches, or if rows of several goals or providers match.

@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 
 DEVICES = {devices!r}  # processes of each node, in the order of --node-rank
-BATCH_PER_DEVICE = {batches!r}  # samples of each of its processes in a micro-step
+BATCH_PER_DEVICE = {batches!r}  # samples of each process of a node in a micro-step
 ACCUMULATION_STEPS = {steps!r}  # micro-steps of one optimizer step
-# by rank
+# samples of each rank in a micro-step
 SHARES = [batch for count, batch in zip(DEVICES, BATCH_PER_DEVICE) for _ in range(count)]
 
 
 class SharesSampler(torch.utils.data.Sampler):
-    """Batches of a rank: DataLoader(data, batch_sampler=SharesSampler(len(data), rank))."""
+    """The batches of one rank: DataLoader(data, batch_sampler=SharesSampler(len(data), rank))."""
 
     def __init__(self, size, rank, seed=0):
-        # Increase `epoch` for another order.
+        # Increase `epoch` to shuffle again.
         self.size, self.rank, self.seed, self.epoch = size, rank, seed, 0
 
     def __len__(self):  # an incomplete last step is left out
@@ -38,10 +38,10 @@ class SharesSampler(torch.utils.data.Sampler):
 
 
 def train_step(model, optimizer, loss_of, batches):
-    """Run one optimizer step of this rank on ACCUMULATION_STEPS `batches` of inputs and targets.
+    """Run one optimizer step of this rank. `batches` has ACCUMULATION_STEPS (inputs, targets).
 
-    DistributedDataParallel averages gradients over ranks. Weighing the mean loss of a rank by its
-    share makes each sample of the global batch count the same.
+    DistributedDataParallel averages gradients over ranks. The mean loss of a rank is weighted by
+    the rank's share, so that every sample of the global batch counts the same.
     """
     weight = SHARES[dist.get_rank()] * len(SHARES) / sum(SHARES) / ACCUMULATION_STEPS
     optimizer.zero_grad()
@@ -78,8 +78,8 @@ if __name__ == "__main__":
 def torchrun(selection: Selection) -> tuple[Any, str]:
     """Return a document with the batches and commands, and the text of a Python file.
 
-    The file contains the batch of each process, the torchrun commands, a batch sampler and a
-    training step.
+    The file has the batch of each process, the torchrun commands, a batch sampler and a training
+    step.
     """
     first, row = selection.first, selection.first.row
     commands = [
@@ -106,7 +106,7 @@ def torchrun(selection: Selection) -> tuple[Any, str]:
 
 
 def _training_notes(row: Row) -> list[str]:
-    """Return notes that tell the user what the training script must do itself."""
+    """Return notes on the precision, strategy and switches that the user's script must set up."""
     precision, notes = row["precision"], []
     if precision == "fp32":
         notes.append("fp32 was measured with TF32 disabled")

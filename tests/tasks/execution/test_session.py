@@ -106,10 +106,10 @@ def failed(run_id):
 
 
 GONE = "node 1: taken"
-GIVEN_UP = f"{GONE}; all remaining runs need it, and no other machine is available"
+GIVEN_UP = f"{GONE}; all remaining runs need the machine, and no other machine is available"
 SIGKILL = "node 1: its rank was killed (SIGKILL): out of memory, or killed by a user"
 LATE = "node 1 did not report itself within 60 s"
-NOTICE = "node 1: it goes in 8 s by its interruption notice"
+NOTICE = "node 1: by its interruption notice, it ends in 8 s"
 NO_TORCH = "node 0: no module named torch"
 GOES = (ready, armed(1))
 HALF_HERE = (only(0, "ready.json"), *waits(610), only(0, "armed-1.json"))

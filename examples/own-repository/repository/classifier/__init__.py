@@ -1,1 +1,1 @@
-"""A repository as people have them: a package with its requirements, and photos beside it."""
+"""An example of a user's package, in a repository with a requirements.txt."""

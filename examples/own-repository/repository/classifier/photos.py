@@ -1,4 +1,4 @@
-"""Photos as a dataset: one folder a class, decoded and cropped when they are asked for."""
+"""Load photos from one folder per class. Photos are decoded and cropped on access."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torchvision import datasets, transforms
 
 
 def loader(folder: str, *, pixels: int, workers: int) -> DataLoader:
-    """Batches of photos and their classes. Srift replaces the batch size."""
+    """Return a loader of (photos, class indices). Srift replaces the batch size."""
     prepare = transforms.Compose(
         [
             transforms.RandomResizedCrop(pixels),

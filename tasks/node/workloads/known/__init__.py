@@ -1,1 +1,1 @@
-"""Known networks. Each file needs torch and the library that defines its networks."""
+"""Well-known networks. Each file needs torch and the library that defines its networks."""

@@ -1,6 +1,6 @@
 """Build DLRM, a deep learning recommendation model (arXiv:1906.00091), on synthetic clicks.
 
-The defaults are the authors' model of Criteo's Kaggle data, with 540 million parameters, most of
+The defaults are the authors' model for Criteo's Kaggle data. It has 540 million parameters, most of
 them in embedding tables.
 """
 
@@ -12,16 +12,19 @@ import torch
 from torch import Tensor, nn
 
 Inputs = tuple[Tensor, Tensor]
-_NUMBERS = 13  # features that are numbers
-# The number of values of each other feature in the data.
+_NUMBERS = 13  # number of numeric features
+# The number of distinct values of each categorical feature in the data.
 _VALUES = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27,
            14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # fmt: skip
 _SAMPLES = 4096  # made once; batches are drawn from them
-_SKEW = 4  # exponent that makes small values far more frequent
+_SKEW = 4  # an exponent that makes small indices far more frequent, as in real data
 
 
 class DLRM(nn.Module):
-    """A click model: embedded features and numbers, their dot products, and a network over them."""
+    """A click model: embeddings of all features, their pairwise dot products, and a network on top.
+
+    `rows` has the number of rows of each embedding table.
+    """
 
     def __init__(self, rows: Sequence[int], width: int) -> None:
         super().__init__()
@@ -39,9 +42,10 @@ class DLRM(nn.Module):
         )
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Return a logit per sample: (batch,).
+        """Return logits of shape (batch,).
 
-        `inputs` are the numbers (batch, 13) and the indices of features (batch, features).
+        `inputs` is a pair: numeric features of shape (batch, 13), and table indices of shape
+        (batch, tables).
         """
         numbers, values = inputs
         dense = self.bottom(numbers)
@@ -58,7 +62,7 @@ class DLRM(nn.Module):
 def build(width: int = 16, most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
     """Return model, loss, batch function and optimizer of DLRM.
 
-    Embedding tables have at most `most_rows` rows.
+    Each embedding table has at most `most_rows` rows.
     """
     rows = [min(most_rows, values) for values in _VALUES]
     model = DLRM(rows, width)
@@ -73,7 +77,7 @@ def build(width: int = 16, most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
 
 
 def _layers(*widths: int) -> nn.Sequential:
-    """Return linear layers of these widths, each followed by a ReLU."""
+    """Return linear layers from each of `widths` to the next width, each followed by a ReLU."""
     return nn.Sequential(
         *(part for ins, outs in pairwise(widths) for part in (nn.Linear(ins, outs), nn.ReLU()))
     )

@@ -14,7 +14,7 @@ from torchvision.models import VisionTransformer
 from torchvision.models.resnet import Bottleneck, ResNet
 
 _BLOCKS = (3, 4, 6, 3)  # in the four stages of a ResNet-50
-_IMAGES = 64  # made once, since making new images for each batch takes longer than a step
+_IMAGES = 64  # made once, because making new images for each batch takes longer than a step
 
 
 def resnet50(

@@ -1,6 +1,6 @@
-"""Build BERT and GPT-2 of Hugging Face's transformers, untrained, on synthetic text.
+"""Build BERT and GPT-2 from Hugging Face's transformers, untrained, on synthetic text.
 
-The defaults are BERT-base and the smallest GPT-2, on texts of their maximum length.
+The defaults are BERT-base and the smallest GPT-2, on texts of the maximum length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_TARGET = -100  # cross entropy ignores this target
 def bert(
     vocabulary: int = 30522, length: int = 512, width: int = 768, layers: int = 12, heads: int = 12
 ) -> tuple[Any, ...]:
-    """Return model, loss, batch function and optimizer of masked language modelling."""
+    """Return model, loss, batch function and optimizer for masked language modelling."""
     config = BertConfig(
         vocab_size=vocabulary,
         max_position_embeddings=length,
@@ -43,7 +43,7 @@ def bert(
 def gpt2(
     vocabulary: int = 50257, length: int = 1024, width: int = 768, layers: int = 12, heads: int = 12
 ) -> tuple[Any, ...]:
-    """Return model, loss, batch function and optimizer of next-token prediction."""
+    """Return model, loss, batch function and optimizer for next-token prediction."""
     config = GPT2Config(
         vocab_size=vocabulary,
         n_positions=length,
@@ -52,7 +52,7 @@ def gpt2(
         n_head=heads,
         bos_token_id=vocabulary - 1,
         eos_token_id=vocabulary - 1,
-        use_cache=False,  # the cache of keys and values is for generating text
+        use_cache=False,  # the cache of keys and values is useful only for generation
     )
     model = GPT2LMHeadModel(config)
     texts = torch.randint(vocabulary, (_TEXTS, length + 1))
