@@ -199,9 +199,10 @@ def learning_launches(
 ) -> list[PlannedLaunch]:
     """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
-    `wanted` are the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of equal
-    machines that fits the caps and can train in its modes. All launches together may use two thirds
-    of the caps. If a launch with all modes of a workload does not fit, its last modes are left out.
+    `wanted` are the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of
+    equal machines that fits the caps and can train in its modes. All launches together may use two
+    thirds of the caps. If a launch with all modes of a workload does not fit, its last modes are
+    left out.
     """
     if limits.max_hosts < 2:
         return []

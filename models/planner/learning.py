@@ -140,7 +140,8 @@ def unknown_learning(
     """Return what runs must still check: (workload, mode, seeds) triples.
 
     Modes that have been tried often enough are left out. Runs with a `cause` are no tries, because
-    they failed due to the machine, the data or the requirements. `runs` are rows of the mart `learning`.
+    they failed due to the machine, the data or the requirements. `runs` are rows of the mart
+    `learning`.
     """
     found = []
     for workload in workloads:

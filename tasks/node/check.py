@@ -82,13 +82,9 @@ def compared(question: dict[str, Any], name: str) -> str:
     def train(rank: int) -> None:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
-        given: dict[str, Any] = {
-            "seed": 0,
-            "rank": rank,
-            "computing": arithmetic(item.precision, _CPU),
-        }
-        group: Any = dist.group.WORLD
-        compare(item, partial(build, folder, workload, **given), group)
+        computing = arithmetic(item.precision, _CPU)
+        built = partial(build, folder, workload, seed=0, rank=rank, computing=computing)
+        compare(item, built, dist.group.WORLD)
 
     try:
         start_processes(train, nprocs=ranks, start_method="fork")  # type: ignore[no-untyped-call]

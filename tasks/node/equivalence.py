@@ -26,7 +26,7 @@ from torch import nn
 from .entrypoint import LoadedWorkload
 from .measuring import NotMeasured
 from .record import Item
-from .steps import learn
+from .steps import Group, learn
 from .strategies.refusals import DDP, shares_out
 from .strategies.replicas import of_ranks
 from .switches import NONE
@@ -35,12 +35,12 @@ _STEPS = 10
 _MAX_BATCH = 2  # samples of a rank; batch normalisation needs two
 _ROUNDING = 1e-5  # relative difference of losses in float32 that needs no explanation
 _AMPLIFIED = 10.0
-# memory of a step of ddp in units of the weights: gradients, their buckets, two states of Adam, and
-# activations
+# memory of a step of ddp in units of the trained weights: weights, gradients, their buckets, two
+# states of Adam, and activations
 _MEMORY_OF_DDP = 8
 
 
-def compare(item: Item, build: Callable[..., LoadedWorkload], group: dist.ProcessGroup) -> None:
+def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
     """Compare the losses of the strategy of the run `item` with those of ddp.
 
     `build(shared=)` builds the workload on this rank. Every rank must call this function. If ddp
@@ -54,9 +54,8 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: dist.Proces
     def losses(name: str, *, disturbed: bool = False) -> list[float]:
         """Return the loss of each step as a mean over ranks; infinite if training diverged."""
         built = build(shared=shares_out(name))
-        weights = list(built.model.parameters())
         # the ranks may be on the same computer; a GPU without memory raises a RuntimeError itself
-        needed = _MEMORY_OF_DDP * dist.get_world_size(group) * sum(each.nbytes for each in weights)
+        needed = _MEMORY_OF_DDP * built.gradient_bytes * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if built.device.type == "cpu" and max(of_ranks(needed / memory, group)) > 1:
             raise RuntimeError("it needs too much memory")
@@ -68,7 +67,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: dist.Proces
                 part.p = 0.0
             elif isinstance(part, nn.MultiheadAttention):
                 part.dropout = 0.0
-        for weight in weights if disturbed else ():
+        for weight in built.model.parameters() if disturbed else ():
             dtype = weight.dtype if item.precision == "fp32" else torch.bfloat16
             weight.data *= 1 + torch.finfo(dtype).eps * torch.randn_like(weight)
         torch.manual_seed(dist.get_rank(group))
@@ -98,6 +97,6 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: dist.Proces
         allowed = max(_ROUNDING * abs(dense), _AMPLIFIED * max(spreads[:step]))
         if isfinite(dense) and not abs(own - dense) <= allowed:
             raise NotMeasured(
-                f"{item.strategy} trains something else than {DDP}: in step {step} its loss is {own:.6g},"
-                f" and that of {DDP} is {dense:.6g} on the same batch; use {DDP}"
+                f"{item.strategy} trains something else than {DDP}: in step {step} its loss is"
+                f" {own:.6g}, and that of {DDP} is {dense:.6g} on the same batch; use {DDP}"
             )
