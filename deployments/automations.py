@@ -55,7 +55,7 @@ def without_heartbeat() -> AutomationCore:
 
 
 def overdue(block: Any, deployment: str) -> AutomationCore:
-    """Return an automation that notifies if `deployment` does not complete for 26 hours (OVERDUE).
+    """Return an automation that notifies if `deployment` has not completed for 26 hours (OVERDUE).
 
     block: id of the Prefect notification block that sends the message.
     """

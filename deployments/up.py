@@ -25,7 +25,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.states import Cancelled, Crashed
 
 from processes import Child, UpError
-from tasks.workspace.credential import FILE, USER, make_credential
+from tasks.workspace.credential import FILE, USER, new_credential, store_credential
 from tasks.workspace.home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from tasks.workspace.prefect_server import ServerEnded, wait_until_serving
 from tasks.workspace.settings import Settings, SettingsError, load_settings
@@ -55,7 +55,8 @@ class Service:
 
     def __init__(self, settings: Settings, **ports: int) -> None:
         self.home, self.ports = settings.home, ports
-        self.credential = make_credential(self.home)
+        os.makedirs(self.home, 0o700, exist_ok=True)
+        self.credential = new_credential()
         self.api = f"http://{HOST}:{ports['prefect']}/api"
         self.children: list[Child] = []
         # Prefect's default folder in /tmp may belong to another user.
@@ -197,6 +198,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[None]:
             settle(client)
             service.spawn("worker", "prefect", "worker", "start", "--pool", POOL)
             service.wait(pages)
+            store_credential(service.home, service.credential)
             yield
     finally:
         service.end()

@@ -13,7 +13,7 @@ from tasks.workspace.workspace import new_refresh_id, open_workspace
 take_offers = task(retries=2, retry_delay_seconds=10)(snapshot_offers)
 
 
-@flow(name="market", log_prints=True)
+@flow(name="market", flow_run_name="market {provider}", log_prints=True)
 def market(provider: str = "local", refresh_id: str | None = None, republish: bool = True) -> str:
     """Store the current instance types and prices, and return a one-sentence summary.
 

@@ -10,7 +10,7 @@ from prefect import flow, task
 from flows.market import market
 from flows.reap import reap
 from models.campaign.shopping_list import PlannedLaunch
-from tasks.campaign.budget import Tally, money_short
+from tasks.campaign.budget import Tally, keep_spending, money_short
 from tasks.campaign.campaign import (
     affordable,
     outdating,
@@ -72,7 +72,7 @@ def measure_named(
     """
     refuse_to_spend(provider, max_usd)
     if max_usd == 0:
-        raise SettingsError("--max-usd 0 measures nothing: give a cap, or add --dry-run")
+        raise SettingsError("--max-usd 0 measures nothing: raise the cap, or add --dry-run")
     workspace = open_workspace(provider)
     now = datetime.now(UTC)
     clusters_of(workspace, wish, offers_now(workspace, now))
@@ -103,13 +103,14 @@ def _serve(
 ) -> list[tuple[PlannedLaunch, Served]]:
     """Run the launches one after another, and return pairs (planned launch, result).
 
-    A launch rents one cluster and measures on it. The iterable `launches` is lazy, because it plans
-    each launch from earlier measurements. Therefore the measurements of each launch are loaded
-    before the next launch is planned.
+    A launch rents one cluster and measures on it. `launches` is a lazy iterable: it plans a launch
+    from all earlier measurements, so these are loaded first. `tally` counts what was spent.
     """
-    made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
+    made, refresh_id = [], tally.refresh_id
     if tally.cap_usd and (warning := outdating(workspace)):
         reporter().say(warning)
+    if tally.cap_usd and workspace.spends_money:
+        keep_spending(workspace, datetime.now(UTC))
     # Reserve the dollars before reading how many are left in this month: another SRIFT_HOME that
     # shares the warehouse must not spend the same dollars.
     claim(workspace, refresh_id, tally.cap_usd, datetime.now(UTC))
@@ -125,5 +126,5 @@ def _serve(
         settle(workspace, datetime.now(UTC), over=refresh_id)
     if tally.cap_usd and (short := money_short(workspace, tally, datetime.now(UTC))):
         reporter().say(short)
-        announce(MONEY_SHORT, f"provider.{name}", short)
+        announce(MONEY_SHORT, f"provider.{workspace.provider.name}", short)
     return made

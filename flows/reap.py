@@ -11,7 +11,7 @@ from tasks.workspace.workspace import open_workspace
 end_overdue = task(end_and_collect)
 
 
-@flow(name="reap", log_prints=True)
+@flow(name="reap", flow_run_name="reap {provider}", log_prints=True)
 def reap(provider: str = "local") -> list[str]:
     """End overdue and orphaned machines, load their measurements, and return a sentence per action.
 

@@ -16,7 +16,7 @@ from tasks.data_files.imports import load_public
 from tasks.data_files.public import PROVIDER
 from tasks.doctor.report import refuse_unless_well
 from tasks.providers.base import NotSwept
-from tasks.reporting.progress import reporter
+from tasks.reporting.progress import publish_summary, reporter, tell_all
 from tasks.workspace.locking import Busy, patience_s, refresh_lock, store_timings
 from tasks.workspace.workspace import (
     Workspace,
@@ -28,7 +28,7 @@ from tasks.workspace.workspace import (
 from warehouse.database import DiskFull
 
 
-@flow(name="refresh", log_prints=True)
+@flow(name="refresh", flow_run_name="refresh {provider}", log_prints=True)
 def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any] | State[Any]:
     """Update the prices, the measurements, the model and the published table.
 
@@ -53,6 +53,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 
     The caller must hold the refresh lock. Returns the dictionary that `refresh` returns.
     """
+    tell_all()
     provider = workspace.provider.name
     clock = time.monotonic()
     if max_usd != 0:
@@ -76,6 +77,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
         workspace.warehouse.back_up()
     except DiskFull as error:  # the new table is published, and the old backup is intact
         reporter().say(f"note: {error}")
+    bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
+    publish_summary(workspace.report_page, bought, promotion)
     reporter().say(", ".join(f"{phase} {spent:.1f} s" for phase, spent in seconds.items()))
     return {
         "refresh_id": refresh_id,
@@ -89,8 +92,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 def _reap(provider: str, max_usd: float | None) -> None:
     """End overdue and orphaned machines with the flow `reap`.
 
-    If a region or lease could not be checked, raises NotSwept if the refresh may spend money, and
-    prints a note otherwise.
+    `reap` fails if it could not check a region or a lease (the record of a launch). Raises NotSwept
+    in that case if the refresh may spend money, and prints a note otherwise.
     """
     try:
         reap(provider)

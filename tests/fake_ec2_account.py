@@ -110,8 +110,8 @@ class Account:
         rows = [{"InstanceType": name, "Location": region} for name in self.usd.get(region, ())]
         return self._paged("InstanceTypeOfferings", rows, NextToken)
 
-    def get_products(self, *, Filters, NextToken="0", **_):
-        [region] = [each["Value"] for each in Filters if each["Field"] == "regionCode"]
+    def get_products(self, *, Filters=(), NextToken="0", **_):
+        region = "".join(each["Value"] for each in Filters if each["Field"] == "regionCode")
         products = [product(*priced) for priced in self.usd.get(region, {}).items()]
         return self._paged("PriceList", products, NextToken)
 

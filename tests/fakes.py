@@ -77,6 +77,10 @@ class FakeCluster(RunningCluster):
     def unsettle(self):
         self.settled.append(False)
 
+    def note_download(self, usd):
+        assert not (self.mailbox / "data.json").exists()
+        self.download_usd = usd
+
     def nodes(self):
         next(self.script, lambda _: None)(self)
         return self.states

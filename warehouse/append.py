@@ -56,7 +56,7 @@ def append_records(
 
 
 def _run(body: Row) -> dict[str, Any]:
-    """Convert a record to a dictionary {column of raw_runs: value}.
+    """Convert a run record (tasks/node/record.py) to a dictionary {column of raw_runs: value}.
 
     The dictionary may contain additional keys that are not columns.
     """

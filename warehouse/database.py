@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,11 @@ class Warehouse:
         The empty warehouse is in memory and has all tables and views. Raises WarehouseBusy if
         another process or thread uses the file.
         """
-        with self._open(read_only=True) if self.exists() else empty_warehouse() as connection:
+        with (
+            self._open(read_only=True)
+            if self.exists()
+            else empty_warehouse().cursor() as connection
+        ):
             yield connection
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
@@ -183,16 +188,21 @@ class Warehouse:
             raise WarehouseMissing(
                 f"there is no backup {self.backup}: move {self.path} away and run `srift refresh`"
             )
-        damaged = self.path.with_name(f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}-{self.path.name}")
+        damaged = self.path.with_name(
+            f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{self.path.name}"
+        )
         with self._alone():
             partial = self.path.with_name(f".{self.path.name}.restored")
             shutil.copyfile(self.backup, partial)
             fsync(partial)
+            # The path always names a file, because the next command would create an empty one.
             # The write-ahead log belongs to the damaged file and must move with it.
-            for file, target in ((f"{self.path}.wal", f"{damaged}.wal"), (self.path, damaged)):
+            log = f"{self.path}.wal"
+            for file, target in ((self.path, damaged), (log, f"{damaged}.wal")):
                 with suppress(FileNotFoundError):
-                    os.replace(file, target)
+                    os.link(file, target)
             os.replace(partial, self.path)
+            Path(log).unlink(missing_ok=True)
             fsync(self.path.parent)
         return damaged
 
@@ -247,7 +257,10 @@ class Warehouse:
 
 
 def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
-    """Return the WarehouseError for a DuckDB error; None if neither file nor disk caused it."""
+    """Return the WarehouseError that explains a DuckDB error of the database file at `path`.
+
+    Returns None if the error is neither an I/O error nor a sign of a damaged file.
+    """
     words, first_line = str(error).replace(str(path), ""), one_line(error)
     if not isinstance(error, (duckdb.IOException, *_INSIDE_DUCKDB)) and _REPLAY not in words:
         return None  # other errors may quote user data that looks like these messages
@@ -347,13 +360,16 @@ def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | N
         connection.execute(texts[name])
 
 
-@contextmanager
-def empty_warehouse() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to a database in memory with all tables and views, but without rows."""
-    with duckdb.connect(config=NO_DOWNLOADS) as connection:
-        create_tables(connection, "memory")
-        create_views(connection)
-        yield connection
+@cache  # before the first refresh, a dry run reads a hundred times
+def empty_warehouse() -> duckdb.DuckDBPyConnection:
+    """Return a database in memory with all tables and views, but without rows.
+
+    Callers open cursors, and commit nothing.
+    """
+    connection = duckdb.connect(config=NO_DOWNLOADS)
+    create_tables(connection, "memory")
+    create_views(connection)
+    return connection
 
 
 @contextmanager

@@ -125,6 +125,17 @@ class SharedWarehouse(Warehouse):
         )
 
     @contextmanager
+    def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """As `Warehouse.transact`. Rolls back if this process lost its turn during the block."""
+        with super().transact() as connection:
+            yield connection
+            # The lock and the rows are in two sessions of PostgreSQL, and one may end alone.
+            try:
+                _ask(self._locked, f"select pg_advisory_xact_lock({_WRITER})::text")
+            except duckdb.Error:
+                raise duckdb.IOException("the writers' lock was lost; nothing was kept") from None
+
+    @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
         with self._explained(), ExitStack() as opened:
             if not read_only:
@@ -151,6 +162,7 @@ class SharedWarehouse(Warehouse):
             connection.begin()  # DuckDB may end PostgreSQL's transaction before DuckLake commits
             try:
                 lock(connection, _WRITER, self._wait_s)
+                self._locked = connection
                 yield
             except duckdb.IOException as error:
                 if "lock timeout" not in str(error):
@@ -313,7 +325,8 @@ def _copied(
 ) -> int:
     """Copy rows of `table` from `old` to `connection`, and return the number of copied rows.
 
-    Rows that `connection` already has are skipped. Rows with a `noted_order` keep their order.
+    Rows that `connection` already has are skipped. If the table has a column `noted_order`, which
+    numbers the rows in the order of insertion, the copied rows keep this order.
     """
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]

@@ -57,9 +57,9 @@ def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication)
 
 
 def run_checks(connection: Connection, publication: Publication) -> list[str]:
-    """Run every check on a stored table of recommendations.
+    """Run every check (checks/*.sql) on a stored table of recommendations.
 
-    Returns one text `check: problem` per problem.
+    Returns a text `check: problem` for each problem.
     """
     connection.execute(
         "create or replace temp table published as"

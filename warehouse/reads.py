@@ -71,8 +71,9 @@ _LEARNED_RUNS = f"""
 def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
     """Return one row for each setup of the workloads that has a measurement.
 
-    The columns are those of SETUP, `runs` (the number of measurements) and `measured_at` (the time
-    of the newest measurement). The frame is empty if there is no warehouse file.
+    The columns are those that identify a setup (SETUP), `runs` (the number of its measurements) and
+    `measured_at` (the time of the newest measurement). The frame is empty if there is no warehouse
+    file.
     """
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
@@ -102,7 +103,8 @@ def _counts(warehouse: Warehouse, query: str, provider: str) -> dict[str, int]:
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return the frames on which a model is fitted, as {name in TRAINING_FRAMES: frame}.
 
-    The frame `runs` leaves out some imported runs if there are very many (see LEARNED).
+    The frame `runs` has all runs that Srift measured. Of imported runs, it has at most the newest
+    MOST_REPEATS of each of MOST_SETUPS setups (see LEARNED).
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
@@ -124,12 +126,15 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 
 
 def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the groups of runs whose step times the model no longer predicts (mart `drift`)."""
+    """Return the rows of the mart `drift` for the instance types and zones that drift.
+
+    Drift means that too many new runs lie outside their predicted intervals.
+    """
     return mart(warehouse, "drift", provider=provider, drifting=True)
 
 
 def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return {torch version (major.minor): number of runs that Srift measured under it}.
+    """Return {torch version (major.minor): number of runs that Srift measured with it}.
 
     Runs that no longer count are left out (see marts/outdated_runs.sql).
     """
@@ -186,10 +191,12 @@ SPEND_BY = {
 def lease_spend(
     warehouse: Warehouse, provider: str, by: str, since: datetime
 ) -> list[dict[str, Any]]:
-    """Return a row per group of leases: the numbers of leases and runs, and the dollars.
+    """Return the dollars of leases by group. A lease is the record of a launch.
 
-    by: how to group the leases, a key of SPEND_BY. The column `of` names the group. The first row
-    is the total of all groups. `usd` is None if a price is unknown.
+    The columns are `of` (the name of the group), `leases` and `runs` (their numbers in the group),
+    and `usd`, which is None if a price is unknown. The first row is the total of all groups.
+
+    by: how to group the leases, a key of SPEND_BY.
     since: leases that ended before this time are left out.
     """
     query = f"""

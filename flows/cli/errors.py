@@ -28,9 +28,9 @@ class ExplainedGroup(TyperGroup):
 def explained() -> Iterator[None]:
     """Print the message of an expected error without a traceback, and exit with the error's code.
 
-    The code is 2 for wrong settings and 1 for other expected errors. Expected errors have an
-    `exit_code`, or are an OSError, Prefect's CancelledRun, or caused by a full or read-only disk.
-    All other exceptions propagate unchanged.
+    The code is 2 for wrong settings and 1 for other expected errors. An error is expected if it has
+    an attribute `exit_code`, is an OSError or Prefect's CancelledRun, or is caused by a full or
+    read-only disk. All other exceptions propagate unchanged.
     """
     try:
         yield

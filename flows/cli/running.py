@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import typer
@@ -15,6 +16,9 @@ app = typer.Typer()
 def refresh(
     provider: Provider = "local",
     max_usd: MaxUsd = None,
+    month_spent: Annotated[
+        float | None, typer.Option(min=0.0, help="This month's dollars, if their record is lost.")
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -24,7 +28,11 @@ def refresh(
         return
     with _server(provider, max_usd):
         from flows.refresh import refresh as flow
+        from tasks.campaign.budget import keep_spending
+        from tasks.workspace.workspace import open_workspace
 
+        if month_spent is not None:
+            keep_spending(open_workspace(provider), datetime.now(UTC), month_spent)
         outcome = flow(provider, max_usd)
     show(as_json, outcome, lambda _: _print_published(provider))
 
@@ -44,7 +52,7 @@ def measure(
     on: Annotated[
         list[str] | None,
         typer.Option(
-            help="Cluster such as 2xg5.xlarge; repeatable. Default: the most informative."
+            help="Cluster such as 2xg5.xlarge; repeatable. Default: the most informative clusters."
         ),
     ] = None,
     max_usd: MaxUsd = None,
@@ -145,7 +153,7 @@ def spend(
     provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
-    """Show the dollars spent on measurements, and what machines still held may cost."""
+    """Show the dollars spent on measurements, and the cost of running machines."""
     from tasks.monitoring.spend import spend_of
     from tasks.reporting.tables import print_spend
 

@@ -127,25 +127,32 @@ def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -
 
 
 def allow(
-    usd_per_hour: float | None, *, wished_s: float, least_s: float, caps: Sequence[Cap]
+    usd_per_hour: float | None,
+    *,
+    wished_s: float,
+    least_s: float,
+    caps: Sequence[Cap],
+    once_usd: float = 0.0,
 ) -> Allowance:
     """Return the longest deadline, up to `wished_s`, whose worst-case cost fits under every cap.
 
-    `usd_per_hour` is the highest possible price of the launch. The launch is refused if the
-    deadline would be shorter than `least_s`, or if `usd_per_hour` is unknown (None).
+    `usd_per_hour` is the highest possible price of the launch, and `once_usd` the dollars that do
+    not depend on its deadline. The launch is refused if the deadline would be shorter than
+    `least_s`, or if `usd_per_hour` is unknown (None).
     """
     if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
         why = "its highest price is unknown (on-demand prices limit spot; see [ec2] markets)"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
-    deadline_s = wished_s
-    if worst_usd(usd_per_hour, wished_s) > tightest.left_usd:
-        deadline_s = min(wished_s, longest_s(usd_per_hour, tightest.left_usd))
+    deadline_s, left_usd = wished_s, tightest.left_usd - once_usd
+    if worst_usd(usd_per_hour, wished_s) > left_usd:
+        deadline_s = min(wished_s, longest_s(usd_per_hour, left_usd))
     if deadline_s < least_s:
-        needs = worst_usd(usd_per_hour, least_s)
+        needs = worst_usd(usd_per_hour, least_s) + once_usd
         why = f"it may cost up to ${needs:.2f}; ${tightest.left_usd:.2f} is left of {tightest}"
         return Allowance(refusal=why)
-    return Allowance(deadline_s=deadline_s, worst_usd=worst_usd(usd_per_hour, deadline_s))
+    worst = worst_usd(usd_per_hour, deadline_s) + once_usd
+    return Allowance(deadline_s=deadline_s, worst_usd=worst)
 
 
 def month_start(now: datetime) -> datetime:

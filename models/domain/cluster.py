@@ -27,9 +27,9 @@ _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*
 def bucket_hazard(bucket: int | None) -> float:
     """Return one spot machine's interruptions per hour from its class in EC2's Spot Advisor.
 
-    `bucket` is the class of interruption frequency, 0 to 4. None and any other number are treated
-    as the worst class. A class is a range of the share of machines that are interrupted within a
-    month. The rate is -log(1 - share) / (hours per month).
+    `bucket` is the class, 0 to 4: a range of the share of machines that are interrupted within a
+    month. None and any other number are treated as class 4, the worst. The rate is
+    -log(1 - share) / (hours per month), where share is the middle of the range.
     """
     shares = dict(enumerate(ADVISED_MONTHLY_SHARE))
     share = shares.get(-1 if bucket is None else bucket, ADVISED_MONTHLY_SHARE[-1])
@@ -60,7 +60,7 @@ class InstanceType:
     def digest(self) -> str:
         """Return a hash of all fields, as twelve hex digits.
 
-        Runs that were measured under a different digest are not used.
+        A run that was measured while the type had a different digest is not used.
         """
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
@@ -94,7 +94,7 @@ class Offer:
     def list_usd_per_hour(self) -> float | None:
         """Return the public price if it is known, else `usd_per_hour`.
 
-        Spot bids are based on public prices, because a discount of the account does not lower them.
+        Spot bids are based on public prices: a discount of the account does not change spot prices.
         """
         return self.usd_per_hour if self.public_usd_per_hour is None else self.public_usd_per_hour
 
@@ -119,7 +119,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The machines of one training job: one offer per instance, in rank order."""
+    """The machines of one training job: an offer per instance, in the order of torchrun's ranks."""
 
     members: tuple[Offer, ...]
 

@@ -139,9 +139,9 @@ def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
     """Count the measurements of each setup. The keys of the result are those of `setup_key`.
 
-    A row of the frame `runs` stands for as many measurements as its column `runs` says, or for one
-    measurement if there is no such column. Rows without a layout use all devices of the machines;
-    `types` provides their number.
+    The column `runs` of the frame `runs` is the number of measurements that a row stands for.
+    Without this column, a row is one measurement. Rows without a layout use all devices of the
+    machines; `types` provides their number.
     """
     devices = {kind.name: kind.devices for kind in types}
     counted: Counter[Key] = Counter()

@@ -95,16 +95,19 @@ class Mode(NamedTuple):
 
     @property
     def must_be_faster(self) -> bool:
-        """True if the planner may choose the mode only where it is reliably faster than DDP.
+        """True if the planner may choose the mode only if it is reliably faster than DDP.
 
-        Reliably faster means that the upper bound of the mode's predicted step time is below the
-        prediction for DDP.
+        Reliably faster means that the upper bound of the mode's predicted step time is below DDP's
+        predicted step time on the same machines.
         """
         return self.compressed or self.divided or self.servers > 0
 
     @property
     def sends_otherwise(self) -> bool:
-        """True if devices send other data than DDP's gradients or combine gradients differently."""
+        """True for compressed gradients, Adasum, tensor parallelism and parameter servers.
+
+        All other strategies compute the same update as DDP.
+        """
         return self.must_be_faster or self.combined
 
     @property
@@ -154,9 +157,10 @@ class Mode(NamedTuple):
 
     @property
     def dense(self) -> Mode:
-        """Return the DDP mode with which this mode's step time and convergence are compared.
+        """Return the mode with which this mode's step time and convergence are compared.
 
-        The result is this mode itself if it already communicates like DDP (see `sends_otherwise`).
+        If `sends_otherwise`, this is DDP with the same precision and switches. Otherwise it is the
+        mode itself.
         """
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 
@@ -189,8 +193,8 @@ class Goal:
     """What to minimise for a workload, and under which limit (see `planner/choice_rule.py`).
 
     `hours` is a deadline and `usd` a budget. `p_required` is the probability with which the limit
-    must be met. If it is None, a setup may exceed the limit: each 1 % over it costs
-    `overshoot_price` % of the objective.
+    must be met. If `p_required` is None, a setup may exceed the limit: each 1 % over the limit
+    counts as `overshoot_price` % more of the objective.
     """
 
     goal: str
@@ -223,7 +227,7 @@ class Workload:
     `flops_per_sample` are None until a profile, an import or a transformer's shape provides them.
     The shape of a transformer is the number of `layers`, the width `hidden`, and `sequence`, the
     tokens per sample; for other workloads, all three are None. `checkpoint_bytes` is None until a
-    checkpoint has been written.
+    checkpoint was measured.
     """
 
     name: str

@@ -11,7 +11,8 @@ observation per instance type.
 
 p is the chance that a request for one machine is granted. A gang is the set of all machines of a
 cluster, which must run at the same time; p_gang is its chance. Refusals are correlated: if one
-machine is available, the next machine is more likely to be available.
+machine is available, the next machine is more likely to be available. `shared` is 1 if machines are
+always granted or refused together, and 0 if they are independent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,8 +69,8 @@ def gang_startup(
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of their logs.
 
     `model` is the result of `fit_startup`. `pools` are (instance type, market) pairs. `counts` is a
-    (clusters, pools) array with the number of machines from each pool, at least one per cluster. A
-    cluster is ready when its slowest instance type is ready.
+    (clusters, pools) array with the number of machines from each pool. Every cluster has at least
+    one machine. A cluster is ready when its slowest instance type is ready.
     """
     keys = [(market, name) for name, market in pools]
     medians = model.log_medians(keys)[:, 0]

@@ -2,7 +2,7 @@
 
     M     = 1 / h                         mean hours between interruptions
     I     = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c;  I = M if c >= 2M      [Daly 2006]
-    r     = work + (n - 1) c              hours of steps and checkpoints
+    r     = work + (n - 1) c              hours of training steps (work) and checkpoints
     s     = r / n                         hours of a piece
     N     = n (exp(h s) - 1)              expected number of interruptions
     lost  = 1/h - s / (exp(h s) - 1)      mean hours of a piece that an interruption loses
@@ -47,8 +47,9 @@ class Conditions(NamedTuple):
     - `hazard_per_hour` is the expected number of interruptions per hour (the hazard).
     - `doubt` is the relative variance of the hazard's estimate.
     - `bunching` is the relative variance of the true hazard over days and weeks.
-    - `..._s` and `..._log_sd` describe a lognormal duration: its mean in seconds, and the standard
-      deviation of its log.
+    - `startup_s`, `checkpoint_s` and `replacement_s` are mean seconds.
+    - `startup_log_sd` and `checkpoint_log_sd` are standard deviations of log seconds: start-up and
+      checkpoint times are lognormal.
     """
 
     hazard_per_hour: FloatArray
@@ -195,7 +196,8 @@ class _Job(NamedTuple):
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     """Return expected hours and interruptions of jobs whose training steps take `work_hours`.
 
-    `work_hours` is (clusters,) or (clusters, draws). The arrays of the result are transposed.
+    `work_hours` is (clusters,) or (clusters, draws). The arrays of the result are (clusters,) or
+    (draws, clusters).
     """
     work = np.asarray(work_hours, dtype=float).T
     write = conditions.checkpoint_s / 3600

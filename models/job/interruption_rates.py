@@ -13,10 +13,12 @@ little data to learn another shape. Gamma and Poisson are conjugate: observation
 from the mean of its type towards the observed rate.
 
 G is the demand in a zone, relative to its mean. Demand rises for hours and drifts during weeks, so
-interruptions come in bunches and are not memoryless [CM-DARE, Li et al. 2020].
+interruptions come in bunches and are not memoryless [CM-DARE, Li et al. 2020]. `bunching` is the
+variance of the drift, and tau is the typical duration of a rise: 24 hours.
 
-An interruption takes either all machines of a type in a zone, or a single machine. n machines of a
-type in a zone suffer `shared + n (1 - shared)` times the interruptions of one machine.
+An interruption takes either all machines of a type in a zone, or a single machine. `shared` is the
+share of a machine's interruptions that take all machines. n machines of a type in a zone therefore
+suffer `shared + n (1 - shared)` times the interruptions of one machine.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take all m
 
 
 def passing(hours: ArrayLike) -> FloatArray:
-    """Return the share of the variance of temporary demand that remains in its mean over `hours`.
+    """Return tau / (tau + hours), with tau = 24 hours: near 1 for short jobs, near 0 for long jobs.
 
-    High demand lasts about a day, so it averages out during a long job.
+    A rise of demand lasts about tau, so it averages out during a long job. The result is the
+    variance of the mean of this temporary demand over `hours`, relative to its variance at a time.
     """
     length = np.maximum(hours, 0.0)
     return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + length), dtype=float)
@@ -79,10 +82,10 @@ class HazardModel:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return three (clusters,) arrays: interruptions per hour, their uncertainty, and bunching.
 
-        The uncertainty is the relative variance of the estimate. Bunching is the relative variance
-        of the true rate over time. Bunching is smaller for a cluster with several pools, because
-        the demand for different pools is assumed to be independent. A pool is an instance type in a
-        zone. `counts` is a (clusters, pools) array with the number of machines from each pool.
+        A pool is an instance type in a zone. `counts` is a (clusters, pools) array with the number
+        of machines from each pool. The uncertainty is the relative variance of the estimated rate.
+        Bunching is the relative variance of the true rate over time. It is smaller for a cluster
+        with several pools, because demand is assumed to be independent between pools.
         """
         rate, doubt = self.rates(pools).T
         of_pool = np.where(counts > 0, self.shared + counts * (1 - self.shared), 0.0) * rate
@@ -130,8 +133,8 @@ def fit_hazard(
         windows: a row per observed period, with columns instance_type, zone, hours (machine-hours,
             above 0) and interruptions. Periods must not end because of an interruption.
         advised: interruptions per hour that Spot Advisor publishes, by instance type.
-        together: a row for each launch and pool that lost machines, with columns machines (number
-            that ran) and lost (number that were interrupted).
+        together: a row for each launch and pool (instance type in a zone) that lost machines. The
+            columns are machines (number that ran) and lost (number that were interrupted).
     """
     shared = _shared(together)
     if not len(windows):
@@ -147,7 +150,8 @@ def fit_hazard(
     def minus_log_posterior(theta: FloatArray) -> float:
         """Return the negative log posterior at `theta`.
 
-        `theta` has the deviation of each instance type, followed by the offset.
+        `theta` has a number for each instance type, followed by log(offset). The log hazard of a
+        type is its log advised rate plus both numbers.
         """
         logs = (prior + theta[-1] + theta[:-1])[at] + np.log(hours)
         likelihood = count * logs - (count + 1) * np.logaddexp(0.0, logs)
@@ -181,9 +185,9 @@ def fit_hazard(
 def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
     """Estimate the relative variance of the interruption rate over time.
 
-    It follows from how much more interruption counts vary than Poisson counts. `windows` has a row
-    per observed period. `zone_rate` has the interruptions per hour of each (instance type, zone).
-    The prior counts as additional observations.
+    The estimate grows with the variance of interruption counts beyond that of Poisson counts. The
+    prior counts as additional observations. `windows` has a row per observed period. `zone_rate`
+    has the interruptions per hour of each (instance type, zone).
     """
     pools = pd.MultiIndex.from_frame(windows[["instance_type", "zone"]])
     hours, count = windows[["hours", "interruptions"]].to_numpy(dtype=float).T

@@ -1,7 +1,8 @@
 """Derive start-up, checkpoint and interruption parameters of clusters, from priors or launches.
 
 A job starts when all machines of its cluster have started. Only spot machines are interrupted. The
-seconds of a replacement are the mean over instance types, weighted by their interruptions.
+seconds to replace a lost machine are averaged over the cluster's instance types, each weighted by
+its interruption rate.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ class Learned:
     ) -> tuple[FloatArray, FloatArray]:
         """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of logs.
 
-        The seconds include retries of refused requests.
+        The seconds include retries of refused requests. `counts` is a (clusters, pools) array with
+        the number of machines from each pool.
         """
         places = [(pool.instance_type, pool.market) for pool in pools]
         return self._with_refusals(*gang_startup(self.startup, places, counts), pools, counts)
@@ -144,8 +146,9 @@ class Learned:
         """Add the seconds of retries after refused requests to start-up seconds.
 
         `launch_s` and `log_sd` (clusters,) are the mean start-up seconds without retries, and the
-        standard deviations of log seconds. Returns the same two arrays with retries. Without an
-        availability model, they are returned unchanged.
+        standard deviations of log seconds. `counts` is a (clusters, pools) array with the number of
+        machines from each pool. Returns the first two arrays with retries. Without an availability
+        model, they are returned unchanged.
         """
         if self.availability is None:
             return launch_s, log_sd

@@ -27,10 +27,14 @@ _SPREAD_WEIGHT = 6.0  # number of observations that the prior of the noise count
 class LogSeconds:
     """The prior or the posterior of log durations, by group and by member of a group.
 
-    `groups` and `members` map a group, or a (group, member), to the mean and standard deviation of
-    its log median at x = `centre`. `slope` is the mean and standard deviation of the effect of x.
-    `member_sd` is the standard deviation of log medians between the members of a group. `noise_sd`
-    is the standard deviation of the logs of repeated durations. A prior has no members.
+    A group is, for example, a market; a member is an instance type. x is a covariate, for example
+    the log number of machines.
+
+    - `groups`: {group: mean and standard deviation of its log median at x = `centre`}.
+    - `members`: the same for each (group, member). It is empty in a prior.
+    - `slope`: the mean and standard deviation of the effect of x.
+    - `member_sd`: the standard deviation of log medians between the members of a group.
+    - `noise_sd`: the standard deviation of the logs of repeated durations.
     """
 
     groups: Mapping[str, Normal]
@@ -41,9 +45,9 @@ class LogSeconds:
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return a (keys, 2) array: for each (group, member), the log median and its uncertainty.
+        """Return a (keys, 2) array: the log median at x = `centre`, and its standard deviation.
 
-        The uncertainty is a standard deviation. An unknown member has the median of its group.
+        Each key is a (group, member). An unknown member has the median of its group.
         """
         found = []
         for key in keys:
@@ -112,7 +116,10 @@ class LogSeconds:
         location, covariance = posterior(noise_sd)
 
         def normal(*terms: int) -> Normal:
-            """Return the mean and standard deviation of the sum of the coefficients at `terms`."""
+            """Return the mean and standard deviation of a sum of coefficients.
+
+            `terms` are the positions of the coefficients to add.
+            """
             at = list(terms)
             return location[at].sum(), np.sqrt(covariance[np.ix_(at, at)].sum())
 

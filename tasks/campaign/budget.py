@@ -1,7 +1,8 @@
 """Count a campaign's dollars and seconds, and decide if the caps allow its next launch.
 
-On EC2, the worst-case cost of a launch must fit under the caps of the campaign and of the month.
-Prices of local hosts are illustrative, so only the estimated cost must fit (`Tally.affords`).
+A campaign is the launches of one refresh. On EC2, the worst-case cost of a launch must fit under
+the caps of the campaign and of the month. Prices of local hosts are illustrative, so only the
+estimated cost must fit (`Tally.affords`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pandas as pd
@@ -22,12 +23,16 @@ from models.domain.cluster import Cluster, Offer, parse_cluster
 from warehouse import reads
 
 from ..execution.claims import of_others
+from ..execution.data import DataPlan, fetch_s
 from ..execution.job import START_UP_S, Served, workload_names
+from ..execution.liveness import MOST_REPLACEMENTS
 from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
-from ..providers.base import Lease, LeaseUnreadable
+from ..providers.base import Lease, LeaseUnreadable, ProviderError
+from ..providers.ec2.api import Store, connect
 from ..providers.ec2.attempts import SPOT_MARGIN
+from ..providers.ec2.leases import Ec2Leases
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
@@ -40,6 +45,7 @@ LEAST_INSTALL_S = INSTALL_S / 5
 # and on EC2. A hypervisor may take CPU time away from a virtual machine for minutes. Waiting is
 # free on local hosts but not on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
+PRICES_LAST = timedelta(days=180)  # caps do not trust older prices
 _WARNED = 0.8  # share of the month's dollars above which the user is warned
 REFUSED = "refused"  # prefix of the outcome of a launch that got no machines
 RELEASE_S = 2.0  # machines cost money until shortly after the request to stop
@@ -52,10 +58,11 @@ def allowance(
     now: datetime,
     offers: Sequence[Offer] | None = None,
 ) -> Allowance:
-    """Return the permitted deadline and worst-case cost of `launch`, or the reason for a refusal.
+    """Return the deadline and worst-case cost that `launch` may have, or why it may not be made.
 
-    offers: the worst-case cost uses the highest prices of these offers. None means the newest
-    snapshot of offers.
+    The worst-case cost is the cost at the highest price if the machines run until the deadline. For
+    local hosts, it is the estimated cost.
+    offers: the known prices. None means the newest snapshot of offers.
     """
     if not tally.affords(launch):
         left = f"the campaign has ${tally.left_usd:.4f} and {tally.left_s:.0f} s left"
@@ -63,6 +70,12 @@ def allowance(
     if not workspace.spends_money:
         wished_s = (2 + _LOCAL_PATIENCE) * launch.est_s + START_UP_S
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
+    priced_at = min(offer.price_as_of for offer in launch.cluster.members)
+    if now - priced_at > PRICES_LAST:
+        why = (
+            f"its prices are of {priced_at:%Y-%m-%d}, too old for a cap: allow pricing:GetProducts"
+        )
+        return Allowance(refusal=why)
     known = current_offers(workspace) if offers is None else offers
     caps, unknown = caps_of(workspace, tally, now, known)
     if unknown:
@@ -71,8 +84,11 @@ def allowance(
     price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
     if price is not None:
         price += len(launch.cluster.members) * _beside(workspace)
+    machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each downloads the data
+    plans = _plans(tally, launch)
     return pure.allow(
         price,
+        once_usd=sum(plan.upload_usd + machines * plan.download_usd for plan in plans),
         wished_s=2 * launch.est_s + start_up_s,
         least_s=launch.est_s + least_s,
         caps=caps,
@@ -80,25 +96,29 @@ def allowance(
 
 
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
-    """Return the usual and the minimum seconds from a launch on EC2 to its first run.
+    """Return the usual and the minimum seconds from a request for EC2 machines to the first run.
 
-    Both include the installation of each workload's requirements, one after another, and the
-    download of the workloads' data.
+    Both include the time to install each workload's requirements, one after another, and to
+    download the workloads' data.
     """
     known, names = workspace.settings.workloads, workload_names(launch)
     installs = sum(bool(known[name].requirements) for name in names if name in known)
-    fetch_s = sum(tally.fetch_s.get(name, 0.0) for name in names)
-    usual_s = EC2_START_UP_S + installs * INSTALL_S + fetch_s
-    return usual_s, EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + fetch_s
+    download_s = sum(map(fetch_s, _plans(tally, launch)))
+    usual_s = EC2_START_UP_S + installs * INSTALL_S + download_s
+    return usual_s, EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + download_s
+
+
+def _plans(tally: Tally, launch: PlannedLaunch) -> list[DataPlan]:
+    return [tally.data[name] for name in workload_names(launch) if name in tally.data]
 
 
 def patience_s(
     workspace: Workspace, launch: PlannedLaunch, tally: Tally, deadline_s: float
 ) -> float:
-    """Return the seconds that a launch may spend on repeating disturbed runs.
+    """Return the seconds that a launch may spend on repeating disturbed measurements.
 
-    The launch must still end within `deadline_s` seconds and within the campaign's time and
-    dollars.
+    A measurement is disturbed if too much CPU time was taken away from it. The launch must still
+    end within `deadline_s` seconds and within the campaign's time and dollars.
     """
     start_up_s, share = START_UP_S, _LOCAL_PATIENCE
     if workspace.spends_money:
@@ -114,8 +134,8 @@ def caps_of(
     """Return the dollar caps of the campaign and of the calendar month (UTC), and a problem.
 
     Each cap has the amounts that count against it. The problem is the reason why an amount is
-    unknown, or "". Leases (records of launches) are read before the spent dollars, so that a lease
-    that ends between the two reads counts twice instead of not at all.
+    unknown, or "". Leases (records of launches) are read before the spent dollars. A lease that
+    ends between the two reads thus counts twice instead of not at all.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     held, problems = workspace.provider.leases(), list[str]()
@@ -156,9 +176,10 @@ def caps_of(
 
 
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
-    """Return a warning if most of the month's dollars are spent or reserved.
+    """Return a warning if launches have used most of the monthly dollar cap, else "".
 
-    If the dollars are unknown, returns the reason. Returns "" if no warning is needed.
+    Dollars count as used if they are spent, or if running machines may still cost them. If an
+    amount is unknown, returns the reason instead.
     """
     if not workspace.spends_money:
         return ""
@@ -172,33 +193,63 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     """Return the dollars of refreshes that ended in the month of `now`, and a problem.
 
-    If the cost of a refresh is unknown, the dollars are infinite and the problem names the refresh.
-    Otherwise the problem is "". A refresh that began in the previous month counts in full.
+    If the cost of a refresh is unknown, the dollars are infinite and the problem says which refresh
+    it is. Otherwise the problem is "". A refresh that began in the previous month counts in full.
+    Leases in the record of SRIFT_HOME (`Ec2Leases.spent`) count too if the warehouse lacks them.
     """
-    spend = mart_of(workspace, "spend")
-    start = pd.Timestamp(pure.month_start(now)).tz_localize(None)
-    recent = spend[pd.to_datetime(spend["ended_at"]) >= start]
+    month = f"{now:%Y-%m}"
+    recent = mart_of(workspace, "spend", month=month)
     for refresh_id in recent[recent["usd"].isna()]["refresh_id"]:
         return float("inf"), (
             f"the cost of refresh {refresh_id} is unknown, so nothing is launched before next"
             " month; AWS's bill shows the cost"
         )
-    return float(recent["usd"].sum()), ""
+    stored = {*mart_of(workspace, "lease_spend")["lease_id"]}
+    kept = Ec2Leases(workspace.home).spent() or {}
+    lost = [usd for name, (ended, usd) in kept.items() if name not in stored and ended == month]
+    return float(recent["usd"].sum()) + sum(lost), ""
+
+
+def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
+    """Keep this month's dollars in the home too. Call this before buying machines.
+
+    Then a warehouse that is lost or replaced hides no dollars.
+    stated: this month's dollars according to the user. They count if less is known.
+
+    Raises:
+        ProviderError: if neither the warehouse nor the home has dollars of this month although
+            machines reported to the bucket, or if the bucket cannot be read.
+    """
+    ec2, leases = workspace.settings.ec2, Ec2Leases(workspace.home)
+    spent, _ = spent_this_month(workspace, now)
+    if stated is None:
+        if spent or not ec2.bucket or leases.spent() is not None:
+            return
+        store = Store(connect(), ec2.regions[0], ec2.bucket)
+        reported, _ = store.listed(f"{ec2.prefix}/leases/")
+        if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
+            raise ProviderError(
+                f"nothing was bought: machines of this month reported to {ec2.bucket}, but neither"
+                f" the warehouse nor {leases.spent_file} has their dollars. Look at AWS's bill, and"
+                " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+            )
+    name = f"stated-{now.isoformat()}"
+    leases.note_spent(name, now, max(0.0, (stated or 0.0) - spent), begin=True)
 
 
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
-    """Return this provider's rows of the mart `name`; no rows before the first refresh.
+    """Return this provider's rows of the mart (a view in the warehouse) `name`.
 
-    equal: values that columns of the rows must have.
+    equal: {column: value}. Only rows with these values are returned. There are no rows before the
+    first refresh.
     """
     return reads.mart(workspace.warehouse, name, provider=workspace.provider.name, **equal)
 
 
 def _spot_margin(workspace: Workspace) -> float | None:
-    """Return the ratio of the highest spot bid to the known spot price.
+    """Return the highest spot price that a launch accepts, as a multiple of the known spot price.
 
-    Returns None if [ec2] markets includes on-demand, because the on-demand price then limits the
-    bid.
+    Returns None if [ec2] markets includes on-demand. The on-demand price is then the limit.
     """
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 
@@ -209,10 +260,10 @@ def _beside(workspace: Workspace) -> float:
 
 
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
-    """Return the maximum dollars that a lease costs if it lasts until its deadline.
+    """Return the maximum cost in dollars of a launch whose machines run until its deadline.
 
-    dearest: {instance type: highest known dollars per hour}. Returns None if neither the lease nor
-    `dearest` has a price.
+    lease: the record of the launch. dearest: {instance type: highest known dollars per hour}.
+    Returns None if neither has a price.
     """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
@@ -220,7 +271,8 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     if rate <= 0:
         return None
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
-    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s)
+    downloads_usd = lease.usd_until(lease.started_at) or 0.0  # with the least bill of each machine
+    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s) + downloads_usd
 
 
 @dataclass(slots=True, kw_only=True)
@@ -232,13 +284,13 @@ class Tally:
         stop_at: the end of the campaign on the clock `time.monotonic`.
         refresh_id: prefix of the campaign's lease ids.
         usd: dollars spent.
-        runs: number of runs with a record.
+        runs: number of runs with a result from a machine, measured or failed.
         launches: number of launches, including refused launches.
-        by_status: number of runs by status.
+        by_status: {status: number of rows about runs and launches}.
         seconds: {phase: seconds that all launches spent in it}.
         notes: messages for the user.
         refused: clusters that the provider could not supply, or whose machines lacked devices.
-        fetch_s: {workload: seconds that a machine needs to download its data}.
+        data: {workload: the plan of the transfer of its data}.
         lacking: {workload: the reason why it cannot be measured}.
     """
 
@@ -252,7 +304,7 @@ class Tally:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     refused: list[Cluster] = field(default_factory=list)
-    fetch_s: dict[str, float] = field(default_factory=dict)
+    data: dict[str, DataPlan] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -276,17 +328,17 @@ class Tally:
         return max(0.0, self.stop_at - time.monotonic())
 
     def affords(self, launch: PlannedLaunch) -> bool:
-        """Return True if the estimated cost of `launch` fits under the cap and time is left.
+        """Return True if the campaign has the dollars that `launch` is estimated to cost, and time.
 
-        `allowance` also checks the worst-case cost.
+        Does not check the worst-case cost, as `allowance` does.
         """
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time, on the clock `time.monotonic`, at which `launch` must end.
 
-        This is the end of the campaign, or the time at which the launch has spent the campaign's
-        dollars if that is earlier.
+        This is the end of the campaign. If the dollars that the campaign has left would be spent
+        earlier, it is the time at which they are spent.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:
@@ -299,8 +351,10 @@ class Tally:
     ) -> None:
         """Add the results of one launch to the tally.
 
-        load_s: the seconds that the launch's records took to load. cluster: the launched cluster;
-        it is added to `refused` if the provider could not supply it or its machines lacked devices.
+        served, collected: the results of the launch, and of loading its records.
+        load_s: the seconds that loading took.
+        cluster: the launched cluster. It is added to `refused` if the provider could not supply it
+            or its machines lacked devices.
         """
         self.launches += 1
         refused = served.outcome.startswith(REFUSED) and not served.over_cap

@@ -1,4 +1,7 @@
-"""Choose the next launch from measurements, offers and caps, and carry it out."""
+"""Choose the next launch of a campaign from measurements, offers and caps, and carry it out.
+
+A campaign is the launches of one refresh.
+"""
 
 import zlib
 from collections import Counter
@@ -29,10 +32,9 @@ from models.planner.learning import MOST_TRIES, unknown_learning
 from models.step_time.dataset import valid_runs
 from models.step_time.model import StepTimeModel, with_compressed
 from warehouse import reads
-from warehouse.database import WarehouseMissing
 
 from ..execution.collect import collect
-from ..execution.data import DataCarrier, fetch_s
+from ..execution.data import DataCarrier
 from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
 from ..execution.mailbox import WorkloadChanged
 from ..execution.outcomes import AttemptEnd, launch_row, planned_id
@@ -63,8 +65,9 @@ def shop(
 ) -> list[PlannedLaunch]:
     """Return the launches to buy, in order, within the money and time that `tally` has left.
 
-    Clusters that the provider just refused and workloads without their data are left out.
-    frames: the result of `reads.training_frames`. champion: the model in use, or None.
+    Clusters that the provider just refused and workloads that cannot be measured are left out.
+    frames: {name: measurements}, the result of `reads.training_frames`.
+    champion: the model in use, or None.
     """
     workspace = workspace.without(tally.lacking)
     workloads = with_facts(workspace.measurable, frames["workloads"])
@@ -107,10 +110,11 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    Without a model in use (`champion` is None), all launches of a plan are made before the next
-    plan. With a model, a new plan is made after each launch. Each plan uses all measurements so
-    far. Clusters that the provider refused are tried again only when no other launch is left to
-    buy. Elastic runs come last, if [campaign] elastic_runs is set.
+    A plan is a list of launches, chosen from all measurements so far. Without a model in use
+    (`champion` is None), all launches of a plan are yielded before the next plan is made. With a
+    model, a new plan is made after each launch. Clusters that the provider refused are tried again
+    only when no other launch is left to buy. If [campaign] elastic_runs is set, the last launches
+    measure the cost of losing a local machine.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -134,9 +138,11 @@ def within(
 def affordable(
     workspace: Workspace, launches: Sequence[PlannedLaunch], tally: Tally
 ) -> Iterator[PlannedLaunch]:
-    """Yield the launches that may be made now.
+    """Yield the launches that can be made now.
 
-    If a launch may not be made, the reason is printed and added to the notes of `tally`.
+    Left out are launches that exceed a cap on money or time, of clusters that the provider just
+    refused, or of workloads that cannot be measured. The reason is printed and added to the notes
+    of `tally`.
     """
     offers = current_offers(workspace)
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
@@ -156,7 +162,7 @@ def affordable(
 def _obstacle(
     workspace: Workspace, launch: PlannedLaunch, tally: Tally, offers: Sequence[Offer]
 ) -> str:
-    """Return the reason why `launch` may not be made now, or "" if it may."""
+    """Return the reason why `launch` cannot be made now, or "" if it can."""
     lacking = filter(None, map(tally.lacking.get, workload_names(launch)))
     known = next(lacking, "") or just_refused(launch.cluster, tally.refused)
     return known or allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
@@ -165,9 +171,9 @@ def _obstacle(
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield a launch for each workload whose cost of losing a machine has not been measured yet.
 
-    The launch uses recommended machines and stops one of them during the run. Workloads with
-    MOST_TRIES unsuccessful tries are left out. The caller uses local machines only, because they
-    share a folder for checkpoints.
+    The launch uses recommended machines and stops one of them during the run. Workloads for which
+    MOST_TRIES such launches have failed are left out. The machines must be local, because the run
+    needs a shared folder for checkpoints.
     """
     runs = mart_of(workspace, "elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
@@ -184,10 +190,10 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
 
 
 def with_requirements_installed(workspace: Workspace) -> Workspace:
-    """Return the workspace without workloads whose requirements cannot be installed here.
+    """Return the workspace without workloads whose Python requirements cannot be installed here.
 
-    The reasons are printed. Only local hosts use this computer's Python. EC2 machines install
-    requirements themselves.
+    The reasons are printed. On EC2, the workspace is returned unchanged, because EC2 machines
+    install requirements themselves.
     """
     refused = {} if workspace.spends_money else not_installable(workspace.settings)
     for name, reason in refused.items():
@@ -196,10 +202,10 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
 
 
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
-    """Return the reason why `cluster` is not requested now, or "" if it may be requested.
+    """Return the reason why `cluster` is not requested now, or "" if it can be requested.
 
-    It is not requested if it contains all machines of a cluster that the provider just refused.
-    Zones do not matter, because a launch tries all zones of its region.
+    refused: the clusters that the provider just refused. A cluster that contains all machines of
+    one of them is not requested. Zones are ignored, because a launch tries all zones of its region.
     """
 
     def counted(machines: Cluster) -> Counter[tuple[str, str, str]]:
@@ -210,10 +216,11 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
-    """Return the failed runs of the workloads' current definitions, and the failed network probes.
+    """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    Failures of machines, data or a package index are left out, because the run may succeed next
-    time.
+    These are runs of workloads that have not changed since, and network probes. Failures of
+    machines, data or the installation of requirements are left out, because the run may succeed
+    next time.
     """
     failed = mart_of(workspace, "failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
@@ -228,10 +235,11 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return the predictions and competing setups from which a campaign estimates a run's value.
+    """Return what a campaign needs to estimate how much a run would improve a recommendation.
 
-    model: the model in use. Workloads and instance types are left out if their definition has
-    changed since the model was trained.
+    The result has the model's predictions and, for each workload, the setups that compete for the
+    recommendation. Workloads and instance types are left out if their definition has changed since
+    `model`, the model in use, was trained. runs: all measured runs.
     """
     measured = model.trained  # modes added by with_compressed below still have to be measured
     for workload in workloads:
@@ -257,10 +265,10 @@ def _model(
 
 
 def outdating(workspace: Workspace) -> str:
-    """Return a warning if the image's torch version differs from the version of stored runs.
+    """Return a warning if runs in the warehouse used another torch version than the EC2 image.
 
-    After the first run on the image, the model no longer uses these stored runs. The warning is
-    empty on local hosts: they use this computer's torch, and repeating runs is free.
+    After the first run on the image, the model no longer uses these runs. Returns "" if there are
+    none, and for local hosts: they use this computer's torch, and repeating runs is free.
     """
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
@@ -279,13 +287,10 @@ def outdating(workspace: Workspace) -> str:
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
     """Return the launches that a refresh would make now.
 
-    There need not be a warehouse yet. If no machine has a price, the reason is printed.
+    If there is no warehouse yet, it counts as empty. If no machine has a price, a note is printed.
     """
     provider = workspace.provider.name
-    try:
-        frames = reads.training_frames(workspace.warehouse, provider)
-    except WarehouseMissing:
-        frames = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+    frames = reads.training_frames(workspace.warehouse, provider)
     champion = load_champion(workspace.home, provider)
     if nothing := nothing_to_buy(offers, workspace.settings.campaign.market):
         reporter().say(nothing)
@@ -295,9 +300,11 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return the frames without runs and profiles of workloads whose definition has changed.
+    """Return the frames without the runs and profiles of workloads that have changed.
 
-    frames: the result of `reads.training_frames`.
+    frames: {name: measurements}, the result of `reads.training_frames`.
+    workloads: the definitions in srift.toml. A workload has changed if its digest is not the digest
+        in the frame "workloads".
     """
     noted = frames["workloads"]
     digests = dict(zip(noted["workload"], noted["digest"], strict=True)) if len(noted) else {}
@@ -314,15 +321,14 @@ def serve_launch(
 ) -> Served:
     """Acquire one cluster, measure the runs of `launch` on it, and release it.
 
-    The records stay in a folder or S3 prefix (the mailbox) until the caller loads them. If the
-    worst-case cost does not fit under the caps, nothing is acquired and the result has a row with
-    status "refused". If the data of all its workloads are missing, nothing is acquired either. If
-    an error or Ctrl-C stops the launch, the existing records are loaded into the warehouse before
-    the error is raised.
+    The caller must load the records from the mailbox (a folder or S3 prefix). If the worst-case
+    cost does not fit under the caps, nothing is acquired and the result has a row with status
+    "refused". Nothing is acquired either if no workload has its data. If an error or Ctrl-C stops
+    the launch, the existing records are loaded into the warehouse before the error is raised.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
-    tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
+    tally.data |= {plan.name: plan for plan in plans}
     job = job_of(
         launch,
         workspace.settings,
@@ -336,12 +342,18 @@ def serve_launch(
         # no outcome: a refusal by a cap does not mean that the cluster is unavailable
         served = Served(lease_id=lease_id, outcome="", over_cap=True)
         return _not_served(served, job, "refused", allowed.refusal)
-    lacking = {plan.name: plan.problem for plan in map(carrier.carry, plans) if plan.problem}
+    tally.usd += sum(plan.upload_usd for plan in plans)
+    plans = [carrier.carry(plan, tally.refresh_id) for plan in plans]
+    tally.data |= {plan.name: plan for plan in plans}
+    lacking = {plan.name: plan.problem for plan in plans if plan.problem}
     job = without_data(job, lacking)
     if lacking and not job.items:
         return Served(lease_id=lease_id, outcome="failed: no data", lacked_data=lacking)
     patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
-    job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
+    download_usd = sum(plan.download_usd for plan in plans)
+    job = replace(
+        job, deadline_s=allowed.deadline_s, patience_s=patient_s, download_usd=download_usd
+    )
     runs = dict(zip(job.run_setups, launch.items, strict=True))
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
@@ -377,12 +389,12 @@ def serve(
 
     Refused requests and lost machines become rows of the result. If an error or Ctrl-C stops the
     job, the interrupted run gets a row too. The machines are always released. The records stay in
-    the mailbox until they are loaded.
+    the mailbox (a folder or S3 prefix) until they are loaded.
 
     Args:
         provider: acquires the machines.
         job: the runs and their cluster.
-        stop_at: when to stop, on `clock`.
+        stop_at: the time to stop, as `clock.monotonic` returns it.
         watch: is called with the progress of the job.
         clock: the default is the real clock.
     """
@@ -414,7 +426,10 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Describe the end of an attempt that was stopped by `error`, which this process raised."""
+    """Return how a launch ended that was stopped by `error`, an exception in this process.
+
+    mailbox: the folder that could not be used if `error` is an OSError.
+    """
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")
     if isinstance(error, Exception):
@@ -425,7 +440,10 @@ def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
 
 
 def _not_served(served: Served, job: Job, status: str, why: str) -> Served:
-    """Set the outcome of a launch that got no machines, add its row, and return `served`."""
+    """Set the outcome of a launch that got no machines, add a row for it, and return `served`.
+
+    status: "refused" or "failed". why: the reason.
+    """
     served.outcome = f"{status}: {why}"
     served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, status, why))
     return served

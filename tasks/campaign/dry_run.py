@@ -4,24 +4,22 @@ On EC2, the list also shows the worst-case cost and the AWS requests of each lau
 only AWS knows are shown as text in brackets. `srift doctor` checks image, network and quotas.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer
 
-from ..execution.data import DataCarrier, fetch_s
+from ..execution.data import DataCarrier
 from ..execution.job import workload_names
 from ..market.offers import offers_now
 from ..providers.ec2.api import Clients
 from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import TypeFacts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
-from ..providers.ec2.survey import archive
-from ..providers.ec2.userdata import user_data
 from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
 from ..training.registry import load_champion
@@ -31,9 +29,6 @@ from .campaign import list_of, outdating
 from .named import Wish, case_of, launches_for
 
 Row = dict[str, Any]
-_UNCHECKED = (
-    "not checked: image, network, zones, quotas, capacity; see `srift doctor --provider ec2`"
-)
 
 
 def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> list[Row]:
@@ -72,19 +67,21 @@ def planned(
     now: datetime,
     clients: Clients | None = None,
 ) -> list[Row]:
-    """Return a row for each launch, assuming that each earlier EC2 launch costs its estimate.
+    """Return a row for each launch: deadline, worst-case cost, AWS requests and sentences.
 
-    The column `worst_usd` is the worst-case cost. It is None on local hosts and if the launch is
-    refused. The column `said` has sentences about the launch, or the reason for the refusal.
+    Each EC2 launch may cost what `tally` has left after the estimated cost of the earlier launches.
+    The worst-case cost `worst_usd` is None for local hosts and if a cap refuses the launch; then
+    `refused` is True. The column `said` has the sentences: about the launch, or about the cap.
     clients: the AWS clients that look up data; None means boto3's.
     """
     carrier = DataCarrier(workspace, clients)
     rows = launches_as_rows(launches)
     for number, (launch, row) in enumerate(zip(launches, rows, strict=True)):
         plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
-        tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
+        tally.data |= {plan.name: plan for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
-        row |= {"deadline_s": allowed.deadline_s, "worst_usd": None, "requests": []}
+        row |= {"deadline_s": allowed.deadline_s, "refused": bool(allowed.refusal)}
+        row |= {"worst_usd": None, "requests": []}
         row["said"] = [str(plan) for plan in plans]
         if allowed.refusal:
             row["said"] = [f"not launched: {allowed.refusal}"]
@@ -93,15 +90,20 @@ def planned(
             name = f"dry-run-{number:02d}"
             row["worst_usd"] = allowed.worst_usd
             row["requests"] = _requests(workspace, launch.cluster, offers, name, allowed.deadline_s)
-            row["said"].append(_UNCHECKED)
+            priced_at = min(offer.price_as_of for offer in launch.cluster.members)
+            row["said"] += [
+                f"prices as of {priced_at:%Y-%m-%d}, {(now - priced_at).days} days old",
+                "not checked: image, network, zones, quotas, capacity; see `srift doctor --provider"
+                " ec2`",
+            ]
     return rows
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return the offers, and assumed spot offers if `market` is spot and no spot price is known.
+    """Return the offers. Adds spot offers if `market` is "spot" and no spot price is known.
 
-    The assumed spot prices are the on-demand prices, which are upper bounds. market: the campaign's
-    market.
+    The added offers have the on-demand prices, which are upper bounds of spot prices. market: the
+    market in which the campaign buys.
     """
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
     if market != "spot" or "spot" in known:
@@ -116,39 +118,28 @@ def _requests(
 ) -> list[Row]:
     """Return a row for each AWS request of a launch, in order.
 
-    The requests for the security group come first, followed by the requests of each attempt. A row
-    has the `action` and the shortened `request`. name: the lease id.
+    The requests for the security group come first, followed by the requests for machines in each
+    market. A row has the `action`, such as "ec2:CreateSecurityGroup", and the shortened `request`.
+    name: the launch's id.
     """
     ec2, region = workspace.settings.ec2, cluster.members[0].region
     here = [offer for offer in offers if offer.region == region]
     zones = {offer.zone for offer in here if offer.zone.startswith(region)} or {f"{region}a"}
-    kinds = {offer.instance_type.name for offer in cluster.members}
     spec = LaunchSpec(
         choices=ec2,
         region=region,
         vpc="(the subnets' VPC)",
         subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in sorted(zones)},
-        types={kind: TypeFacts(grouped=False, efa_cards=()) for kind in kinds},
+        types=defaultdict(lambda: TypeFacts(grouped=False, efa_cards=())),
         image={"ImageId": f"(the image of {ec2.ami_parameter})"},
-        role_id="AROAEXAMPLE",  # user-data rejects values in brackets
+        role_id="(the role of [ec2] instance_profile)",
         controller="(this home)",
         lease_id=name,
         deadline_unix=int(datetime.now(UTC).timestamp() + deadline_s),
     )
-    script = user_data(
-        deadline_s,
-        bucket=ec2.bucket or "no-bucket-is-set",
-        prefix=ec2.prefix,
-        region=region,
-        code_sha256=archive(Path(__file__).parents[1] / "node")[1],
-        lease=name,
-        role_id=spec.role_id,
-        python=ec2.python,
-    )
     group = "(the security group's id)"
-    made: list[tuple[str, Row]] = [("ec2:CreateSecurityGroup", security_group(spec))]
-    for action, ruled in rules(group):
-        made.append((action, {"GroupId": group, "IpPermissions": ruled}))
+    made = [("ec2:CreateSecurityGroup", security_group(spec))]
+    made += [(action, {"GroupId": group, "IpPermissions": ruled}) for action, ruled in rules(group)]
     for attempt in attempts(cluster, here, spec.subnets, ec2.markets):
-        made += requests_of(spec, attempt, security=group, user_data=script)
+        made += requests_of(spec, attempt, security=group, user_data="")
     return [{"action": action, "request": shortened(body)} for action, body in made]

@@ -1,6 +1,6 @@
 """Plan the launches of `srift measure`, on named clusters or on the most informative clusters.
 
-The launches have the same caps, leases, checks and loading as the launches of a refresh.
+The launches are then made in the same way and under the same caps as the launches of a refresh.
 """
 
 from collections.abc import Sequence
@@ -45,9 +45,9 @@ _STEP = ("step_s", "step_low_s", "step_high_s")
 class Wish:
     """A user's request to measure a workload.
 
-    clusters: where to measure, such as "2xNAME+1xOTHER". If it is empty, Srift chooses the runs
-        that would improve the recommendation most.
-    pilots: the maximum number of runs that Srift chooses.
+    clusters: where to measure, each such as "2xNAME+1xOTHER". If it is empty, Srift chooses the
+        runs that would improve the recommendation most.
+    pilots: the maximum number of runs that Srift chooses; used only if `clusters` is empty.
     """
 
     workload: str
@@ -58,11 +58,12 @@ class Wish:
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
     """Return the clusters that `wish` names, each at its lowest price.
 
-    The price is from the campaign's market if the cluster is sold there, else from any market.
+    The price is from the market in [campaign] if the cluster is sold there, else from any market.
 
     Raises:
-        SettingsError: if the workload or an instance type is unknown, a text is not a cluster, no
-            zone sells the machines together at a known price, or the provider cannot launch them.
+        SettingsError: if the workload or an instance type is unknown, the workload has no code, a
+            text is not a cluster, no zone sells the machines together at a known price, or the
+            cluster cannot be launched.
     """
     able = {workload.name for workload in workspace.measurable}
     if wish.workload in workspace.settings.workloads.keys() - able:
@@ -78,7 +79,10 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
 
 
 def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluster:
-    """Return the cluster that `text` names. Raises SettingsError as `clusters_of` does."""
+    """Return the cluster that `text` names, such as "2xNAME+1xOTHER", at its lowest price.
+
+    Raises SettingsError if the text is not a cluster or the cluster cannot be launched.
+    """
     try:
         names = parse_cluster(text)
     except ValueError as error:
@@ -98,9 +102,10 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
 
 
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
-    """Return a cluster of the types `names`, in the market and zone with the lowest total price.
+    """Return a cluster of these machines, in the market and zone with the lowest total price.
 
-    Returns None if no market and zone sells all types at a known price.
+    names: the instance type of each machine. Returns None if no market and zone sells all types at
+    a known price.
     """
     able = []
     for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
@@ -119,10 +124,13 @@ def case_of(
 
 
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
-    """Return the launches for `wish`. Prints the reason if no run would help a goal.
+    """Return the launches that `wish` requests.
+
+    If Srift chooses the runs and none would improve the recommendation for a goal, the reason is
+    printed.
 
     Raises:
-        SettingsError: as in `clusters_of`, or if a cluster cannot train the workload.
+        SettingsError: if a cluster is unknown, cannot be launched or cannot train the workload.
     """
     costs = case.experience.costs
     with one_thread():
@@ -162,9 +170,10 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 
 
 def _predicted(case: Case, run: PlannedRun) -> Row:
-    """Return the predicted step time of `run` and the bounds of its interval, as columns.
+    """Return the predicted step time of `run` and the bounds of its interval, in seconds.
 
-    The values are None if `run` is not a training run or the model cannot predict it.
+    The keys are column names, such as `predicted_step_s`. The values are None if `run` is not a
+    training run or the model cannot predict it.
     """
     known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
     found: Row = dict.fromkeys(_STEP)
@@ -180,10 +189,10 @@ def _known(case: Case) -> set[str]:
 def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     """Return the runs of a launch of `cluster`: missing profiles, and one training run.
 
-    A profile (compute times on one machine) is included for each instance type that has none in the
-    warehouse. The training run has the setup with the highest predicted throughput. If the model
-    cannot predict the cluster, the training run uses the first mode on all devices at the smallest
-    global batch.
+    A profile measures compute times on one machine. It is included for each instance type that has
+    none in the warehouse for the mode of the training run. The training run has the setup with the
+    highest predicted throughput. If the model cannot predict the cluster, it trains in the
+    workload's first mode, on all devices, with the smallest possible global batch.
 
     Raises:
         SettingsError: if the cluster cannot train the workload.
@@ -196,8 +205,8 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
         run = next((one for one in found.values() if one.global_batch >= least), None)
     if run is None:
         raise SettingsError(
-            f"{cluster.name} cannot train {case.workload.name}: its devices cannot split a global"
-            f" batch of {least}, or do not support the workload's precision"
+            f"{cluster.name} cannot train {case.workload.name} in its first precision and strategy"
+            f" with a global batch of at least {least}: name other machines, or change global_batch"
         )
     lines = profiled_lines(mart_of(case.workspace, "profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
@@ -210,10 +219,10 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
 
 
 def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
-    """Return a training run on `cluster`, with the setup of the highest predicted throughput.
+    """Return a training run on `cluster`, with the setup that has the highest predicted throughput.
 
     Returns None if there is no model, if the model does not know an instance type, or if no setup
-    is possible.
+    is possible on the cluster.
     """
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
     if case.model is None or not by_name.keys() <= _known(case):
@@ -233,8 +242,9 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
     """Return launches with at most `count` runs that would improve a recommendation most.
 
-    Each cluster and market has one launch. Runs for goals with a deadline or budget come first. If
-    no run would help a goal, the reason is printed.
+    Runs on the same cluster in the same market share a launch. Runs for goals with a deadline or
+    budget are chosen first. If no run would improve the recommendation for a goal, the reason is
+    printed.
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     found: dict[str, tuple[Cluster, PlannedRun]] = {}

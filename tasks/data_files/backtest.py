@@ -22,7 +22,7 @@ class Report:
 
     rows: number of rows in the test file.
     predicted: number of rows that could be predicted.
-    summary: table of errors and interval coverage.
+    summary: table of errors, and of the shares of rows inside their predicted intervals.
     sentences: warnings.
     """
 

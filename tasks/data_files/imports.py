@@ -1,7 +1,7 @@
 """Run `srift import` and `srift forget`: load measurements from elsewhere and facts of workloads.
 
-A forgotten import stays in the warehouse, but the model no longer learns from it. Importing the
-same files again restores the import.
+Facts are numbers such as parameters and FLOPs. A forgotten import stays in the warehouse, but the
+model no longer learns from it. Importing the same files again restores the import.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class Imported:
 
     rows: number of rows in the file of measurements.
     new: number of rows that are new or were forgotten before.
-    counts: {title: {name: count}}, the lines of the summary, such as the rows of each workload.
+    counts: {title: {name: count}}, such as {"workload": {"vit": 12}}: the lines of the summary.
     sentences: warnings.
     """
 
@@ -106,7 +106,7 @@ class ImportFiles:
     workloads: Path | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
-        """Return a digest of the files and providers, as sixteen hex digits.
+        """Return a digest of the files and of the providers of their rows, as sixteen hex digits.
 
         Returns PUBLIC_IMPORT for the measurements that ship with Srift.
         """
@@ -179,14 +179,14 @@ def import_measurements(
 def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
     """Yield a connection with an open transaction.
 
-    A dry run must not create a warehouse. If there is none, the connection is to an empty warehouse
-    in memory.
+    A dry run must not create a warehouse. Therefore, without a warehouse, a dry run gets a
+    connection to an empty warehouse in memory.
     """
     if warehouse.exists() or not dry_run:
         with warehouse.transact() as connection:
             yield connection
     else:
-        with empty_warehouse() as connection:
+        with empty_warehouse().cursor() as connection:
             connection.begin()
             yield connection
 
@@ -219,8 +219,8 @@ def _judge(
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported too. All their rows are checked. Of all other
-    workloads, only new rows are checked.
+    workloads: the workloads whose facts are imported too. All rows of these workloads are checked,
+    but only new rows of other workloads.
     """
     peaks = [
         {
@@ -265,11 +265,13 @@ def load_public(workspace: Workspace, now: datetime) -> int:
 def asked_of_public(
     workspace: Workspace, workload: str, now: datetime, *, shape: bool = False
 ) -> Workspace:
-    """Return the workspace with the workloads whose public step times are in use.
+    """Import the public step times if a question about `workload` needs them.
 
-    The public step times are imported first if the question needs them: if `workload` has no
-    measurements on EC2, and is either a transformer or a public workload without code in
-    srift.toml. shape: True if the question has a transformer's shape.
+    The question needs them if `workload` has no measurements on EC2, and is either a transformer or
+    a workload of the public step times that has no code in srift.toml. Returns the workspace with
+    the workloads whose public step times count (see `with_public_workloads`).
+
+    shape: True if the question describes a transformer.
 
     Raises WarehouseError if the warehouse cannot be written.
     """
@@ -314,5 +316,5 @@ def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
 
 
 def _refreshes(providers: Iterable[str]) -> str:
-    """Return the commands that fit the models of `providers` again without starting machines."""
+    """Return the commands that refit the models of `providers` without starting machines."""
     return " and ".join(f"`{refresh_command(one, '0')}`" for one in providers)

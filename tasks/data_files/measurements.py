@@ -58,7 +58,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
 
 
 class Facts(BaseModel):
-    """The facts of one workload: a row of the file that the option `--workloads` names."""
+    """The facts (parameters, FLOPs, ...) of a workload: a row of the file of `--workloads`."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -97,7 +97,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
 
 
 def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return the file's rows with the columns of the mart `runs`, and the unknown columns' names.
+    """Return the file's rows in the form that a model is fitted to, and unknown columns' names.
 
     Raises ImportRefused if a value is bad.
     """

@@ -30,20 +30,20 @@ MEASUREMENTS, FACTS = FOLDER / "public_steps.parquet", FOLDER / "workloads.csv"
 
 @cache
 def public_workloads() -> dict[str, WorkloadSettings]:
-    """Return the packaged workloads as {name: settings} with samples, batches and goals."""
+    """Return settings (samples, batches, goals) for the workloads of the public step times."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
 
 @cache
 def packaged_names() -> frozenset[str]:
-    """Return the names of all workloads with packaged step times."""
+    """Return the names of all workloads with public step times."""
     with FACTS.open(newline="") as file:
         return frozenset(row["workload"] for row in csv.DictReader(file))
 
 
 def public_machines() -> list[dict[Any, Any]]:
-    """Return the instance types of packaged step times that no provider offers.
+    """Return a row for each machine of the public step times that is not an EC2 instance type.
 
     The rows have the columns of the mart `instance_types`.
     """
@@ -53,7 +53,7 @@ def public_machines() -> list[dict[Any, Any]]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return the workspace with the workloads whose public step times are in use.
+    """Return a workspace that also has the workloads whose public step times count.
 
     If srift.toml has a workload of the same name, the workload of srift.toml is kept. If the
     provider is not EC2, the workspace is returned unchanged.

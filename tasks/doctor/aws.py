@@ -10,8 +10,9 @@ from uuid import uuid4
 
 from models.domain.cluster import Cluster, Offer
 
+from ..execution.data import DataCarrier
 from ..providers.base import ProviderError
-from ..providers.ec2.api import Clients, Ec2Api, answered_at, connect
+from ..providers.ec2.api import PRICE_LIST_REGION, Clients, Ec2Api, answered_at, connect
 from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import quota_of
 from ..providers.ec2.errors import DENIED, AwsRefused
@@ -22,8 +23,9 @@ from ..providers.ec2.snapshot import packaged
 from ..providers.ec2.survey import launch_spec, not_launched
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings
+from ..workspace.workspace import open_workspace
 from .data import examine_data
-from .findings import Finding, judged
+from .findings import Finding, NotChecked, judged
 
 MAX_CLOCK_S = 240.0  # AWS refuses requests signed more than 300 s before or after its time
 # EC2's service-linked roles. AWS creates them with an account's first spot machine and first fleet.
@@ -40,7 +42,10 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     If a check fails, the checks that depend on it are skipped.
     """
     ec2 = settings.ec2
-    found = [judged("settings", _settings, ec2)]
+    found = [Finding("settings", "ok", f"machines report to s3://{ec2.bucket}/{ec2.prefix}")]
+    if ec2.bucket is None:
+        says = "set bucket under [ec2]: machines report through an S3 bucket"
+        found = [Finding("settings", "wrong", says)]
     found += [Finding("instance types", "note", note) for note in notes_on_types(ec2)]
     try:  # needs no permission: a refusal means wrong credentials
         api = connect(clients)
@@ -52,6 +57,7 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     found.append(judged("regions", _regions, api, ec2))
     if found[-1].status == "wrong":
         return found
+    found.append(judged("live prices", _prices, api, ec2))
     if ec2.bucket:
         found.append(judged("bucket", _bucket, api, ec2))
         if found[-1].status == "ok":
@@ -60,7 +66,7 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     if "spot" in (*ec2.markets, settings.campaign.market):
         for role in SERVICE_ROLES:
             found.append(judged(f"role {role}", _service_role, api, ec2, role))
-    found += examine_data(settings, api)
+    found += examine_data(settings, DataCarrier(open_workspace("ec2", settings), clients))
     for region in ec2.regions:
         found += _launch(api, ec2, region)
         found += _quotas(api, settings, region)
@@ -75,18 +81,12 @@ def account_number(ec2: Ec2) -> str | None:
         return None
 
 
-def _settings(ec2: Ec2) -> str:
-    if ec2.bucket is None:
-        raise Wrong("set bucket under [ec2]: machines report through an S3 bucket")
-    return f"machines report to s3://{ec2.bucket}/{ec2.prefix}"
-
-
 def _regions(api: Ec2Api, ec2: Ec2) -> str:
     every = api.ask("ec2:DescribeRegions", ec2.regions[0], AllRegions=True)["Regions"]
     enabled = {one["RegionName"] for one in every if one.get("OptInStatus") != "not-opted-in"}
     unusable = [one for one in ec2.regions if one not in enabled]
     if unusable:
-        raise Wrong(f"{', '.join(unusable)} is not enabled: enable it, or edit [ec2] regions")
+        raise Wrong(f"not enabled: {', '.join(unusable)}. Enable them, or edit [ec2] regions")
     return f"{', '.join(ec2.regions)} enabled"
 
 
@@ -95,6 +95,16 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
     if abs(ahead_s) > MAX_CLOCK_S:
         raise Wrong(f"this clock differs from AWS's by {ahead_s:+.0f} s: synchronize it with NTP")
     return f"{ahead_s:+.0f} s from AWS's clock"
+
+
+def _prices(api: Ec2Api, ec2: Ec2) -> str:
+    """Check the permission to read prices. Without it, the packaged prices are used."""
+    try:
+        api.ask("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2", MaxResults=1)
+        api.ask("ec2:DescribeSpotPriceHistory", ec2.regions[0], MaxResults=1)
+    except AwsRefused as error:
+        raise NotChecked(f"packaged prices are used until they are too old: {error}") from None
+    return "list prices and spot prices can be read"
 
 
 def _bucket(api: Ec2Api, ec2: Ec2) -> str:
@@ -107,9 +117,9 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _private(api: Ec2Api, ec2: Ec2) -> str:
-    """Raise Wrong if the bucket's policy or ACL makes the bucket public.
+    """Return a sentence, or raise Wrong if the bucket's policy or ACL makes the bucket public.
 
-    A policy or an ACL does not count if the bucket's settings block its public access.
+    The settings of the bucket can block public access through its policy or its ACL.
     """
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
@@ -136,7 +146,7 @@ def _usable(api: Ec2Api, ec2: Ec2) -> str:
     try:
         api.ask("s3:GetObject", region, **words)
         if not api.ask("s3:ListBucket", region, Bucket=ec2.bucket, Prefix=key).get("Contents"):
-            raise Wrong(f"{key} was written, but a list of the bucket lacks it")
+            raise Wrong(f"{key} was written, but listing the bucket does not show it")
     finally:
         api.ask("s3:DeleteObject", region, **words)
     return f"an object under {ec2.prefix}/ was written, read, listed and deleted"
@@ -219,7 +229,7 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one vCPU quota of the market is large enough for one machine.
+    """Check that at least one vCPU quota for the market of [campaign] allows one machine.
 
     Each quota is compared with the vCPUs of the smallest instance type that it limits.
     """

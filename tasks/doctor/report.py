@@ -75,7 +75,7 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
     if not spends_money(provider) or not max_usd:
         return
     if wrong := problems(examine(settings, provider)):
-        raise ProviderError("\n  ".join(["no machine was requested:", *wrong]))
+        raise ProviderError("\n  ".join(["checks failed, so no machine was requested:", *wrong]))
 
 
 def policies_of(settings: Settings) -> dict[str, Any]:

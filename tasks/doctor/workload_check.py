@@ -1,8 +1,8 @@
 """Run two steps of a workload on this machine, in each of its precisions, for `srift check`.
 
-The steps run as on a local host: with the code that would be sent, installed requirements and clean
-environment variables. If Linux namespaces are available, the steps have no network and see no other
-processes.
+The steps run as on a local host: with the files that Srift sends to machines, installed
+requirements and clean environment variables. If Linux namespaces are available, the steps have no
+network and see no other processes.
 """
 
 import json
@@ -15,15 +15,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from models.domain.workload import COMBINED, COMPRESSED, SWITCHES
 
 from ..node import agent
-from ..node.record import WorkloadFile
 from ..node.requirements import NotInstalled, unpack
 from ..providers.local.network import detect, without_network
 from ..workspace.environments import install_at
 from ..workspace.settings import Settings
-from ..workspace.sources import Source
 
 _SHARE = 4  # the check uses a quarter of the smallest global batch, like one of four devices
 
@@ -43,8 +43,9 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     timeout_s: maximum seconds for the steps, without the installation of requirements.
 
     Raises:
-        SettingsError: if the workload is unknown, or its code or data cannot be sent.
-        CheckFailed: if the requirements cannot be installed, or the check does not finish.
+        SettingsError: if the workload is unknown, or its code or data cannot be sent to machines.
+        CheckFailed: if the requirements cannot be installed, the steps take longer than
+            `timeout_s`, or the process ends without a result.
     """
     file, source = settings.travelling(name)
     if data := settings.data(name):
@@ -53,7 +54,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     stated = settings.stated(name)
     batch = max(1, stated.batches[0] // _SHARE)
     try:
-        python = install_at(settings.home, file, source) if file.requirements else sys.executable
+        python = install_at(settings, file, source) if file.requirements else sys.executable
     except NotInstalled as error:
         raise CheckFailed(str(error)) from None
     isolation = detect()
@@ -63,24 +64,41 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     others = (*COMPRESSED, *COMBINED, *SWITCHES[1:])
     if untried := [one for one in (*stated.strategies, *stated.switches) if one in others]:
         notes.append(f"not checked: {', '.join(untried)}")
-    question = {
-        "workload": asdict(file),
-        "precisions": stated.precisions,
-        "strategies": stated.strategies,
-        "batch": batch,
-    }
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
-        _lay_out(place, file, source)
-        own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
+        content, target = source.travels_as(source.read()), folder / file.file
+        target.parent.mkdir(parents=True)
+        if file.folder:
+            unpack(content, folder / file.folder)
+        else:
+            target.write_bytes(content)
+        package, ignore = Path(agent.__file__).parent, shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package, place / "code" / "node", ignore=ignore)
+        isolation.give(place, folder, folder / file.folder)
+        question = {
+            "workload": asdict(file),
+            "precisions": stated.precisions,
+            "strategies": stated.strategies,
+            "batch": batch,
+            "folder": str(folder),
+        }
+        # Without a limit, a workload that is too large wakes the kernel's out-of-memory killer.
+        command = ["prlimit", f"--data={psutil.virtual_memory().available}"]
+        command += [python, "-m", "node.check", str(answer)]
         try:
             done = subprocess.run(
-                without_network(isolation, [python, "-m", "node.check", str(answer)]),
-                input=json.dumps({**question, "folder": str(folder)}).encode(),
+                without_network(isolation, command),
+                input=json.dumps(question).encode(),
                 stdout=sys.stderr.fileno(),  # keeps the workload's prints out of the output
                 cwd=folder / file.folder,
-                env=agent.clean_environment(folder) | own | file.env,
+                env=agent.clean_environment(folder)
+                | {
+                    "PYTHONPATH": str(place / "code"),
+                    "TMPDIR": str(place),
+                    "CUDA_VISIBLE_DEVICES": "",
+                }
+                | file.env,
                 timeout=timeout_s,
                 check=False,
             )
@@ -92,6 +110,12 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         if not answer.exists():  # -9 and 137: out of memory
             raise CheckFailed(f"the workload's process ended with exit code {done.returncode}")
         precisions = json.loads(answer.read_text())
+    peak = max((one["figures"]["peak_bytes"] for one in precisions if one["figures"]), default=0)
+    notes += [
+        f"{host} has less memory than the {peak / 2**30:.3g} GiB of a batch of {batch}"
+        for host, machine in settings.local.instance_types.items()
+        if machine.memory_gib * 2**30 < peak
+    ]
     return {
         "workload": name,
         "entrypoint": str(stated.entrypoint),
@@ -99,18 +123,6 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         "notes": notes,
         "precisions": precisions,
     }
-
-
-def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Write the workload's code to `place`/home, and Srift's package `node` to `place`/code."""
-    content, target = source.travels_as(source.read()), place / "home" / file.file
-    target.parent.mkdir(parents=True)
-    if file.folder:
-        unpack(content, place / "home" / file.folder)
-    else:
-        target.write_bytes(content)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(agent.__file__).parent, place / "code" / "node", ignore=ignored)
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:

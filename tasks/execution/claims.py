@@ -1,9 +1,9 @@
-"""Claim a refresh's dollars in the shared warehouse, so that a team keeps its monthly cap.
+"""Reserve a refresh's dollars in the shared warehouse, so that a team keeps its monthly cap.
 
-A claim is a row that reserves dollars. A refresh claims its cap before it buys machines, and may
-not use dollars that earlier claims reserve. An installation (a SRIFT_HOME) settles its claim when
-the refresh has ended and no machine is left. A claim that is never settled counts until the end of
-the month in its column `may_cost_until`.
+A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines, and
+may not use dollars that earlier claims reserve. When the refresh has ended and no machine is left,
+the installation (SRIFT_HOME) that made the claim releases the dollars: it settles the claim. A
+claim that is never settled counts in each month until the time in its column `may_cost_until`.
 """
 
 import socket
@@ -15,7 +15,6 @@ import pandas as pd
 
 from models.domain.setup_table import rows_of
 from warehouse import append
-from warehouse.database import WarehouseMissing
 from warehouse.reads import mart
 
 from ..reporting.progress import reporter
@@ -44,8 +43,8 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     """Release the dollars that this SRIFT_HOME reserved for refreshes that have no machines left.
 
-    over: id of a refresh that has ended; only the dollars of this refresh are released. If it is
-    empty, all refreshes count except the refresh that is running.
+    over: id of a refresh that has ended, to release the dollars of this refresh only. If it is
+    empty, the dollars of all refreshes are released except those of a refresh that is running.
     A failure prints a note, and the next `srift reap` tries again.
     """
     # list the files before reading leases: a campaign that begins during this call keeps its claim
@@ -71,10 +70,10 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
-    """Return the claims of other installations whose dollars may be spent after `month_start`.
+    """Return other installations' reservations of dollars that may be spent after `month_start`.
 
-    before: a refresh id. Claims that are newer than the claim of this refresh are left out.
-    Returns rows of the mart `claims`; none if the warehouse is not shared.
+    A reservation is a row of the mart `claims`. There are none if the warehouse is not shared.
+    before: a refresh id. Reservations that are newer than that of this refresh are left out.
     """
     if not _shares_a_month(workspace):
         return []
@@ -94,27 +93,28 @@ def _shares_a_month(workspace: Workspace) -> bool:
 
 
 def _folder(workspace: Workspace) -> Path:
-    """Return the folder with one file for each claim of this SRIFT_HOME.
+    """Return the folder with a file for each refresh for which this SRIFT_HOME reserved dollars.
 
-    A file's name is the refresh id of a claim. Host names and paths cannot identify the claims,
-    because they may be renamed or reused.
+    A file's name is the refresh id. The files tell which reservations are those of this SRIFT_HOME,
+    because host names and paths may be changed or reused.
     """
     return workspace.home / "claims"
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Return the claims of all installations that are not settled yet, oldest first."""
-    try:
-        found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
-    except WarehouseMissing:
-        return []
-    return rows_of(found.sort_values("noted_order")) if len(found) else []
+    """Return the reservations of dollars by all installations that still count, oldest first."""
+    found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
+    return rows_of(found.sort_values("noted_order"))
 
 
 def _note(
     workspace: Workspace, event: str, refresh_id: str, usd: float, until: datetime, now: datetime
 ) -> None:
-    """Append a row to the table raw_claims. `event` is "claimed" or "settled"."""
+    """Append a row to the table raw_claims.
+
+    event: "claimed" or "settled". usd: the reserved dollars. until: the latest time at which they
+    may be spent.
+    """
     row = {
         "event": event,
         "provider": workspace.provider.name,

@@ -23,9 +23,10 @@ SWEPT_WITHIN = timedelta(hours=1)
 
 
 def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
-    """Load the records of every ended lease, then delete the lease. A second call adds nothing.
+    """Load the records of every ended lease, and delete the lease.
 
-    If another process is running a refresh, the leases of that refresh are left to it.
+    A lease is the record of a launch. If another process is running a refresh, it loads the leases
+    of that refresh itself.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -40,7 +41,7 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
 def collect_launch(
     workspace: Workspace, served: Served, refresh_id: str, now: datetime
 ) -> Collected:
-    """Load the records and rows of one launch, and of all other ended leases.
+    """Load the results of the launch `served`, and of all other launches that have ended.
 
     A launch that got no machines wrote no files, so its rows are loaded directly.
     """
@@ -54,10 +55,11 @@ def collect_launch(
 def reap_now(provider: str | None = None) -> list[str]:
     """End overdue machines, load their records, and return one sentence per action.
 
-    provider: None means every provider that this SRIFT_HOME has used, paid providers first. If a
-    provider fails, the remaining providers are still handled.
+    provider: None means every provider that this SRIFT_HOME has used, paid providers first. If one
+    of them fails, the remaining providers are still handled.
 
-    Raises NotSwept if some regions, leases or providers could not be checked.
+    Raises NotSwept if machines in some region, of some launch or of some provider could not be
+    checked.
     """
     done, unswept = list[str](), dict[str, str]()
     paid_first = sorted(PROVIDERS, key=lambda name: not spends_money(name))
@@ -94,11 +96,11 @@ def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
 
 
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
-    """End overdue and abandoned leases, then load the records of all ended leases.
+    """End the machines of overdue and abandoned launches, then load the records of ended launches.
 
-    A lease is overdue after its deadline. It is abandoned if the process that launched it has died.
-    Returns one sentence per action. Raises NotSwept, after everything else is done, if some regions
-    or leases could not be checked.
+    A launch is overdue after its deadline, and abandoned if the process that launched it has died.
+    Returns one sentence per action. Raises NotSwept, after everything else is done, if machines in
+    some region or of some launch could not be checked.
     """
     unswept: dict[str, str] = {}
     try:
@@ -119,14 +121,14 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
-    """Raise ProviderError unless every region was searched for overdue machines recently.
+    """Raise ProviderError unless every region was recently searched for overdue machines.
 
-    The last search must be at most SWEPT_WITHIN old. Call this function before buying machines.
+    The last search may be at most SWEPT_WITHIN old. Call this function before buying machines.
     """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:
         raise ProviderError(
-            "nothing was bought: overdue machines were not searched for in the last hour in"
+            "nothing was bought: in the last hour, no search for overdue machines covered"
             f" {', '.join(regions)}. Run `srift reap --provider {workspace.provider.name}`, then"
             " try again"
         )

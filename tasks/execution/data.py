@@ -12,13 +12,19 @@ If a workload's data cannot be copied, only the runs of this workload are left o
 import hashlib
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+
+from warehouse.append import append
 
 from ..node.data import KEPT_FREE_BYTES, S3, files_of
 from ..providers.base import ProviderError
 from ..providers.ec2.api import Clients, Ec2Api, Store, asking, connect
+from ..providers.ec2.leases import Ec2Leases
+from ..providers.ec2.prices import download_usd, upload_usd
 from ..providers.ec2.survey import least_gib
 from ..reporting.progress import reporter
 from ..workspace.workload_data import (
@@ -43,16 +49,22 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 class DataPlan:
     """Where machines read the data of the workload `name`, and the transfer that is needed first.
 
-    place: the folder on this machine, or the S3 address, from which machines read.
+    place: the folder on this computer, or the S3 address, from which machines read.
     files: {name: size in bytes}; None if unknown.
+    region: the region of the S3 bucket; empty if unknown.
     move: "fetch", "upload", or empty if no transfer is needed.
+    download_usd: the most dollars for the download of one machine.
+    upload_usd: the most dollars to upload a folder and to store it for a month.
     problem: why the data cannot be used; empty if they can.
     """
 
     name: str
     place: str = ""
     files: Mapping[str, int] | None = None
+    region: str = ""
     move: str = ""
+    download_usd: float = 0.0
+    upload_usd: float = 0.0
     problem: str = ""
 
     @property
@@ -63,11 +75,16 @@ class DataPlan:
     def __str__(self) -> str:
         size = "unknown size" if self.size is None else said_bytes(self.size)
         what = f"{self.move or 'read'} {self.place} ({size})"
+        if self.download_usd or self.upload_usd:
+            what += f", at most ${self.upload_usd:.2f} once and ${self.download_usd:.2f} a machine"
         return f"data of {self.name}: {self.problem or what}"
 
 
 class DataCarrier:
-    """Plans and makes the transfers of workloads' data. Tests replace the boto3 clients."""
+    """Plans transfers of workloads' data, and carries them out.
+
+    clients: the AWS clients; None means boto3's. Tests replace them.
+    """
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
@@ -92,6 +109,14 @@ class DataCarrier:
                 if name not in self._planned:
                     self._planned[name] = self._plan(name, data)
                 plan = self._planned[name]
+                if plan.place.startswith(S3):
+                    ec2, size, count = self._settings.ec2, plan.size, len(plan.files or ())
+                    if size is None:  # a machine downloads no more than its volume holds
+                        size, count = ec2.volume_gib * GIB, MOST_FILES
+                    usd = download_usd(
+                        size, count, source=plan.region, region=region, public=ec2.public
+                    )
+                    plan = replace(plan, download_usd=usd)
                 taken += plan.size or 0
                 if plan.size and self._workspace.spends_money:
                     self._refuse_too_much(taken, region)
@@ -100,14 +125,23 @@ class DataCarrier:
             found.append(plan)
         return found
 
-    def carry(self, plan: DataPlan) -> DataPlan:
-        """Transfer the files of `plan`.
+    def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
+        """Transfer the files of `plan`, if needed. The dollars of an upload are stored before.
 
-        Returns the plan with an empty `move`, or with a `problem` if the transfer failed.
+        Returns a plan that needs no transfer and no upload dollars, or one with a `problem` if the
+        transfer failed.
         """
-        data = self._settings.data(plan.name)
+        data, now = self._settings.data(plan.name), datetime.now(UTC)
         if not plan.move or data is None:
             return plan
+        if plan.upload_usd:
+            charge = f"{plan.place}{now:%Y-%m}"
+            row = {"lease_id": charge, "cluster": "data", "market": "", "usd": plan.upload_usd}
+            row |= {"started_at": now, "ended_at": now, "outcome": "uploaded"}
+            row |= {"provider": self._workspace.provider.name, "refresh_id": refresh_id}
+            with self._workspace.warehouse.transact() as connection:
+                append(connection, "raw_leases", [row])
+            Ec2Leases(self._settings.home).note_spent(charge, now, plan.upload_usd)
         try:
             if isinstance(data.source, Path):
                 self._move(plan, data.source, self._uploaded(data))
@@ -119,7 +153,7 @@ class DataCarrier:
         except (BadData, ProviderError, OSError) as error:
             problem = f"its data could not be {plan.move}ed: {error}; refresh again"
             return DataPlan(name=plan.name, problem=problem)
-        return replace(plan, move="")
+        return replace(plan, move="", upload_usd=0.0)
 
     def _plan(self, name: str, data: WorkloadData) -> DataPlan:
         """Return the transfer plan of one workload.
@@ -133,50 +167,64 @@ class DataCarrier:
                 raise BadData("the data files changed after the refresh began: refresh again")
             if local:
                 return DataPlan(name=name, place=str(data.source), files=files)
-            return DataPlan(name=name, place=str(self._uploaded(data)), files=files, move="upload")
+            region, address = "", self._uploaded(data)
+            with suppress(ProviderError):  # without credentials, the region stays unknown
+                _, region = self._stored(address)
+            paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
+            is_paid = len(self._workspace.warehouse.select("raw_leases", paid))
+            return DataPlan(
+                name=name,
+                place=str(address),
+                files=files,
+                region=region,
+                move="upload",
+                upload_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
+            )
         if not local:
+            region = ""
             try:
-                files = self._listed(data.source)
+                files, region = self._listed(data.source)
             except ProviderError as error:  # the machines' role may have the right to list them
                 if getattr(error, "code", "") == "NoSuchBucket":
                     raise
-            return DataPlan(name=name, place=str(data.source), files=files)
+            return DataPlan(name=name, place=str(data.source), files=files, region=region)
         folder = data.fetched_below(self._settings.home)
         if folder.is_dir():
             return DataPlan(name=name, place=str(folder), files=files_below(folder))
-        files = self._listed(data.source)
-        self._refuse_no_room(data.source, sum(files.values()))
+        files, _ = self._listed(data.source)
+        home, size = self._settings.home, sum(files.values())
+        free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
+        if size > free - _LEFT_FREE_BYTES:
+            raise BadData(
+                f"the data take {said_bytes(size)}, and the disk of {home} has too little space: run"
+                f" `aws s3 sync {data.source} FOLDER` on a larger disk, and set `data` to FOLDER"
+            )
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")
 
-    def _listed(self, address: Address) -> dict[str, int]:
-        """Return the files below `address` as {name: size in bytes}.
+    def _stored(self, address: Address) -> tuple[dict[str, int], str]:
+        """Return the objects below `address` as {key: size in bytes}, and the bucket's region."""
+        store = Store(self._api, self._settings.ec2.regions[0], address.bucket)
+        listed, _ = store.listed(address.prefix, MOST_FILES)
+        return {one["Key"]: one["Size"] for one in listed}, store.region
 
-        Raises ValueError if there are no files, too many files or unsafe names, and ProviderError
-        if AWS refuses the request.
+    def _listed(self, address: Address) -> tuple[dict[str, int], str]:
+        """Return the files below `address` as {name: size in bytes}, and the bucket's region.
+
+        Raises ValueError if there are no files, too many files or unsafe file names, and
+        ProviderError if AWS refuses the request.
         """
-        listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
-        if len(listed) > MOST_FILES:
+        sizes, region = self._stored(address)
+        if len(sizes) > MOST_FILES:
             raise BadData(f"{address} has more than {MOST_FILES} objects: pack them into archives")
-        sizes = {stored["Key"]: stored["Size"] for stored in listed}
         keys = files_of(sizes, address.prefix)
         if not keys:
             raise BadData(
                 f"{address} contains no object: `aws s3 ls {address}` shows what is there"
             )
-        return {name: sizes[key] for name, key in keys.items()}
-
-    def _refuse_no_room(self, address: Address, size: int) -> None:
-        """Raise BadData if the disk of SRIFT_HOME has too little free space for `size` bytes."""
-        home = self._settings.home
-        free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
-        if size > free - _LEFT_FREE_BYTES:
-            raise BadData(
-                f"the data take {said_bytes(size)}, and the disk of {home} has too little space:"
-                f" run `aws s3 sync {address} FOLDER` on a larger disk, and set `data` to FOLDER"
-            )
+        return {name: sizes[key] for name, key in keys.items()}, region
 
     def _refuse_too_much(self, size: int, region: str) -> None:
-        """Raise BadData if a machine's volume cannot hold the image and `size` bytes of data."""
+        """Raise BadData if an EC2 volume cannot hold the machine image and `size` bytes of data."""
         volume_gib = self._settings.ec2.volume_gib
         try:
             image_gib = least_gib(self._api.image(region, self._settings.ec2.ami_parameter))
@@ -204,15 +252,15 @@ class DataCarrier:
 
         Files that the target already has with the same name and size are skipped. Raises
         ProviderError if AWS refuses a request, OSError if a file cannot be read or written, and
-        BadData if a file changes during the transfer.
+        BadData if a file's size changes during the transfer.
         """
         from s3transfer.manager import TransferManager
 
-        store, files, transfers = self._store(address.bucket), plan.files or {}, []
-        stored = {one["Key"]: one["Size"] for one in store.listed(address.prefix, MOST_FILES)[0]}
+        files, transfers = plan.files or {}, []
+        stored, region = self._stored(address)
         reporter().say(str(plan))
-        client = self._api.clients("s3", store.region)
-        with asking(f"to {plan.move} data", store.region), TransferManager(client) as s3:
+        client = self._api.clients("s3", region)
+        with asking(f"to {plan.move} data", region), TransferManager(client) as s3:
             for name, size in files.items():
                 file, key = folder / name, f"{address.prefix}{name}"
                 if plan.move == "upload" and stored.get(key) != size:
@@ -224,10 +272,7 @@ class DataCarrier:
                 transfer.result()
         for name, size in files.items():
             if not _has(folder / name, size):
-                raise BadData(f"{name} changed during the transfer")
-
-    def _store(self, bucket: str) -> Store:
-        return Store(self._api, self._settings.ec2.regions[0], bucket)
+                raise BadData(f"the size of file {name} changed during the transfer")
 
     @cached_property
     def _api(self) -> Ec2Api:

@@ -38,14 +38,15 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One launch, as this process and the machines carry it out.
+    """One launch of a cluster, and the runs to measure on it.
 
-    expected: the devices that each machine must have.
+    expected: for each machine in rank order, the devices that it must have.
     items: the runs, in the form that machines receive.
-    run_setups: {run id: setup}.
+    run_setups: {run id: setup}, stored with the measurements.
     files: the description and the source code of each workload.
     lacking: {workload: the reason why its data are missing}.
-    lose_after_s: {id of an elastic run: seconds after which its last machine is stopped}.
+    lose_after_s: {run id: seconds after which the machine with the highest rank is stopped}. Only
+        elastic runs have an entry: they measure the cost of losing a machine.
     """
 
     lease_id: str
@@ -56,6 +57,7 @@ class Job:
     files: Sequence[tuple[WorkloadFile, Source]]
     seed: int
     deadline_s: float  # seconds after acquisition at which the machines end themselves
+    download_usd: float = 0.0  # dollars for the data that one machine downloads, at most
     patience_s: float = 0.0  # seconds available for repeating disturbed measurements
     lacking: Mapping[str, str] = field(default_factory=dict)
     lose_after_s: Mapping[str, float] = field(default_factory=dict)
@@ -76,8 +78,8 @@ class Served:
     recorded: ids of the runs with a record from a machine.
     usd: dollars of the machines; None if unknown.
     rows: rows that this process made for runs without a record.
-    seconds: {phase: seconds}.
-    over_cap: True if a dollar cap refused the launch, before any machine was requested.
+    seconds: {phase of the launch: seconds spent in it}.
+    over_cap: True if the launch was refused because of a dollar cap. No machine was requested then.
     lacked_data: {workload: why its data could not be fetched or its requirements installed}.
     """
 
@@ -139,7 +141,10 @@ def write_rows(served: Served) -> None:
 
 
 def placement(members: Sequence[Offer]) -> dict[str, Any]:
-    """Return the market, zone, region and dollars per hour of a run's machines, as columns."""
+    """Return the market, zone, region and dollars per hour of a run's machines, by column name.
+
+    members: the offers of the machines. Different markets are joined with "+".
+    """
     return {
         "market": "+".join(sorted({member.market for member in members})),
         "zone": members[0].zone,
@@ -151,9 +156,9 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 def with_acquired(
     run_setups: RunSetups, items: Iterable[Item], got: RunningCluster
 ) -> dict[str, RunSetup]:
-    """Return the runs' setups with the market, zone, price and image of the acquired machines.
+    """Return a copy of `run_setups` with the market, zone, price and image of acquired machines.
 
-    items: the runs whose setups change.
+    items: the runs whose setups change. got: the acquired machines.
     """
     found = dict(run_setups)
     for item in items:
@@ -177,11 +182,13 @@ def job_of(
 ) -> Job:
     """Return the job for `launch`. A run's id is the lease's id followed by a number.
 
-    deadline_s: seconds from acquisition to the deadline, to which START_UP_S is added.
+    deadline_s: seconds from the acquisition of the machines to the deadline, without start-up. The
+        job's deadline is START_UP_S later.
     data: {workload: the folder or S3 address from which machines read its data}.
 
-    Raises SettingsError if a workload's code cannot be sent, if the cluster cannot serve an elastic
-    run, or if [ec2] emulated is set without emulated AWS.
+    Raises SettingsError if a workload's code cannot be sent to machines, or if [ec2] emulated is
+    set but AWS_ENDPOINT_URL does not name this computer. Also raises it if a run stops a machine
+    to measure the loss, and the hosts are not local or the first host is a spot machine.
     """
     cluster = launch.cluster
     simulated = not spends_money(cluster.members[0].instance_type.provider)
@@ -201,8 +208,8 @@ def job_of(
         # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "nothing was launched: an elastic run needs local hosts, and the first host must be"
-                " on-demand"
+                "nothing was launched: a run that stops a machine on purpose needs local hosts, and"
+                " the first host must be on-demand"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)
@@ -225,9 +232,10 @@ def job_of(
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     """Return the devices that each machine in `cluster` must have, in rank order.
 
-    A machine without these devices fails its runs. An EC2 machine without accelerators must use all
-    its cores. A local host must use one thread, within its CPU quota. emulated: True if EC2
-    machines are emulated on this computer; any device is then accepted.
+    On a machine without these devices, runs fail. An EC2 machine without accelerators must use all
+    its cores. A local host must use one thread.
+
+    emulated: True if EC2 machines are emulated on this computer. Any device is then accepted.
     """
     found = []
     for member in cluster.members:
@@ -294,9 +302,9 @@ def workload_names(launch: PlannedLaunch) -> list[str]:
 def _run_setup(
     wanted: PlannedRun, members: Sequence[Offer], digests: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the setup of a run, as columns of its measurement row.
+    """Return the setup of a run as {column: value}, to be stored with its measurement.
 
-    members: the offers of the run's machines. digests: {workload: digest}.
+    wanted: the planned run. members: the offers of its machines. digests: {workload: digest}.
     """
     types, setup = [member.instance_type for member in members], wanted.row()
     names = [one.name for one in types]

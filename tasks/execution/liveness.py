@@ -5,7 +5,7 @@
 go on     continue: the machine stays long enough, or no remaining run needs it
 replace   request another machine: there is enough time to start it and to measure with it
 fewer     measure only the remaining runs that do not need the machine
-give up   end the launch, and record the loss in a row
+give up   end the launch, and store the reason
 """
 
 import math
@@ -147,11 +147,10 @@ class Machines:
         return None
 
     def lost(self) -> AttemptEnd | None:
-        """Return the loss of the machines that were newly lost; None if there are none.
+        """Return the lost machines that are not in `gone` yet, with the reason; else None.
 
-        Machines without a recent heartbeat are returned only if the provider reports no ended
-        machine. If the provider interrupted one of several ended machines, the result has the
-        reason of that machine.
+        First asks the provider which machines have ended. If none has, machines without a recent
+        heartbeat are lost. The reason is that of one machine, preferably an interrupted machine.
         """
         self.states = self.running.nodes()
         states = enumerate(self.states)
@@ -172,7 +171,7 @@ class Machines:
         return None
 
     def drop(self, lost: frozenset[int]) -> None:
-        """Mark the nodes `lost` as gone, so that the launch does not wait for them."""
+        """Add the nodes `lost` to `gone`, so that the launch no longer waits for them."""
         self.awaited -= lost
         self.fetching -= lost
         self.gone |= lost
@@ -198,9 +197,9 @@ class Machines:
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return the end of an attempt in which `nodes` were late.
+    """Return the end of an attempt in which `nodes` were too slow, as a loss of these nodes.
 
-    what: the action that the nodes did not complete within `within_s` seconds.
+    what: the action, such as "start torchrun", that was not done within `within_s` seconds.
     """
     named = ", ".join(map(str, sorted(nodes)))
     reason = f"node {named} did not {what} within {within_s:.0f} s"

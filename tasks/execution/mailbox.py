@@ -1,7 +1,6 @@
-"""Exchange files with the machines of a launch through a mailbox, and log the machines.
+"""Exchange files with the machines of a launch through a mailbox, a folder or S3 prefix.
 
-The mailbox is a folder or S3 prefix. This module is the launching process's side of it.
-`node/record.py` describes the files.
+The process that launches the machines uses this module. `node/record.py` describes the files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +35,8 @@ class Mailbox:
     def put_workloads(self, files: Iterable[tuple[WorkloadFile, Source]]) -> None:
         """Write each workload's code to the path that its `WorkloadFile` names.
 
-        Raises WorkloadChanged if a workload's digest differs from its `WorkloadFile`.
+        Raises WorkloadChanged if the digest of a workload's code and data is no longer the digest
+        in its `WorkloadFile`.
         """
         for spec, source in files:
             contents = source.read()
@@ -49,31 +49,38 @@ class Mailbox:
                 write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
-        """Write the setups {run id: setup}. `record_loader` needs them to load the records."""
+        """Write `run_setups`, {run id: setup}. They are needed to load the records."""
         write_json(self.path / "controller" / "envelopes.json", dict(run_setups))
 
     def put_plan(self, plan: Plan) -> None:
         """Write the plan of an attempt for the machines.
 
-        Agents start a new attempt when the plan's attempt number increases.
+        The agent (Srift's program on each machine) starts torchrun again when the plan's attempt
+        number increases.
         """
         write_json(self.path / "plan.json", plan)
 
     def put_data(self, addresses: Mapping[str, str]) -> None:
-        """Write the data sets that machines download, {digest: S3 address}, if there are any."""
+        """Tell machines which data to download. Does nothing if `addresses` is empty.
+
+        addresses: {digest of the data: S3 address}.
+        """
         if addresses:
             write_json(self.path / DATA_FILE, {"data": dict(addresses)})
 
     def data_of(self, node: int) -> dict[str, Row]:
-        """Return the states of the downloads of machine `node`, as {digest of the data: state}."""
+        """Return the download states of machine `node`, as {digest of the data: state}.
+
+        A state has the key `state`, and `reason` after a failure.
+        """
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
 
     def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
         """Let the waiting workers of `attempt` start.
 
-        order: the nodes in rank order. If it is empty, the order of the plan is used. why: the
-        reason for the order, which the nodes log.
+        order: the nodes in rank order; empty for the order in the plan.
+        why: the reason for the order, for the nodes' logs.
         """
         body = {"attempt": attempt, "order": list(order), "why": why}
         write_json(self.path / f"go-{attempt}.json", body)
@@ -105,22 +112,22 @@ class Mailbox:
             (self._node(node) / name).unlink(missing_ok=True)
 
     def armed(self, attempt: int) -> set[int]:
-        """Return the nodes whose workers have joined the process group of `attempt`, and wait."""
+        """Return the nodes whose workers have joined the process group of `attempt`."""
         files = self.path.glob(f"node-*/armed-{attempt}.json")
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
     def pairs(self, attempt: int, node: int) -> Row:
-        """Return the measured network links between machines, as `node` reported them.
+        """Return the latency and bandwidth between pairs of machines, as `node` reported them.
 
-        node: the first node of `attempt`. The result is empty if there are no measurements.
+        node: the node with rank 0. The result is empty if it reported no measurements.
         """
         found = self._read(node, f"armed-{attempt}.json").get("pairs")
         return found if isinstance(found, dict) else {}
 
     def finished(self, attempt: int) -> list[Row]:
-        """Return the machines' reports on the end of `attempt`, each with the key `node` added.
+        """Return a report from each machine whose torchrun of `attempt` has ended.
 
-        The reports are the contents of the files `finished-<attempt>.json`.
+        A report has the contents of the file `finished-<attempt>.json` and the key `node`.
         """
         found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
         return [{**body, "node": node} for node, body in found if body]
@@ -139,7 +146,7 @@ class Mailbox:
         }
 
     def under_way(self, attempt: int) -> set[str]:
-        """Return the ids of the runs that machines measure now, as they report in `attempt`."""
+        """Return the ids of the runs that machines report as current in `attempt`."""
         found = [self._read(node, "progress.json") for node in range(self.nodes)]
         return {str(body.get("run_id")) for body in found if body.get("attempt") == attempt}
 
@@ -167,7 +174,7 @@ _FILE = Path("controller") / "machines.json"
 
 
 class MachineLog:
-    """The machines of one launch: when each was requested, started work and was lost.
+    """The times at which each machine of a launch was requested, became ready and was lost.
 
     Times are seconds since the launch began. If the disk is full, the log is lost, but the launch
     continues.
@@ -183,11 +190,11 @@ class MachineLog:
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
     def at_work(self, startup_s: float) -> None:
-        """Note that the workers on all machines are ready for the first time.
+        """Log the start-up time of each machine, when all workers are ready for the first time.
 
-        startup_s: seconds from the request for the machines until now. torchrun starts on all
-        machines at once, so the wait for the last machine is subtracted from a machine's start-up
-        time.
+        A machine that reported itself before the last machine had to wait for it. This wait does
+        not count as start-up time.
+        startup_s: seconds from the request for the machines until now.
         """
         ready = {}
         for row in self._rows:
@@ -197,14 +204,17 @@ class MachineLog:
             self.replaced(node, startup_s - max(ready.values()) + moment)
 
     def lost(self, node: int, after_s: float, *, interrupted: bool) -> None:
-        """Note that machine `node` was lost `after_s` seconds after the launch began."""
+        """Log that machine `node` was lost `after_s` seconds after the launch began.
+
+        interrupted: True if the provider took the machine away.
+        """
         row = self._newest(node)
         if row["after_s"] is None:
             row |= {"interrupted": interrupted, "after_s": after_s}
             self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
-        """Note that a new machine was requested to replace the machine of `node`.
+        """Log that a new machine was requested to replace the machine of `node`.
 
         offer: the offer of the new machine. after_s: seconds from the launch to the request.
         """
@@ -213,9 +223,9 @@ class MachineLog:
         self.write()
 
     def replaced(self, node: int, at_s: float) -> None:
-        """Note that the newest machine of `node` started work.
+        """Log that the newest machine of `node` is ready to measure.
 
-        at_s: seconds from the launch to the start of work.
+        at_s: seconds from the start of the launch until the machine was ready.
         """
         row = self._newest(node)
         startup_s = at_s - row["from_s"]

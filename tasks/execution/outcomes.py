@@ -24,10 +24,10 @@ class AttemptEnd:
 
     how: "finished", "failed" (a run failed, and the next attempt leaves out the run `culprit`),
         "lost" (machines were lost), or "time" (the refresh has no time or money left).
-    culprit: id of the run that caused the end or was running; empty if there is none.
+    culprit: id of the run that failed or was being measured; empty if there is none.
     interrupted: True if the provider took a machine away or the user stopped the launch.
-    nodes: the lost machines, or the machines that lack their devices. If it is empty after a loss,
-        the lost machines are unknown and the launch ends.
+    nodes: if `how` is "lost", the lost machines. If they are unknown, this is empty and the launch
+        ends. If `how` is "failed", the machines that lack the devices they must have.
     """
 
     how: str
@@ -38,7 +38,7 @@ class AttemptEnd:
 
     @property
     def status(self) -> str:
-        """Return the status to store for a run that ended this way."""
+        """Return the status of a run that ended this way: "interrupted" or "failed"."""
         return "interrupted" if self.interrupted else "failed"
 
     def __str__(self) -> str:
@@ -46,13 +46,13 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
-    """Find the machine and the run that made an attempt fail, and return the attempt's end.
+    """Find which run made an attempt fail, and why.
 
-    The exit codes of the workers show which machine failed first. The result has the reason and the
-    run that this machine reported.
+    The exit codes of the workers show which machine failed first. The result has the run and the
+    reason that this machine reported.
 
-    finished: the reports of the machines, as `Mailbox.finished` returns them.
-    under_way: id of the run to blame if the report names no run in `planned`.
+    finished: the machines' reports, with exit codes, run id and reason.
+    under_way: id of the run to blame if that machine reported no run in `planned`.
     planned: ids of the attempt's runs.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
@@ -77,7 +77,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
 def all_lost_a_peer(finished: Sequence[Row]) -> bool:
     """Return True if every node that failed reports the loss of another node as the reason.
 
-    Also returns True if no node failed. The lost node itself may never report.
+    Also returns True if no node failed. finished: the nodes' reports. The lost node may be missing.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
@@ -92,7 +92,7 @@ def retry_id(run_id: str) -> str:
 
 
 def planned_id(run_id: str) -> str:
-    """Return the id of the run's first try."""
+    """Return the id of the run's first try. `run_id` may be the id of a later try."""
     return run_id.partition(_RETRY)[0]
 
 
@@ -116,7 +116,8 @@ def launch_row(
 ) -> Row:
     """Return a row for a launch that ended while no run was being measured.
 
-    number: distinguishes several rows of one launch in their ids.
+    run_setups: {run id: setup} of the planned runs.
+    number: makes the row's id unique if a launch has several such rows.
     """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}

@@ -22,6 +22,7 @@ _Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
 class _Pairs(BaseModel):
     """The links that `node.probe.pairs` measured, validated because machines may send wrong data.
 
+    nodes: the measured machines, in the order of the matrices' rows and columns.
     latency_s, byte_s: seconds of an empty message and seconds per byte, as a square matrix for each
         sweep over all pairs.
     sharing: for each sweep, 0 if every pair has a separate link and 1 if all pairs share one link.
@@ -35,17 +36,17 @@ class _Pairs(BaseModel):
     sharing: list[Annotated[float, Field(ge=0, le=1)]]
 
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
-        """Return the measured links between `nodes`, once for each sweep over all pairs.
+        """Return the measured latency and bandwidth between `nodes`, for each sweep over all pairs.
 
-        Raises ValueError if other nodes were measured or a time is not positive.
+        Raises ValueError if the measured nodes are not `nodes` or a time is not positive.
         """
         latency_s, byte_s = np.array(self.latency_s), np.array(self.byte_s)  # raises if ragged
         shape = (len(self.sharing), len(nodes), len(nodes))
         if self.nodes != list(nodes) or not latency_s.shape == byte_s.shape == shape:
-            raise ValueError("the links of other nodes were measured")
+            raise ValueError("the measured links are not those between the attempt's nodes")
         between = ~np.eye(len(nodes), dtype=bool)
         if min(latency_s[:, between].min(), byte_s[:, between].min()) <= 0:
-            raise ValueError("some measured times are not positive")
+            raise ValueError("a measured time of a link is not positive")
         return [
             Links(latency_s=latency, byte_s=byte, sharing=sharing)
             for latency, byte, sharing in zip(latency_s, byte_s, self.sharing, strict=True)
@@ -53,10 +54,11 @@ class _Pairs(BaseModel):
 
 
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
-    """Return True if the rank order can change a step time, and all pairs can be measured.
+    """Return True if the network links between machines should be measured to choose a rank order.
 
-    At most MOST_ORDERED machines are measured pair by pair. The order does not matter for hosts
-    with the same address, because they have no network between them.
+    Returns False if the order cannot change a step time, because hosts share an address (they have
+    no network between them) or all runs use too few machines. Also returns False for more than
+    MOST_ORDERED machines, because they have too many pairs.
     """
     if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
         return False
@@ -68,8 +70,9 @@ def sending_order(
 ) -> tuple[tuple[int, ...], str]:
     """Return `nodes` in the rank order that is fastest for the runs `items`, and the reason.
 
-    reported: the links that the first node reported. The order is empty if the present order should
-    stay, because no other order is significantly faster or the measurements are invalid.
+    The order is empty if the present order should stay, because no other order is significantly
+    faster or the measurements are invalid.
+    reported: the link measurements that the node with rank 0 reported.
     """
     try:
         sweeps = _Pairs.model_validate(dict(reported)).sweeps(nodes)
@@ -88,8 +91,9 @@ def sending_order(
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
     """Return the rounds of messages that machines exchange in one step of each run in `items`.
 
-    All messages have the same size. Adasum exchanges halves between pairs if the number of machines
-    is a power of two. All other runs send along a ring, as a ring all-reduce does.
+    Runs with strategy Adasum exchange messages between pairs of machines if the number of machines
+    is a power of two. All other runs send messages along a ring, as a ring all-reduce does. Runs on
+    too few machines to have an order are left out. All messages have the same size.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

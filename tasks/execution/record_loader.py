@@ -1,7 +1,8 @@
-"""Load the files of an ended launch into the warehouse: records, rows, cost and machines.
+"""Load the files of an ended launch into the warehouse: results of runs, cost and machines.
 
-A truncated or invalid record is moved to SRIFT_HOME/rejected. Its run counts as failed, and all
-other records are loaded. If a launch is loaded twice, its rows are stored once.
+A machine writes a record (a JSON file) for each run. A truncated or invalid record is moved to
+SRIFT_HOME/rejected. Its run counts as failed, and all other records are loaded. If a launch is
+loaded twice, its rows are stored once.
 """
 
 import json
@@ -35,7 +36,7 @@ Spent = Annotated[float, Field(ge=0)]  # seconds or a spread; may be 0
 class _Wire(BaseModel):
     """A JSON object from a machine, validated because machines may send wrong data.
 
-    Keys without a field are kept.
+    Keys that are not fields of the class are kept.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
@@ -142,7 +143,7 @@ _KINDS: dict[str, type[_Values]] = {
 
 
 class WireDevices(_Wire):
-    """The JSON form of `node.record.Devices` in a record."""
+    """The devices that a machine had during a run: the JSON form of `node.record.Devices`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -152,7 +153,10 @@ class WireDevices(_Wire):
 
 
 class WireRecord(_Wire):
-    """The JSON form of `node.record.Record`, validated because machines may send wrong data."""
+    """The result of a run that a machine wrote: the JSON form of `node.record.Record`.
+
+    It is validated because machines may send wrong data.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -184,8 +188,8 @@ class Collected:
     """The result of loading the files of launches.
 
     new: number of rows that the warehouse did not have.
-    by_status: number of all rows by status.
-    usd: dollars of the launches.
+    by_status: {status of a run or launch: number of rows}, also of rows that are not new.
+    usd: cost of the launches in dollars.
     notes: messages for the user.
     """
 
@@ -245,7 +249,9 @@ def load_lease(
         append(connection, "raw_machines", machine_rows(lease, provider), refresh_id=refresh_id)
     rejected = workspace.home / "rejected" / lease.lease_id
     notes = [_quarantine(file, reason, rejected) for file, reason in refused.items()]
-    notes += map(_left_behind, sorted(mailbox.glob("node-*/refused.json")))
+    for file in sorted(mailbox.glob("node-*/refused.json")):
+        reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MOST_SAID]
+        notes.append(f"{file.parent.name} did not upload all files: {reason}")
     by_status = Counter(str(body["status"]) for body in found.values())
     return Collected(new=new, by_status=by_status, usd=lease.usd or 0.0, notes=notes)
 
@@ -253,9 +259,9 @@ def load_lease(
 def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> list[Row]:
     """Return the rows that describe how a launch ended.
 
-    There is a row for each refused request. If the machines were reaped because the launching
-    process had died or the deadline had passed, there is also a row for the first planned run
-    without a record.
+    There is a row for each request for machines that the provider refused. If the machines were
+    ended because the launching process had died or the deadline had passed, there is also a row for
+    the first planned run without a record.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
@@ -286,7 +292,7 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if record.run_id != file.stem or record.run_id not in run_setups:
-        raise ValueError(f"no run {record.run_id} was planned for this launch")
+        raise ValueError(f"it is of run {record.run_id}, which this launch did not plan for it")
     setup = dict(run_setups[record.run_id])
     wrong = wrong_device(
         [Devices(**device) for device in setup.get("expected_devices", ())],
@@ -307,13 +313,3 @@ def _quarantine(file: Path, reason: str, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.move(file, target)
     return f"record {file.stem} was not loaded: {reason}. It was moved to {target}"
-
-
-def _left_behind(file: Path) -> str:
-    """Return a message about files that a machine did not upload.
-
-    file: the machine's report, whose reason is untrusted text.
-    """
-    reason = str((read_object(file) or {}).get("reason", "no reason given"))
-    printable = "".join(letter for letter in reason[:_MOST_SAID] if letter.isprintable())
-    return f"{file.parent.name} did not upload all files: {printable}"

@@ -35,9 +35,12 @@ LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to ide
 class Session:
     """Runs one job on one acquired cluster until all runs are recorded or time is up.
 
+    running: the acquired machines.
     served: the result of the launch, which the session fills in.
     stop_at: the time to stop, on the clock of `laps`. If the acquired machines cost more than the
-    requested machines, the session stops earlier, so that it spends the same dollars.
+        requested machines, the session stops earlier, so that it spends the same dollars.
+    watch: is called with the progress.
+    laps: measures the phases of the launch.
     """
 
     def __init__(
@@ -66,18 +69,19 @@ class Session:
         self.start_up_s = running.ready_within_s / 2  # estimate until this launch's is measured
 
     def prepare(self) -> None:
-        """Write the setups, data addresses, machines and workloads to the mailbox.
+        """Write the runs' setups, data addresses, machines and workloads' code to the mailbox.
 
-        `collect` can then load the launch even if this process dies.
+        The launch's records can then be loaded even if this process dies.
         """
         self.mailbox.put_setups(self.run_setups)
+        self.running.note_download(self.job.download_usd)  # before machines read what to download
         self.mailbox.put_data(self.job.fetched)
         self.log.write()
         self.mailbox.put_workloads(self.job.files)
         self.laps.lap("start hosts")
 
     def serve(self) -> None:
-        """Run attempts until no run remains, a loss ends the launch, or time is up."""
+        """Run attempts until no run remains, time is up, or a loss of machines ends the launch."""
         losses: list[str] = []
         while self.remaining:
             if self.attempt is not None:
@@ -98,9 +102,10 @@ class Session:
         return None
 
     def lose(self, ended: AttemptEnd) -> None:
-        """Note that the launch ended early, and add a row with the reason unless time is up.
+        """Note that the launch ended early, and why.
 
-        The row belongs to the current run, or to the launch if no run is being measured.
+        Unless the reason is that time is up, this adds a row with the reason. The row belongs to
+        the current run, or to the launch if no run is being measured.
         """
         self.served.outcome = str(ended)
         if ended.how != "time":
@@ -123,7 +128,10 @@ class Session:
                 self.served.lacked_data[spec.name] = why
 
     def plan(self, items: Sequence[Item], **more: Any) -> Plan:
-        """Write and return the plan of the next attempt. `more` has additional fields of `Plan`."""
+        """Write the plan of the next attempt to the mailbox, and return it.
+
+        items: the attempt's runs. more: additional fields of `Plan`.
+        """
         self.attempts += 1
         names = {item.workload for item in items}
         workloads = [spec for spec, _ in self.job.files if spec.name in names]
@@ -146,11 +154,11 @@ class Session:
     def remaining_work(
         self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
     ) -> RemainingWork:
-        """Return the runs that are left, and the time for them.
+        """Return the runs that are left in the launch, and the time that is left for them.
 
-        items: the remaining runs of this attempt; the runs of later attempts are added.
-        under_way_s: seconds that the first run still needs.
-        host: the node with the rendezvous store of torchrun; None between attempts.
+        items: the remaining runs of this attempt. The method adds the runs of later attempts.
+        under_way_s: seconds that the first run in `items` still needs.
+        host: the node with the rendezvous store of torchrun; None if torchrun is not running.
         """
         if self.replaced >= MOST_REPLACEMENTS:
             self.no_replacement = f"{MOST_REPLACEMENTS} machines were replaced already"
@@ -199,9 +207,9 @@ class Session:
                 self._replace(node)
 
     def at_work(self, node: int, waited_s: float = 0.0) -> None:
-        """Note that the replacement of `node` started work.
+        """Log that the machine that replaced `node` is ready to measure.
 
-        waited_s: seconds that it waited for other machines. They do not count as start-up time.
+        waited_s: seconds for which the machine has been ready. They do not count as start-up time.
         """
         self.joining.discard(node)
         self.log.replaced(node, self.laps.passed_s - waited_s)
@@ -209,8 +217,8 @@ class Session:
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Add a row for the failed run, and remove it from `remaining`.
 
-        Runs on machines without their devices are removed too. So are all runs that could share a
-        torchrun with the failed run, after MOST_ATTEMPTS failures among them.
+        Also removes the runs on machines that lack the devices they must have. After MOST_ATTEMPTS
+        failures of runs that can share a torchrun with this run, all of these runs are removed.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -228,7 +236,10 @@ class Session:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
     def _forget(self, lost: frozenset[int]) -> None:
-        """Mark the nodes `lost` as gone. Log each node whose machine ended or is interrupted."""
+        """Mark the nodes `lost` as gone, and log the loss.
+
+        A silent machine that still runs is logged only when it is replaced.
+        """
         self.machines.drop(lost)
         self.joining -= lost
         for node in lost:
@@ -238,9 +249,10 @@ class Session:
                 self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
-        """Wait for requested machines, unless the available machines can measure a run.
+        """Wait for requested machines, unless the available machines can measure a remaining run.
 
-        The first attempt always waits for all machines. Returns None, or why the wait ended early.
+        Before the first attempt, always waits for all machines. Returns None, or the reason why the
+        wait ended early.
         """
         if self.machines.all_here() or (self.attempt is not None and self._runnable()):
             return None
@@ -253,7 +265,10 @@ class Session:
         return ended
 
     def _run_attempt(self) -> AttemptEnd:
-        """Run one attempt with the possible runs that can share a torchrun. Return its end."""
+        """Run one attempt, and return how it ended.
+
+        It measures the remaining runs whose machines are all ready and that can share a torchrun.
+        """
         for node in self.joining & set(self.machines.here):
             waited_s = self.running.now_unix() - self.mailbox.ready_of(node)
             self.at_work(node, max(0.0, waited_s))
@@ -275,7 +290,7 @@ class Session:
         return next((spec.process_key for spec in specs), ())
 
     def _runnable(self) -> list[Item]:
-        """Return the remaining runs whose machines can all measure now."""
+        """Return the remaining runs whose machines are all ready to measure."""
         here = set(self.machines.here)
         return [item for item in self.remaining if here.issuperset(item.needs)]
 
@@ -313,7 +328,8 @@ class Session:
     def _retry(self, run_id: str) -> None:
         """Give the interrupted run a new id for its next try.
 
-        The interrupted try keeps its row under the old id. Does nothing if the run does not remain.
+        The interrupted try keeps its row under the old id. Does nothing if the run is no longer in
+        `remaining`.
         """
         for place, item in enumerate(self.remaining):
             if item.run_id == run_id:
@@ -322,10 +338,10 @@ class Session:
                 self.mailbox.put_setups(self.run_setups)
 
     def _add_row(self, ended: AttemptEnd) -> None:
-        """Add a row for the run `ended.culprit`, or for the launch if there is no such run.
+        """Add a row that says how the run `ended.culprit` ended.
 
-        If the run has a record, the launch gets the row. The row is written to disk at once, so
-        that it is kept if this process is killed.
+        The row describes the launch if `ended` names no run, or if the run has a record. It is
+        written to disk at once, so that it is kept if this process is killed.
         """
         lease_id, run_id, why = self.job.lease_id, ended.culprit, (ended.status, ended.reason)
         if run_id and run_id not in self.mailbox.recorded():
@@ -338,9 +354,10 @@ class Session:
 
 
 class _Attempt:
-    """One torchrun of the runs `items` on the machines that they need.
+    """One torchrun that measures the runs `items` on the machines that they need.
 
-    After a loss, an elastic run continues with fewer machines, and replacements join it.
+    An elastic run measures the cost of losing a machine, and is the only run of its attempt. It
+    continues with fewer machines after a loss, and replacements join it.
     """
 
     def __init__(self, session: Session, items: Sequence[Item]) -> None:
@@ -356,7 +373,7 @@ class _Attempt:
         self._at, self._since = "", 0.0
 
     def run(self) -> AttemptEnd:
-        """Run until the last record is written or the attempt ends early. Return its end."""
+        """Run until the last record is written or the attempt ends early. Return how it ended."""
         first, checkpoints = self.session.attempts == 0, ""
         if self.elastic:  # by the planned id, so that a retry resumes from the checkpoints
             assert self.running.checkpoints is not None  # job_of refuses an elastic run elsewhere
@@ -378,20 +395,20 @@ class _Attempt:
     def under_way(self) -> str:
         """Return the id of the run that machines report as current.
 
-        If no machine reports a run, return the first run without a record. Return "" if no run has
-        started or every run has a record.
+        If no machine reports a run, return the id of the first run without a record. Return "" if
+        no run has started or every run has a record.
         """
         reported = self.mailbox.under_way(self.number)
         found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()
         return found[0].run_id if found and self.is_measuring else ""
 
     def _missing(self) -> list[Item]:
-        """Return the runs without a record, in order."""
+        """Return the runs of this attempt that have no record, in order."""
         recorded = self.mailbox.recorded()
         return [item for item in self.items if item.run_id not in recorded]
 
     def _until_ended(self, plan: Plan) -> AttemptEnd:
-        """Poll the machines and their files until the attempt ends. Return its end."""
+        """Poll the machines and their files until the attempt ends. Return how it ended."""
         within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
         arm_by = self.clock.monotonic() + within_s
         failed_at = math.inf
@@ -425,7 +442,8 @@ class _Attempt:
     def _go(self, plan: Plan) -> None:
         """Let the waiting workers start, in the fastest rank order.
 
-        Also apply the CPU quotas, log the machines' start, and set the time of a planned loss.
+        Also applies the CPU quotas of local hosts, logs that the machines are ready, and sets the
+        time at which an elastic run loses a machine.
         """
         session, self.is_measuring = self.session, True
         session.laps.lap("launch torchrun")
@@ -443,8 +461,8 @@ class _Attempt:
     def _follow(self, run_id: str, armed: set[int]) -> None:
         """Report the current run to the user.
 
-        For an elastic run, also note replacements that have joined, and stop the last machine when
-        its planned loss is due.
+        For an elastic run, also logs replacements that have joined, and stops the machine with the
+        highest rank when its planned loss is due. armed: the nodes whose workers have joined.
         """
         session = self.session
         session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
@@ -459,10 +477,10 @@ class _Attempt:
             self.running.settle()  # applies the CPU share of the new machine
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
-        """Return the end of this attempt if a loss of machines ends it now, else None.
+        """Return how this attempt ends if lost machines or interruption notices end it now.
 
-        A loss is a lost machine or an interruption notice. The method also records lost machines
-        that do not end the attempt.
+        Returns None if the attempt goes on. Losses that do not end it are recorded.
+        missing: the runs without a record, the current run first.
         """
         session, lost = self.session, self.machines.lost()
         if lost is not None:
@@ -488,8 +506,8 @@ class _Attempt:
     def _needs_s(self, item: Item) -> float:
         """Return the seconds that the current run, `item`, still needs.
 
-        A run that takes longer than expected may be repeating its measurement. The repetition lasts
-        at most the job's `patience_s`.
+        A run that takes longer than expected may be repeating a disturbed measurement. The
+        repetition lasts at most the job's `patience_s` seconds.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -503,7 +521,7 @@ class _Attempt:
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
     """Return `stop_at`, or an earlier time if the machines cost more than the requested machines.
 
-    The time left shrinks in proportion to the price, so that the dollars stay the same.
+    The time left then shrinks in proportion to the price, so that the cost stays the same.
     """
     planned, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
     return now + (stop_at - now) * planned / got if planned and got and got > planned else stop_at

@@ -31,10 +31,10 @@ LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine, so start-ups are partly par
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """Models that were learned from past launches.
+    """Models that were fitted to past launches.
 
     conditions: the models of start-up, checkpoints and interruptions of a training job.
-    costs: the seconds that launches and benchmark runs take.
+    costs: the estimated seconds that launches and benchmark runs take.
     interruptions: {instance type: phrase about the interruptions of its spot machines}.
     """
 
@@ -46,9 +46,9 @@ class Experience:
 def experience_of(workspace: Workspace) -> Experience:
     """Fit the models to the launches in the warehouse. Without launches, return the priors.
 
-    Interruptions and refusals of local hosts are not learned: srift.toml states the rate of
+    For local hosts, interruptions and refusals are not learned: srift.toml states the rate of
     interruptions, and a local host is refused only if it does not fit on this computer. Before the
-    first local launch, the start-up seconds of local hosts are assumed to be known exactly.
+    first local launch, a constant start-up time is assumed.
     """
     machines, refusals, written, compiled, restarts = reads.launched(
         workspace.warehouse, workspace.provider.name
@@ -86,9 +86,10 @@ def experience_of(workspace: Workspace) -> Experience:
 
 
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
-    """Fit start-up seconds for each market and instance type.
+    """Fit the start-up seconds of machines, for each market and instance type.
 
-    Local hosts start in the same way in both markets, so each local launch is used for both.
+    launches: a row for each launch. local: True for local hosts. They start in the same way in both
+    markets, so each local launch counts in both.
     """
     if not local:
         return fit_startup(launches, EC2_STARTUP_S)
@@ -104,9 +105,10 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
 
 
 def _advised(workspace: Workspace) -> dict[str, float]:
-    """Return the interruption rates that the provider publishes, as {instance type: per hour}.
+    """Return the spot interruption rates that the provider publishes.
 
-    A rate is the mean over the zones in the newest snapshot of offers.
+    The result is {instance type: interruptions per hour}, the mean over all regions and zones of
+    the newest offers.
     """
     offers = reads.mart(workspace.warehouse, "offers", provider=workspace.provider.name)
     advised = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
@@ -116,7 +118,7 @@ def _advised(workspace: Workspace) -> dict[str, float]:
 def _in_words(held: pd.DataFrame) -> str:
     """Return a phrase about the observed interruptions of one instance type.
 
-    held: a row of `launch_history.spot_held` for each spot machine of the type.
+    held: a row for each spot machine of the type, with `interrupted` and `hours`.
     """
     count, hours = int(held["interrupted"].sum()), held["hours"].sum()
     return f"interruptions in {hours:.3g} machine-hours of own launches: {count}"

@@ -39,11 +39,11 @@ Filters = Sequence[tuple[str, str]]  # (column of COLUMNS, text) pairs, see `mat
 
 
 def note_definitions(workspace: Workspace, now: datetime) -> None:
-    """Store the current definitions of workloads and instance types.
+    """Store the current definitions of workloads and instance types in the warehouse.
 
     If the provider does not answer, the definitions that ship with Srift are stored for instance
-    types without a stored definition. They never replace a stored definition, because a measurement
-    counts only as long as the definition of its instance type is the same.
+    types that have none in the warehouse. They replace no stored definition, because a measurement
+    no longer counts when the definition of its instance type changes.
     """
     name = workspace.provider.name
     try:
@@ -65,8 +65,8 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str:
     """Store the current offers and return a sentence about them.
 
-    If the provider does not answer, the offers that ship with Srift are stored. If they are older
-    than the last snapshot or equal to it, nothing is stored and the last snapshot stays in use.
+    If the provider does not answer, the offers that ship with Srift are stored. If the warehouse
+    has the same or newer offers, nothing is stored and its last snapshot stays in use.
     """
     source = ""
     try:
@@ -109,8 +109,8 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     """Return the offers that pass all filters.
 
-    A filter is a (column, text) pair. An offer passes if the column's value contains the text; case
-    is ignored. If the value of any offer equals the text, only equal values pass.
+    A filter is a (column, text) pair. If the column equals the text in some offer, only offers with
+    this value pass. Otherwise, offers pass if the column contains the text. Case is ignored.
 
     Raises:
         ProviderError: if there are offers, but none passes.
@@ -130,10 +130,10 @@ def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
 def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
     """Return the offers that pass `filters` as rows, the cheapest first. Unpriced offers are last.
 
-    A row has the keys COLUMNS. `usd_per_hour` includes the machine's volume and address.
-    `interrupted_a_day` is the probability that a spot machine is interrupted within a day; None for
-    on-demand. The offers come from the newest snapshot, else from those that ship with Srift, else
-    from the provider.
+    A row has the keys COLUMNS. `usd_per_hour` includes the machine's volume and public IP address.
+    `interrupted_a_day` is the probability that a spot machine is interrupted within a day. It is
+    None for on-demand machines. The offers are those of the newest snapshot in the warehouse. If
+    there is none, they are the offers that ship with Srift, else the provider's current offers.
 
     Raises:
         ProviderError: if no offers are known or no offer passes the filters.
@@ -147,7 +147,7 @@ def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
 
 
 def _row(offer: Offer) -> dict[str, Any]:
-    """Return an offer as a row with the keys COLUMNS."""
+    """Return an offer as {column: value}, with the columns COLUMNS."""
     risk = -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None
     return {
         "instance_type": offer.instance_type.name,
@@ -163,12 +163,11 @@ def _row(offer: Offer) -> dict[str, Any]:
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     """Return the provider's current offers without storing them.
 
-    If the provider does not answer, return the offers that ship with Srift, or the last snapshot if
-    it is newer.
+    If the provider does not answer, returns the offers that ship with Srift, or the last snapshot
+    in the warehouse if it is newer.
 
     Raises:
-        ProviderError: if the provider does not answer, and there are neither packaged offers nor a
-            snapshot.
+        ProviderError: if the provider does not answer and both are missing.
     """
     try:
         return workspace.provider.offers(now)
@@ -179,7 +178,11 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 
 
 def current_offers(workspace: Workspace) -> list[Offer]:
-    """Return the offers of known instance types in the newest snapshot, at today's discounts."""
+    """Return the newest offers in the warehouse, at the prices that this installation pays.
+
+    Discounts are those of the present settings. Offers of instance types that the warehouse does
+    not describe are left out.
+    """
     query = "from {} where provider = $provider"
     params = {"provider": workspace.provider.name}
     with workspace.warehouse.read() as connection:
@@ -207,7 +210,7 @@ def current_offers(workspace: Workspace) -> list[Offer]:
 def _packaged(workspace: Workspace) -> list[Offer]:
     """Return the offers that ship with Srift.
 
-    The list is empty if they are older than the last snapshot or equal to it.
+    The list is empty if the warehouse has the same or newer offers.
     """
     offers, last = workspace.provider.packaged_offers(), current_offers(workspace)
     if offers and last and (_newest(offers) < _newest(last) or set(offers) == set(last)):
@@ -220,10 +223,10 @@ def _newest(offers: Sequence[Offer]) -> datetime:
 
 
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
-    """Return the workloads with the facts in `known`, such as their parameter counts.
+    """Return the workloads with measured or imported facts added, such as parameter counts.
 
-    known: rows of the mart `workloads`. A fact is used only if the digest of its row is that of the
-    workload, and if the workload does not state the fact.
+    known: rows of the mart `workloads`, with the facts. Rows about another version of a workload
+    (another digest) are ignored. A fact that a workload has already is kept.
     """
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known)}
     found = []
@@ -240,7 +243,7 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
-    """Return `workload` with the facts that the warehouse has about it."""
+    """Return `workload` with facts from the warehouse added, such as its parameter count."""
     provider, name = workspace.provider.name, workload.name
     known = reads.mart(workspace.warehouse, "workloads", provider=provider, workload=name)
     return with_facts([workload], known)[0]

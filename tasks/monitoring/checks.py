@@ -39,8 +39,8 @@ def note_drift(
 ) -> list[str]:
     """Test if new runs lie outside the intervals of the model in use, and store the results.
 
-    Returns a sentence for each instance type and zone that drifts. If `champion` is None, nothing
-    is tested.
+    Returns a sentence for each instance type and zone that drifts. If there is no model (`champion`
+    is None), nothing is tested, and the sentences are those of earlier tests.
     """
     known = rows_of(reads.drifting(workspace.warehouse, workspace.provider.name))
     if champion is not None:
@@ -65,9 +65,10 @@ def _store(
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """Return the drifting instance types as {name: time of the newest measurement}.
+    """Return the drifting instance types as {name: time of the newest judged run}.
 
-    The runs of an instance type up to this time must be repeated.
+    Too many new runs on such a type lie outside their predicted intervals. All its runs up to this
+    time must be repeated.
     """
     drifting = reads.drifting(workspace.warehouse, workspace.provider.name)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
@@ -79,8 +80,8 @@ def note_alarms(
 ) -> list[str]:
     """Store an alarm for each slow run among the runs from which the model has not learned.
 
-    Returns sentences about slow runs, and about slow machines of the refresh `refresh_id`. If
-    `champion` is None, only machines are judged.
+    Returns sentences about slow runs, and about slow machines of the refresh `refresh_id`. If there
+    is no model (`champion` is None), only machines are checked.
     """
     of = {"provider": workspace.provider.name}
     speeds = reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of)
@@ -100,7 +101,7 @@ def note_alarms(
 
 
 def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
-    """Return a sentence for each of the newest alarms, and the number of the remaining alarms.
+    """Return a sentence for each of the newest alarms, and one on the number of older alarms.
 
     alarms: rows of the mart `alarms`, the newest first.
     """

@@ -3,18 +3,19 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from warehouse.reads import SPEND_BY, lease_spend
+from warehouse.reads import lease_spend
 
 from ..workspace.workspace import open_workspace
 
-BY = tuple(SPEND_BY)
-
 
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
-    """Return the dollars of leases that ended within the last `days` days, grouped by `by`.
+    """Return the dollars of leases (the records of launches), grouped by `by`.
 
-    by: one of BY, such as "workload" or "day" (in UTC). days: None means all ended leases.
-    The runs of a lease share its dollars equally. `usd` of a row is None if a price is unknown.
+    by: a key of `warehouse.reads.SPEND_BY`, such as "workload" or "day" (in UTC).
+    days: only leases that ended within this number of days count; None means all ended leases.
+
+    The key `rows` has a row per group, and `total` their sum. If a launch measured several runs,
+    each run gets an equal share of its dollars. `usd` of a row is None if a price is unknown.
     `held` has the leases that have not ended. `unreadable` has a sentence for each lease that
     cannot be read.
 

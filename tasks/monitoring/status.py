@@ -1,4 +1,7 @@
-"""Report the running refresh, its machines and stale data, from lease files and published files."""
+"""Report the running refresh, its machines and stale data.
+
+The sources are the lease files (a lease is the record of a launch) and the published files.
+"""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -24,8 +27,9 @@ _AGES = ("published_at", "price_as_of", "newest_measurement_at")
 def status_of(provider: str) -> dict[str, Any]:
     """Return the state of an installation, as `srift status --json` prints it.
 
-    It has the running refresh, the leases, the ages of the published table in hours, drift, alarms,
-    and sentences about stale data and other problems.
+    The dictionary has the running refresh, the leases (records of launches), the ages of the
+    published table in hours, drift, alarms about slow runs, and sentences about stale data and
+    other problems.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
@@ -96,9 +100,9 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
 
 
 def _relation(workspace: Workspace, name: str) -> pd.DataFrame:
-    """Return this provider's rows of a published table.
+    """Return this provider's rows of the published table or view `name`.
 
-    The frame is empty if the table cannot be read.
+    The frame is empty if the published files cannot be read.
     """
     try:
         return read_published(workspace.published, name, {"provider": workspace.provider.name})

@@ -28,11 +28,14 @@ from .loader import sizes
 from .measuring import Patience
 from .precision import NoSuchPrecision, arithmetic
 from .processes import die_with_parent
+from .profiler import thread_counters
 from .record import Item, WorkloadFile
 from .steps import train
 from .strategies.refusals import EQUAL_TO_DDP, fits
 
-_TWO_STEPS: dict[str, Any] = {"warmup_steps": 0, "least_steps": 2, "most_steps": 2}
+# The first step of a process is several times slower, so only the second step is timed.
+_STEPS: dict[str, Any] = {"warmup_steps": 1, "least_steps": 1, "most_steps": 1}
+_BUSY = 0.2  # share of the steps' seconds that the process waited for a CPU
 _NAMED = 3  # maximum number of parameters that a message names
 _SLOW_INPUT = 0.1  # share of the step time above which input may limit training
 _CPU = torch.device("cpu")
@@ -48,7 +51,7 @@ _HINTS = {  # a pattern of the error's text, and the advice for such errors
 
 
 def main() -> None:
-    """Answer the JSON object on standard input. Exits with 0 even if the workload fails."""
+    """Check the workload that standard input names. Exits with 0 even if the workload fails."""
     die_with_parent()
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
@@ -101,9 +104,10 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     precision: the precision that was checked.
     problem: why the workload fails; "" if it trains, or if this machine cannot check it.
     notes: a list of warnings about probable mistakes.
-    figures: a dictionary with step_s, losses (first and last), peak_bytes, parameters,
-        gradient_bytes, and input_s, the seconds per step to make a batch or to wait for the loader;
-        None if no step ran.
+    figures: None if the steps failed, else a dictionary of measured values. It has step_s, losses
+        (first and last), peak_bytes, parameters, gradient_bytes, input_s (the seconds per step to
+        make a batch or to wait for the loader), and queued_share (the share of the seconds that
+        this thread waited for a CPU).
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None
@@ -136,8 +140,10 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
     would wait for it forever. Also raises the errors of `train`.
     """
-    item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **_TWO_STEPS)
+    item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **_STEPS)
+    queued_s = thread_counters()[2]
     figures = train(item, built, None, Patience(), place=0)
+    queued_s = thread_counters()[2] - queued_s
     idle = [
         name
         for name, weights in built.model.named_parameters()
@@ -145,10 +151,14 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     ]
     if idle:
         raise WorkloadError(
-            f"{', '.join(idle[:_NAMED])} had no part in the loss, so ranks would wait for"
-            " their gradients: use these parameters, or set their requires_grad to False"
+            f"{', '.join(idle[:_NAMED])} had no part in the loss, so data parallelism"
+            " would wait for their gradients: use them, or set their requires_grad to False"
         )
-    return figures | {"losses": [figures["first_loss"], figures["last_loss"]]}
+    losses = [figures["first_loss"], figures["last_loss"]]
+    return figures | {
+        "losses": losses,
+        "queued_share": queued_s / (figures["warmup_s"] + figures["step_s"]),
+    }
 
 
 def _notes(
@@ -171,6 +181,8 @@ def _notes(
     if share >= _SLOW_INPUT:
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"
         yield f"{by} takes {share:.0%} of a step on this CPU: input may limit training"
+    if figures["queued_share"] >= _BUSY:
+        yield f"busy: steps waited {figures['queued_share']:.0%} of the time for a CPU of this machine"
     try:
         try_once(built, 1)
     except Exception as error:

@@ -23,10 +23,10 @@ _KEPT = 2  # number of kept states: the newest, and its predecessor in case the 
 
 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
-    """Time how long the training state takes to write to disk, in a temporary file.
+    """Time how long it takes to write the training state to a temporary file on disk.
 
     Returns a dictionary with `checkpoint_bytes` and `checkpoint_s`. The key `checkpoint_s` is
-    missing if the state is too large or cannot be written.
+    missing if the state is too large to be timed or cannot be written.
     """
     state = {"model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
@@ -99,15 +99,18 @@ class Checkpoints:
         return None
 
     def note_start(self, start: dict[str, Any]) -> None:
-        """Store the dictionary `start` about a start of the workers. Raises OSError on failure."""
+        """Store `start`, a description of a start of the workers. Raises OSError on failure."""
         write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
 
     def starts(self) -> list[dict[str, Any]]:
-        """Return the dictionaries that `note_start` stored, in order."""
+        """Return the descriptions that `note_start` stored, oldest first."""
         return self._read("start-*.json")
 
     def manifests(self) -> list[dict[str, Any]]:
-        """Return the manifests of all checkpoints, sorted by step. Their states may be deleted."""
+        """Return the manifests of all checkpoints, sorted by step.
+
+        They include checkpoints whose state has been deleted.
+        """
         return self._read("step-*.json")
 
     def _read(self, pattern: str) -> list[dict[str, Any]]:

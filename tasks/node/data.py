@@ -29,12 +29,15 @@ class DataMissing(Exception):
 
 
 def folder_of(mailbox: Path, digest: str) -> Path:
-    """Return the folder for downloaded data with this digest."""
+    """Return the folder for the downloaded data that `digest` identifies."""
     return mailbox / "data" / digest
 
 
 def failure_of(mailbox: Path, digest: str) -> Path:
-    """Return the path of the file that has the reason if the download failed."""
+    """Return the path of the file that says why the download of these data failed.
+
+    The file exists only after a failure. `digest` identifies the data.
+    """
     return mailbox / "data" / f"{digest}.failed"
 
 

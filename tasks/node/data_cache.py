@@ -87,7 +87,9 @@ class Cached(Dataset[Any]):
         if isinstance(dataset, IterableDataset) or not is_numbered:
             raise TypeError(f"{kind.__name__} needs __getitem__ and __len__ to be cached")
         if folder is not None and not key:
-            raise ValueError("pass `key`, a text to change whenever the samples change")
+            raise ValueError(
+                "`folder` needs `key`, a text that you change whenever the samples change"
+            )
         self.dataset, self.memory_gib, self.folder = dataset, memory_gib, folder
         self._samples, self._to_read_twice = len(dataset), _READ_TWICE
         # Pickles name this module's functions, so the module's name counts.
@@ -141,9 +143,10 @@ class Cached(Dataset[Any]):
         return _Store("", self._digest, self._samples, room)
 
     def _content(self, at: int, sample: Any) -> bytes:
-        """Return the pickle of `sample`, and read the sample again if it is among the first.
+        """Return the pickle of `sample`, the sample with index `at`.
 
-        Raises ValueError if the second reading differs or the sample cannot be pickled.
+        The first samples of each process are read a second time. Raises ValueError if the second
+        reading differs or the sample cannot be pickled.
         """
         content = _pickled(at, sample)
         if self._to_read_twice:
@@ -160,7 +163,7 @@ class _Store:
     """The file of a cache. A sample that cannot be read or stored counts as missing.
 
     path: the path of the file; "" creates a file in memory.
-    digest: the head that the file must have. A file with another head is emptied.
+    digest: the first bytes of the file, which identify the dataset. A file with others is emptied.
     samples: the number of entries in the index.
     room: the maximum total size of the samples in bytes. If it is infinite, samples are stored as
         long as _MIN_FREE bytes of the disk are free.
@@ -209,7 +212,10 @@ class _Store:
         return content if _checksum(content, at) == checksum else None
 
     def put(self, at: int, content: bytes) -> None:
-        """Store the pickle of sample `at` if there is room and no other process has stored it."""
+        """Store the pickle of sample `at` if there is room and no other process has stored it.
+
+        If it cannot be stored, a warning is logged once, and the cache counts as full.
+        """
         try:
             with _locked(self._file):
                 end = os.fstat(self._file).st_size
@@ -264,14 +270,14 @@ def _checksum(content: bytes, at: int) -> int:
 
 
 def _free(place: int | str | os.PathLike[str]) -> int:
-    """Return the free bytes of the disk that holds the file or folder `place`."""
+    """Return the free bytes of the disk with `place`, a path or a file descriptor."""
     disk = os.statvfs(place)
     return disk.f_bavail * disk.f_frsize
 
 
 @contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Hold a file's lock during the block, which excludes other processes.
+    """Return a context manager that holds a file's lock, to exclude other processes.
 
     The threads of a process are not excluded. If two threads write at the same offset, the checksum
     does not match, and the sample counts as missing. Raises TimeoutError if another process holds
@@ -284,7 +290,7 @@ def _locked(file: int) -> Iterator[None]:
             break
         except (BlockingIOError, PermissionError):
             if time.monotonic() > until:
-                raise TimeoutError("another process holds its lock") from None
+                raise TimeoutError("another process holds the lock of the file") from None
             time.sleep(0.0005)
     try:
         yield

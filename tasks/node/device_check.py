@@ -62,10 +62,10 @@ def missing_devices(expected: Devices, names: Sequence[str]) -> str:
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
-    """Return a sentence if a run did not use the expected devices; "" if it did.
+    """Return a sentence if a run used another kind of device than expected; "" if it did not.
 
-    Both sequences have one entry per machine. If `expected` is shorter, the remaining machines are
-    not checked.
+    Only names are compared. Both sequences have one entry per machine. If `expected` is shorter,
+    the remaining machines are not checked.
     """
     for wanted, got in zip(expected, used, strict=False):
         if not is_named(wanted.name, got.name):
@@ -84,8 +84,8 @@ def wait_for_devices(
 
     look: `look(limit_s)` checks once, for at most `limit_s` seconds. It returns the names of the
         usable devices and the output of the check.
-    wait_s: maximum seconds to wait for a driver after the first check, which takes minutes on a new
-        machine because it reads torch from a slow disk.
+    wait_s: maximum seconds to wait for a driver after the first check. The first check is not
+        included, because it takes minutes on a new machine, which reads torch from a slow disk.
     most_s: maximum seconds of the whole call.
     """
     ends = time.monotonic() + most_s
@@ -104,7 +104,8 @@ def wait_for_devices(
 def torch_sees(within_s: float) -> tuple[list[str], str]:
     """Return torch's names of the usable devices, and torch's warnings or error output.
 
-    A new process imports torch and is killed after `within_s` seconds.
+    A new process imports torch and is killed after `within_s` seconds. If it fails, there are no
+    names.
     """
     command = (sys.executable, "-c", _LOOK)
     try:

@@ -2,8 +2,8 @@
 
 torchrun restarts the workers whenever a node is lost or joins. The global batch stays the same. The
 ranks that are present divide it in proportion to the run's batches, and take enough micro-steps
-that no device exceeds its batch. The first rank of the run's first node writes the checkpoints, an
-entry for each start and, at the end, the run's record.
+that no device exceeds its batch. The first rank of the run's first node writes the checkpoints, a
+file about each start of the workers and, at the end, the run's record.
 
 With B samples in the global batch and n samples in a micro-batch of a rank:
 
@@ -52,14 +52,15 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
 
     `batches` has the maximum micro-batch size of each rank. A rank's number of samples is
     proportional to its entry in `batches`, up to rounding. Ranks with equal entries differ by at
-    most one sample. All ranks have the same number of micro-batches, and sizes may be 0. The
-    largest micro-batch of a rank comes last, because only the last micro-step communicates. Raises
-    ValueError if there are fewer samples than ranks, or if an entry of `batches` is below 1.
+    most one sample. Every rank gets at least one sample. All ranks have the same number of
+    micro-batches, some of which may have size 0. The largest micro-batch of a rank comes last:
+    only the last micro-step communicates, so it must not be empty. Raises ValueError if there are
+    fewer samples than ranks, or if an entry of `batches` is below 1.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
-            f"a batch of {global_batch} cannot be shared among {len(batches)} ranks with"
-            f" micro-batches of at most {list(batches)}"
+            f"a global batch of {global_batch} cannot be shared among {len(batches)} ranks with"
+            f" micro-batches of at most {list(batches)}: each rank needs at least one sample"
         )
     exact = [global_batch * batch / sum(batches) for batch in batches]
     samples = [1] * len(batches)
@@ -97,7 +98,7 @@ class ElasticRun:
         """
         item = self.item
         if item.strategy != DDP or item.switches != NONE:
-            raise ValueError(f"an elastic run supports only {DDP} without switches")
+            raise ValueError(f"an elastic run supports only strategy {DDP} with no switches")
         place = (self.node, int(os.environ["RANK"]))
         found = load(self.mailbox, self.plan, item, place=place, device=self.device)
         if not self.checkpoints.starts():
@@ -139,8 +140,8 @@ class ElasticRun:
 
         Returns a dictionary with `step`, the number of finished steps (0 without a checkpoint), and
         with `restore_s` and `restore_bytes`, which are None without a checkpoint. After a restore,
-        the random seed is set from rank and step. Raises RuntimeError if the ranks found
-        checkpoints of different steps.
+        torch's random seed is set from the run's seed, the rank and the step. Raises RuntimeError
+        if the newest checkpoint differs between ranks.
         """
         began = now(self.device)
         found = self.checkpoints.newest(self.device)
@@ -156,7 +157,9 @@ class ElasticRun:
             taken = {"step": step, "restore_s": seconds, "restore_bytes": int(manifest["bytes"])}
         steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
-            raise RuntimeError(f"ranks found checkpoints of different steps: {steps}")
+            raise RuntimeError(
+                f"the ranks found different newest checkpoints, of the steps {steps}"
+            )
         return taken
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
@@ -256,10 +259,9 @@ class ElasticRun:
             report(self.mailbox, self.node, "progress.json", progress)
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
-        """Write the run's record, which is a failed record if `problem` is not empty.
+        """Write the run's record: with `values`, or a failed record if `problem` is not empty.
 
-        The leading rank writes the record of a finished run, and a rank that fails writes a failed
-        record.
+        The leading rank calls this after a finished run. A rank that fails calls it with `problem`.
         """
         name, threads = name_of(self.device), torch.get_num_threads()
         used = [Devices(name=name, count=count, threads=threads) for count in self.item.used]

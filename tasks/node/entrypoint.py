@@ -182,7 +182,7 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Return the last line of the workload's code in the traceback of `error`.
+    """Return the place in the workload's code that is last in the traceback of `error`.
 
     The result looks like "mine.py, line 14, in make_batch". It is "" if no frame is in the
     workload's code. Tracebacks in the messages of loader workers' errors are searched too.

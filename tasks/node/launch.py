@@ -44,8 +44,8 @@ class Launch:
     devices: (device name, number of threads) for each rank.
     written: the names of the workloads whose checkpoint this rank has timed.
     equal: the workload, strategy, precision and ranks of runs whose losses equal those of ddp.
-    pairs: the measured links between machines. It is empty if they were not measured, and on all
-        ranks but the first of each machine.
+    pairs: the links between machines, as returned by probe.pairs. It is empty if they were not
+        measured, and on every rank except the first of each machine.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
@@ -89,10 +89,10 @@ class Launch:
         return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
-        """Recreate the runs' process groups with their ranks in the order that `go` states.
+        """Recreate the runs' process groups in the order of nodes that `go` contains.
 
-        `go` is the content of `go-<attempt>.json`. Without an order, the process groups stay. Every
-        rank must call this method.
+        `go` is the content of `go-<attempt>.json`. The process groups stay if its `order` is empty.
+        Every rank must call this method.
         """
         self.layout = layout = replace(self.layout, sending=tuple(go.get("order") or ()))
         ordered = {layout.ranks(item): layout.sending_ranks(item) for item in self.plan.items}
@@ -102,7 +102,7 @@ class Launch:
 
     @property
     def reports(self) -> bool:
-        """Return True for the first rank of a node, which writes the node's reports."""
+        """Return True for the first rank of a node, which writes the armed and progress files."""
         return self.layout.places[self.rank][1] == 0
 
     @property
@@ -119,10 +119,11 @@ class Launch:
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_node(self, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` with their lists rearranged into the order of the run's nodes.
+        """Return `values` with their lists rearranged into the order of `item.nodes`.
 
-        `values` are the measured values of the run `item`. Their lists are in the order in which
-        ranks send. If the run has such a sending order, it is added as `rank_order`.
+        `values` are the measured values of the run `item`. Their lists are in the order of the
+        all-reduce ring (RankLayout.sending). This order of nodes is added as `rank_order`. If no
+        such order applies to the run, a copy of `values` is returned.
         """
         placed, found = self.layout.placed(item), dict(values)
         if placed is item:
@@ -172,8 +173,8 @@ def load(
     """Build the workload of the run `item` on this rank.
 
     `place` is (node, rank) of this process. The agent has already unpacked the workload's archive
-    with `node.prepare`. `shared` is passed to `build`. Raises the errors of `data_path`,
-    `arithmetic` and `build`.
+    with `node.prepare`. Pass `shared` = True if the strategy shards the model (see `build`). Raises
+    the errors of `data_path`, `arithmetic` and `build`.
     """
     node, rank = place
     workload = plan.workload(item)
@@ -202,7 +203,10 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def report(mailbox: Path, node: int, name: str, body: Any) -> None:
-    """Write `body` as JSON to the file `name` in the node's folder. End the process on failure."""
+    """Write `body` as JSON to the file `name` in the node's folder of the mailbox.
+
+    If that fails, this process ends.
+    """
     path = mailbox / f"node-{node}" / name
     try:
         write_json(path, body)
@@ -214,10 +218,10 @@ def report(mailbox: Path, node: int, name: str, body: Any) -> None:
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
-    """Return one line with the error's type, the start of its message, and a line of user code.
+    """Return one line: the error's type, the start of its message, and the place in user code.
 
-    The line of user code is the last traceback entry in the code of `workload`. It is left out if
-    there is none.
+    The place is the last traceback entry in the code of `workload`, such as "mine.py, line 14, in
+    make_batch". It is left out if there is none.
     """
     text = str(getattr(error, "msg", error)).strip()  # `msg` of a SyntaxError omits the line
     lines = text.splitlines() or [""]

@@ -1,8 +1,9 @@
 """Rebuild a workload's DataLoader for another batch size, and control its worker processes.
 
 The rebuilt loader keeps the user's settings, except for the batch size and the timeout, which is at
-most _MAX_WAIT_S. A map-style dataset is sampled at random, with a different seed on each rank. When
-the data end, the loader starts again. An incomplete last batch is dropped.
+most _MAX_WAIT_S. A map-style dataset is sampled at random with replacement, with a different seed
+on each rank. When an iterable dataset ends, the loader starts again. An incomplete last batch is
+dropped.
 
 If the dataset has a sample cache (data_cache.py), steps are timed as in later epochs, when the
 cache is full. To fill the cache quickly, only a few samples are read before the first step, and
@@ -76,8 +77,9 @@ class Loader:
     def __call__(self, batch: int) -> tuple[Any, Any]:
         """Return the inputs and the target of the next `batch` samples.
 
-        Raises LoaderError if the loader ends, or returns another number of samples. Also raises the
-        errors of torch and of user code.
+        After the last batch of the data, it starts again. Raises LoaderError if it then still has
+        no batch, or if a batch has another number of samples. Also raises the errors of torch and
+        of user code.
         """
         if self._rebuilt is None or self._batch != batch:
             self.close()
@@ -87,18 +89,19 @@ class Loader:
             self._start()
             made = next(self._iterator, None)  # type: ignore[arg-type]
         if made is None:
-            raise LoaderError(f"the workload's loader ended before a worker had {batch} samples")
+            raise LoaderError(f"the loader's data ended before a worker had {batch} samples")
         inputs, target = made
         if batch not in sizes(inputs) & sizes(target):
             raise LoaderError(
-                f"inputs or target of the workload's loader do not have {batch} samples"
+                f"the workload's loader returned inputs or a target not of {batch} samples"
             )
         return inputs, target
 
     def as_in_later_epochs(self) -> None:
-        """Fill the dataset's caches, so that batches take as long as in later epochs.
+        """Make later batches take as long as in later epochs, when the dataset's caches are full.
 
-        Does nothing if the dataset has no cache. Raises the errors of the dataset.
+        This caches a few samples, and later batches are drawn from these samples. Does nothing if
+        the dataset has no cache. Raises the errors of the dataset.
         """
         dataset: Any = self.given.dataset
         caches = list(_caches(dataset))
@@ -156,8 +159,10 @@ class Loader:
         if not isinstance(dataset, IterableDataset):
             samples = len(dataset)  # type: ignore[arg-type]
             if samples < batch:
-                few = f"has {samples} samples, fewer than a batch of {batch}"
-                raise LoaderError(f"the dataset of the workload's loader {few}")
+                raise LoaderError(
+                    f"the dataset of the workload's loader has {samples} samples,"
+                    f" fewer than a batch of {batch}"
+                )
             options["sampler"] = _Draws(self._places or range(samples), self._generator())
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
 
@@ -229,9 +234,9 @@ def _caches(dataset: Any) -> Iterator[Any]:
 
 
 def sizes(data: Any) -> set[int]:
-    """Return all tensor dimensions and list lengths in `data`, the inputs or target of a batch.
+    """Return the sizes of all dimensions of tensors, and the lengths of all lists, in `data`.
 
-    The batch size must be among these sizes.
+    `data` is the inputs or the target of a batch. The batch size must be among these sizes.
     """
     if isinstance(data, Tensor):
         return set(data.shape)
@@ -243,7 +248,7 @@ def sizes(data: Any) -> set[int]:
 
 @contextmanager
 def worker_deaths_ignored() -> Iterator[None]:
-    """Disable torch's handler for dead loader workers during the block.
+    """Return a context manager that disables torch's handler for dead loader workers.
 
     The handler could raise an error that hides the error that is being reported.
     """
@@ -256,7 +261,7 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 @contextmanager
 def running(loader: Loader | None) -> Iterator[None]:
-    """Resume the loader's workers for the block, and pause them after it.
+    """Return a context manager that resumes the loader's workers on entry, and pauses them on exit.
 
     Workers thus load batches only while steps are measured. Does nothing if `loader` is None.
     """

@@ -62,7 +62,7 @@ def torch_version() -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface with the IPv4 address `address`; else "lo"."""
+    """Return the name of the network interface with this IPv4 address; "lo" if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:

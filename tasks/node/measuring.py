@@ -39,7 +39,9 @@ class NotMeasured(Exception):
 class Patience:
     """Repeats disturbed measurements while time is left, and collects figures of accepted blocks.
 
-    A block is a group of consecutive steps. It is disturbed if the hypervisor took CPU time away.
+    A block is a group of consecutive steps. It is disturbed if the hypervisor took at least the
+    fraction DISTURBED of a machine's CPU time. A disturbed block is repeated; it is accepted only
+    if no time is left.
 
     left_s: seconds left for repeated measurements.
     taken, wanted: sums of stolen and wanted CPU ticks (see processor_ticks) over the accepted
@@ -57,11 +59,14 @@ class Patience:
 
     @property
     def taken_share(self) -> float:
-        """Return the stolen fraction of CPU time in the run's accepted blocks."""
+        """Return the fraction of CPU time that the hypervisor took in the run's accepted blocks.
+
+        Returns 0 if the blocks have too few CPU ticks for a precise fraction.
+        """
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Delete the figures of the previous run, but keep `left_s`."""
+        """Clear the figures of the previous run. `left_s` stays: the runs of a launch share it."""
         self.taken = self.wanted = 0.0
         self.references = []
 
@@ -73,8 +78,8 @@ class Patience:
 
         reference_s: for each machine, the median time in seconds over blocks on its slowest device.
         reference_blocks: the number of blocks.
-        reference_spread: the relative standard deviation over blocks, as a root mean square over
-            devices.
+        reference_spread: for each device, the standard deviation over blocks is divided by the
+            median. This is the root mean square of these quotients.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank or min(map(min, by_rank)) <= 0:
@@ -93,9 +98,9 @@ class Patience:
     ) -> _Result:
         """Call `measure` until no machine is disturbed or no time is left. Return the last result.
 
-        A machine is disturbed if too much of its CPU time was stolen. Every rank of `group` must
-        call this method. All ranks decide from the same gathered numbers, so they repeat equally
-        often.
+        A machine is disturbed if the hypervisor took at least the fraction DISTURBED of its CPU
+        time during the call. Every rank of `group` must call this method. All ranks decide from the
+        same gathered numbers, so they make the same number of calls.
         """
         while True:
             reference_s = self._reference_s()
@@ -164,9 +169,10 @@ def central(values: Sequence[float]) -> list[int]:
 
 
 def drift(values: Sequence[float]) -> float:
-    """Return the difference between the medians of both halves, divided by the overall median.
+    """Return the relative difference between the medians of the first and second half of `values`.
 
-    The halves are the first and the second half in time. Returns 0 for fewer than four values.
+    The absolute difference is divided by the median of all values. Returns 0 for fewer than four
+    values.
     """
     half = len(values) // 2
     if half < 2:
@@ -179,9 +185,9 @@ def enough(
 ) -> bool:
     """Return True if the measurement can stop.
 
-    This is the case after `most` steps or `most_s` seconds, and also after `least` steps if the
-    median is precise and does not drift. At least one step is always measured. `seconds` has the
-    time of each step so far.
+    It can stop after `most` steps or `most_s` seconds. It can also stop after `least` steps if the
+    standard error of the median is below MEDIAN_ERROR and `drift` is below DRIFT. At least one step
+    is always measured. `seconds` has the time of each step so far.
     """
     if not seconds or len(seconds) >= most or elapsed_s >= most_s:
         return bool(seconds)
@@ -189,15 +195,15 @@ def enough(
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
-    """Return the number of steps in the next block: half of `least`, but at least two.
+    """Return the number of steps in the next block.
 
-    The number is reduced to at least one if the total would exceed `most`. `seconds` has the time
-    of each step so far.
+    This is half of `least`, but at least two. If fewer steps are left until `most`, it is the
+    number of steps left, but at least one. `seconds` has the time of each step so far.
     """
     return max(1, min(max(2, least // 2), most - len(seconds)))
 
 
 def meet(group: dist.ProcessGroup | None) -> None:
-    """Wait at a barrier for all ranks of `group`."""
+    """Wait at a barrier for all ranks of `group`. Does nothing if `group` is None."""
     if group is not None:
         dist.barrier(group=group)

@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 
 
 class NoSuchPrecision(ValueError):
-    """The device does not support the precision."""
+    """The precision is unknown, or the device does not support it."""
 
 
 @dataclass

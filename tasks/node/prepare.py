@@ -20,8 +20,9 @@ from .requirements import NotInstalled, environment_of, install, installed, unpa
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
     """Unpack the code of `workload` below `scratch`, and return the Python that runs it.
 
-    Raises NotInstalled if the requirements cannot be installed or their environment is gone, and
-    OSError if the code cannot be unpacked.
+    Raises NotInstalled if the requirements cannot be installed, or if the folder
+    `workload.environment` with the installed requirements does not exist. Raises OSError if the
+    code cannot be unpacked.
     """
     if workload.folder:
         unpacked = scratch / workload.folder
@@ -44,8 +45,8 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
 def main() -> NoReturn:
     """Prepare the machine, and replace this process by the command in its arguments.
 
-    If the preparation fails, every run on the node fails. The last line of the log states the
-    reason.
+    If the preparation fails, write a failed record for every run on this node, and exit. The last
+    line of the log then states the reason.
     """
     mailbox, plan, node = task_of_process()
     scratch = mailbox / f"node-{node}" / "scratch"

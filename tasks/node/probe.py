@@ -33,12 +33,12 @@ def probe(
 ) -> dict[str, Any]:
     """Time all-reduces, and return the values for the run's record.
 
-    The key `rows` has a dictionary for each message size, with `bytes` and `seconds`, the
-    interquartile mean of the all-reduce's time on its slowest rank. Raises NotMeasured for a single
-    device.
+    Returns a dictionary with the list `rows`. A row describes one message size: `bytes`, and
+    `seconds`, the time of an all-reduce on its slowest rank, as the interquartile mean of the
+    repeats. Raises NotMeasured for a single device.
     """
     if group is None:
-        raise NotMeasured("a probe needs at least two devices")
+        raise NotMeasured("a probe of the network needs at least two devices")
     rows = []
     for size in item.message_bytes:
         message = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
@@ -56,7 +56,7 @@ def probe(
 
 
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
-    """Run `repeats` all-reduces, and return each one's time in seconds on its slowest rank.
+    """Run `repeats` all-reduces, and return their times in seconds, each on its slowest rank.
 
     All ranks first wait at a barrier. The all-reduces then follow without a pause.
     """
@@ -73,15 +73,15 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, which has one rank per machine.
 
     Pairs exchange messages one after another, while all other ranks are idle. Every rank of `group`
-    must call this function. Returns a dictionary with these keys, where each list has one entry per
-    sweep over all pairs:
+    must call this function. Everything is measured SWEEPS times, so the first three values are
+    lists of SWEEPS entries. Returns a dictionary with these keys:
 
     latency_s: (n, n) matrices with the time of a one-byte message from i to j while j also sends to
-        i, in seconds. The slower of both ends counts.
+        i, in seconds. Both ends measure it, and the larger time counts.
     byte_s: (n, n) matrices with the additional time per byte, in seconds.
     sharing: numbers from 0 to 1 that say how much pairs delay each other if they send at the same
-        time. 0 means not at all, and 1 means as if all pairs shared one link. The slowest pairs
-        without a common machine are used.
+        time. 0 means not at all, and 1 means as if all pairs shared one link. They are measured
+        with the slowest pairs that have no machine in common.
     took_s: the time of the whole measurement in seconds.
     """
     began = time.monotonic()
@@ -107,8 +107,8 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 class _Links:
     """This rank's links to the other ranks of `group`.
 
-    `sizes` has the size in bytes of the long message that is timed to each rank. A size is 0 until
-    the first sweep has chosen it.
+    `sizes` has, for each rank, the size in bytes of the long message that is exchanged with it. A
+    size is 0 until the first sweep has chosen it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -131,7 +131,8 @@ class _Links:
     def sharing(self, together: dict[Pair, float]) -> float:
         """Return how much pairs delay each other when they send at the same time, from 0 to 1.
 
-        `together` maps each pair to its time in seconds while no other pair sends.
+        0 means not at all, and 1 means as if all pairs shared one link. `together` maps each of the
+        pairs to its time in seconds while no other pair sends.
         """
         mine_s = 0.0
         meet(self.group)
@@ -144,7 +145,7 @@ class _Links:
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
     def _slower(self, mine: list[float]) -> Matrix:
-        """Return an (n, n) matrix with the larger of the times that both ends of a link measured.
+        """Return the (n, n) matrix of link times. Both ends measure a link; the larger time counts.
 
         `mine` lists the times that this rank measured on its link to each rank.
         """

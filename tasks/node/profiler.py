@@ -38,7 +38,7 @@ def profile(
 
     `group` contains only this rank. The measurement of DDP's buckets needs this group. Batches of a
     loader are made in this process, so that the cost of loading is measured separately. Batch sizes
-    that exceed the GPU's memory are left out.
+    that exceed the device's memory are left out. Raises OutOfMemoryError if even the smallest does.
     """
     rows: list[Profile] = []
     if built.loader is not None:
@@ -48,8 +48,8 @@ def profile(
     for batch in sorted(item.batches):
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
-        except torch.OutOfMemoryError:  # smaller batch sizes may have been measured
-            if not rows:
+        except (RuntimeError, MemoryError) as error:  # smaller batch sizes may have been measured
+            if not rows or "memory" not in repr(error).lower():
                 raise
             break
     typical, smallest = int(rows[len(rows) // 2]["batch"]), min(item.batches)
@@ -77,9 +77,10 @@ def profile(
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
     """Measure the forward, backward and optimizer time and the peak memory for one batch size.
 
-    Each time is the mean over the middle half of the repeats, sorted by total time, so that the
-    times add up to a typical step. `forward_s` includes clearing the gradients and `input_s`, the
-    time to make the batch. `loading` has the result of `_loading` for each repeat.
+    The repeats are sorted by total time. Each time is the mean over the middle half of them, so
+    that the times add up to a typical step. `forward_s` includes the time to clear the gradients
+    and `input_s`, the time to make the batch. `loading` has the result of `_loading` for each
+    repeat.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -87,9 +88,9 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     for _ in _repeats(clock_s, _BURN_IN, _BATCH_S):
         started = clock_s()
         built.optimizer.zero_grad(set_to_none=True)
-        before = _thread_counters()
+        before = thread_counters()
         inputs, target = built.make_batch(batch)
-        loading.append(_loading(before, _thread_counters(), batch))
+        loading.append(_loading(before, thread_counters(), batch))
         loaded = clock_s()
         with built.arithmetic.forward():
             loss = built.loss(built.model(inputs), target)
@@ -116,7 +117,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     }
 
 
-def _thread_counters() -> list[float]:
+def thread_counters() -> list[float]:
     """Return five counters of this thread (see proc(5)).
 
     They are wall-clock seconds, CPU seconds, seconds of waiting for a CPU, bytes requested by read

@@ -6,8 +6,8 @@ number of the attempt, from 1. This module imports only the standard library.
 
     controller
         plan.json           the Plan; a rewrite with a higher attempt number starts a new attempt
-        go-<a>.json         starts the measurement; `order`: nodes in the order in which ranks send,
-                            or empty; `why`: the reason for the order
+        go-<a>.json         starts the measurement; `order`: the nodes in the order of the
+                            all-reduce ring, or empty; `why`: the reason for the order
         done.json           ends the agents
         workloads/<digest>.py, workloads/<digest>.tar.gz   a workload's file or folder
         data.json           S3 addresses that machines download
@@ -91,9 +91,10 @@ class WorkloadFile:
 
     @property
     def process_key(self) -> tuple[Any, ...]:
-        """Return a key that is equal for workloads that can run in the same process.
+        """Return a key of folder, requirements and environment variables.
 
-        The key is empty for a workload that needs no folder, requirements or environment variables.
+        Workloads with equal keys can run in the same process. The key is empty for a workload that
+        needs none of these.
         """
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
         return needs if any(needs) else ()
@@ -114,7 +115,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True if these are GPUs, whose presence the machine must check at the start."""
+        """Return True for GPUs. The machine must check at the start that it has them."""
         return self.name not in (CPU, ANY)
 
 
@@ -123,14 +124,15 @@ class Item:
     """One measurement run of a plan. Its `kind` is profile, probe, train, learn or elastic.
 
     nodes: indices of the nodes that take part, in ascending order.
-    devices: the number of devices that the run uses on each of `nodes`; empty means one each. A run
-        uses the first devices of a machine. A node starts as many ranks as its largest run needs.
+    devices: the number of devices that the run uses on each of `nodes`. Empty means one device on
+        each node. A run uses the first devices of a machine. A node starts as many ranks as its
+        largest run needs.
     batches: for train, learn and elastic, the samples per device and micro-step on each of `nodes`.
         For profile, which runs on one device of one node, the batch sizes to profile.
-    message_bytes: for probe, the message sizes to all-reduce.
+    message_bytes: for probe, the sizes in bytes of the messages to all-reduce.
 
-    A learn run records training losses. Its `most_steps` steps are divided into `windows` windows
-    of equal length, of which only as many run as fit into `most_s` seconds. Losses are comparable
+    A learn run records training losses. Its `most_steps` steps are divided into `windows` groups of
+    equal length, and it stops after the group in which `most_s` seconds pass. Losses are comparable
     between runs with the same seed, nodes, devices and batches.
 
     An elastic run is the only run of its plan. The nodes that are present divide the global batch.
@@ -178,9 +180,9 @@ class Plan:
     port: the base of torchrun's port on the first node, to which the attempt number is added.
     timeout_s: seconds after which a collective fails. torch's default would be half an hour.
     join_s: seconds that nodes wait for each other at the start, because a new machine reads torch
-        from a slow disk. The check of a node's devices may take the same time again.
+        from a slow disk. A node with GPUs may use up to `join_s` seconds more to check them first.
     prepare_s: seconds that nodes may take to install requirements.
-    patience_s: seconds available to repeat disturbed measurements (see measuring.py).
+    patience_s: seconds available to repeat measurements during which the hypervisor took CPU time.
     ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
     pairs: True if the machines first measure the link between each pair of machines.
     checkpoints: the checkpoint folder of an elastic run. All nodes share the folder, and it
@@ -213,9 +215,9 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return how many seconds a node waits until torchrun has started on the other nodes.
+        """Return the maximum seconds that a node waits for torchrun to start on the other nodes.
 
-        The other nodes may first check devices and install requirements.
+        Before they start torchrun, the other nodes may check devices and install requirements.
         """
         checks = any(devices.checked for devices in self.expected)
         return self.join_s * (2 if checks else 1) + self.prepare_s
@@ -231,8 +233,8 @@ class RankLayout:
     devices: maps each node that takes part to its number of ranks, which is the largest number of
         devices that a run uses on the node. Ranks are numbered node by node, as in torchrun's
         static rendezvous.
-    sending: the order of the nodes in the ring in which ranks send, for runs of at least
-        LEAST_ORDERED nodes; empty means the order of ranks.
+    sending: the nodes in the order of the all-reduce ring, in which each rank sends to the next
+        rank. It applies to runs of at least LEAST_ORDERED nodes. Empty means the order of ranks.
     """
 
     devices: Mapping[int, int]
@@ -274,7 +276,10 @@ class RankLayout:
         )
 
     def placed(self, item: Item) -> Item:
-        """Return `item` with nodes, devices and batches rearranged into the sending order."""
+        """Return `item` with nodes, devices and batches rearranged into the order `sending`.
+
+        Returns `item` itself if `sending` is empty or the run has too few nodes.
+        """
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
         by_node = {"nodes": item.nodes, "devices": item.devices}
@@ -285,7 +290,7 @@ class RankLayout:
         return replace(item, **moved)  # type: ignore[arg-type]
 
     def sending_ranks(self, item: Item) -> tuple[int, ...]:
-        """Return the ranks of the run `item` in the order in which they send."""
+        """Return the ranks of the run `item` in the order of the all-reduce ring (`sending`)."""
         ranks, nodes = self.ranks(item), self.placed(item).nodes
         return tuple(sorted(ranks, key=lambda rank: nodes.index(self.places[rank][0])))
 
@@ -296,7 +301,11 @@ class RankLayout:
 
 
 def plan_from_json(text: str) -> Plan:
-    """Parse a plan. Raises TypeError for unknown fields, and KeyError for missing lists."""
+    """Parse a plan from JSON.
+
+    Raises KeyError if `workloads`, `items` or `expected` is missing, and TypeError if another field
+    is missing or unknown.
+    """
     body = json.loads(text)
     for name, kind in (("workloads", WorkloadFile), ("items", Item), ("expected", Devices)):
         body[name] = [kind(**fields) for fields in body[name]]
@@ -321,13 +330,13 @@ def record_of(
     values: dict[str, Any] | None = None,
     devices: Sequence[Devices] = (),
 ) -> dict[str, Any]:
-    """Return the record of a run, whose status is "failed" if there is a `problem`.
+    """Return the record of a run. Its fields are described in tasks/execution/record_loader.py.
 
-    `problem` is the reason from launch.explain; "" for a measured run. `values` are the measured
-    values. `devices` are the devices that the run used, one entry per node. The record's `cause` is
-    DATA if the workload's data were missing, else "". A failed record without a cause means that
-    the workload is at fault. `fail_runs` sets other causes. tasks/execution/record_loader.py
-    defines the types of the fields.
+    `problem` is why the run failed; "" for a measured run. The record's `status` is "failed" or
+    "measured". `values` are the measured values; a failed record has none. `devices` are the
+    devices that the run used, one entry per node. The record's `cause` is DATA if the workload's
+    data were missing, else "". A failed record without a cause means that the workload is at fault.
+    `fail_runs` sets other causes.
     """
     workload = plan.workload(item)
     return {

@@ -18,6 +18,7 @@ import sys
 import tarfile
 import tempfile
 import venv
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -33,12 +34,22 @@ _CARRIED = re.compile(
     "(?:http|https|no)_proxy|(?:HTTP|HTTPS|NO)_PROXY"
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
+_FROM = (" from wheels alone (`allow_builds = true` permits to build others)", "")
 _MOST_WORDS = 600  # maximum number of characters of pip's output in a message
+# A line that makes pip run no code of a package: a name, a wheel, or an option of the index.
+_PLAIN = re.compile(
+    r"""\s*(\#.*
+    | (?!\S+\.(zip|tar|tgz|tbz|txz|tlz|tar\.\w+)\b)\w[\w.-]*\s*(\[[^]]*\]\s*)?([<>=!~;#(].*)?
+    | (?!.*\w\+\w+:)([\w.-]+\s*@\s*)?[^-\s]\S*\.whl(\#\S*)?\s*
+    | (-i|-f|--(index-url|extra-index-url|find-links|no-index|pre|prefer-binary|require-hashes
+        |trusted-host))\b.*)?""",
+    re.VERBOSE,
+)
 _UNREACHED = "connection broken by"  # in pip's output if an index does not respond
 
 
 class NotInstalled(Exception):
-    """The requirements cannot be installed. The message contains the end of pip's output.
+    """The requirements cannot be installed. If pip failed, the message ends with its output.
 
     `passing` is True if the network or the time limit may be the cause, so a retry may help.
     """
@@ -51,8 +62,8 @@ class NotInstalled(Exception):
 def unpack(archive: bytes, folder: Path) -> None:
     """Unpack a .tar.gz into `folder`, unless the folder exists.
 
-    Raises OSError if the archive cannot be unpacked, if a member's path leads out of the folder, or
-    if a member is a device or another special file.
+    Raises OSError if the archive cannot be unpacked, or if it contains a path that leads out of the
+    folder, a device or another special file.
     """
     if folder.exists():
         return
@@ -68,7 +79,7 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 def environment_of(environments: Path, digest: str) -> Path:
-    """Return the environment's folder for the requirements with this digest.
+    """Return the folder below `environments` for the requirements with this digest.
 
     The folder's name also depends on this Python, its torch and its package folders.
     """
@@ -81,42 +92,55 @@ def installed(environment: Path) -> str | None:
     return str(environment / "bin" / "python") if (environment / _MARKER).is_file() else None
 
 
-def install(requirements: str, root: Path, environment: Path, workload: str) -> str:
+def install(
+    requirements: str,
+    root: Path,
+    environment: Path,
+    workload: str,
+    builds: bool = True,
+    confine: Callable[..., list[str]] = list,
+) -> str:
     """Create `environment` if it is not complete, and return the path of its Python.
 
     `requirements` is the path of a requirements file relative to `root`, the folder in which pip
     runs. While another process creates the environment, this function waits. `workload` is the name
-    for messages. Raises NotInstalled if pip fails or takes longer than INSTALL_S.
+    for messages. Unless `builds` is True, pip installs only wheels, because a build runs code of the
+    package. `confine` returns a command that runs pip with fewer rights. Raises NotInstalled if pip
+    fails, takes longer than INSTALL_S, or would have to build.
     """
+    failed = f"requirements of workload {workload} could not be installed{_FROM[builds]}"
     environment.parent.mkdir(parents=True, exist_ok=True)
+    python, marker = environment / "bin" / "python", environment / _MARKER
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees the lock of a process that dies
-        marker = environment / _MARKER
         if not marker.exists():
-            shutil.rmtree(environment, ignore_errors=True)  # the rest of a failed installation
-            _make(requirements, root, environment, workload)
+            text = "" if builds else (root / requirements).read_text(errors="replace")
+            for line in text.replace("\\\n", " ").splitlines():
+                if not _PLAIN.fullmatch(line):
+                    raise NotInstalled(f"{failed}: {line!r} may run code of packages")
+            _create(environment)
+            torch = [f"torch=={version}"] if (version := torch_version()) else []
+            pip = [str(python), "-I", "-m", "pip", "install", "--no-input"]
+            pip += ["--disable-pip-version-check", "--requirement", requirements, *torch]
+            pip += [] if builds else ["--only-binary=:all:"]
+            with tempfile.TemporaryDirectory(prefix="srift-pip-", dir=environment) as scratch:
+                code, output = _run(confine(pip), root, scratch)
+            if code is None:
+                raise NotInstalled(f"{failed} within {INSTALL_S:.0f} s", passing=True)
+            if code:
+                words = " ".join(output.split())[-_MOST_WORDS:]
+                raise NotInstalled(f"{failed}: {words}", passing=_UNREACHED in output)
         marker.touch()  # the modification time also shows which environments are in use
-    return str(environment / "bin" / "python")
+    return str(python)
 
 
-def _make(requirements: str, root: Path, environment: Path, workload: str) -> None:
-    """Create the environment and run pip. Raises NotInstalled if that fails."""
+def _create(environment: Path) -> None:
+    """Create an environment without pip that imports this Python's packages."""
+    shutil.rmtree(environment, ignore_errors=True)  # the rest of a failed installation
     venv.create(environment, symlinks=True)
     packages = next(environment.glob("lib/python*/site-packages"))
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in _packages()]
     (packages / "srift-node.pth").write_text("".join(lines))
-    torch = torch_version()
-    python = str(environment / "bin" / "python")
-    install = ["install", "--no-input", "--disable-pip-version-check", "--requirement"]
-    install += [requirements, *([f"torch=={torch}"] if torch else [])]
-    with tempfile.TemporaryDirectory(prefix="srift-pip-") as scratch:
-        code, output = _run([python, "-I", "-m", "pip", *install], root, scratch)
-    failed = f"requirements of workload {workload} could not be installed"
-    if code is None:
-        raise NotInstalled(f"{failed} within {INSTALL_S:.0f} s", passing=True)
-    if code:
-        words = " ".join(output.split())[-_MOST_WORDS:]
-        raise NotInstalled(f"{failed}: {words}", passing=_UNREACHED in output)
 
 
 def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]:
@@ -125,12 +149,7 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
     After INSTALL_S seconds, the command and its children are killed. The exit code is then None and
     the output empty.
     """
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if _CARRIED.fullmatch(name) and not _PASSWORD.search(value)
-    }
-    environment |= {"HOME": scratch, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = _carried() | {"HOME": scratch, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         command,
         cwd=root,
@@ -152,6 +171,19 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
         if process.returncode is None:  # not reaped yet, so its PID cannot have been reused
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+
+
+def readable() -> list[str]:
+    """Return paths, among other words, that pip reads: of Python, indexes and certificates."""
+    return [sys.base_prefix, *_packages(), *_carried().values()]
+
+
+def _carried() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if _CARRIED.fullmatch(name) and not _PASSWORD.search(value)
+    }
 
 
 def _packages() -> list[str]:

@@ -2,7 +2,7 @@
 
 Data parallelism averages gradients over W ranks. The mean loss of rank i is multiplied by
 W b_i / B, so that unequal batches b_i train like one global batch of B samples. Steps are timed in
-blocks. Ranks agree on when to stop only between blocks, so that this is not measured.
+blocks. Ranks agree between blocks whether to stop, so that the agreement is not timed.
 
 Loader workers finish batches at about the same time, so waits for batches come in bursts. The step
 time of a workload with a loader is therefore the median of the step times without waits, plus the
@@ -47,13 +47,13 @@ def one_step(
     scale: float,
     sync: bool = True,
 ) -> float:
-    """Take one optimizer step, and return the mean loss of its samples.
+    """Take one optimizer step, and return the mean loss of this rank's samples.
 
     sizes: the sizes of the micro-batches. Micro-batches of size 0 are skipped.
     scale: the factor of each sample's loss: the number of ranks divided by the global batch,
         because gradients are averaged over ranks.
-    sync: True to communicate gradients in the last micro-step. A module with sharded gradients then
-        communicates in every micro-step, because whole gradients would not fit on the device.
+    sync: True to communicate gradients in the last micro-step. If FSDP shards the gradients, they
+        are then communicated in every micro-step, because whole gradients may not fit on a device.
     """
     built.optimizer.zero_grad(set_to_none=True)
     losses = []
@@ -71,8 +71,9 @@ def one_step(
 
 @dataclass(kw_only=True)
 class TimedSteps:
-    """Times blocks of steps that all ranks of `group` begin together, and repeats disturbed blocks.
+    """Times blocks of steps that all ranks of `group` begin together.
 
+    Blocks are repeated if the hypervisor takes too much CPU time (see measuring.Patience).
     Times are tensors of shape (ranks, steps, 2). The last dimension has the duration of a step and
     the wait for its batches, both in seconds. `step` takes one optimizer step and returns its loss.
     """
@@ -94,11 +95,11 @@ class TimedSteps:
         self.losses += [self.step(sync=True) for _ in range(steps)]
 
     def warm_up(self, item: Item) -> None:
-        """Train `item.warmup_steps` steps, and more if fp16 or loader workers need more.
+        """Train untimed steps: `item.warmup_steps`, then more for fp16 and for loader workers.
 
-        In fp16, the loss scale must have stopped falling. Each loader worker must have made another
-        batch, unless `item.most_s` seconds pass. Raises NotMeasured if gradients in fp16 overflow
-        at every loss scale.
+        In fp16, train until the loss scale stops falling. Then train as many steps as there are
+        loader workers, but stop when `item.most_s` seconds have passed. Raises NotMeasured if
+        gradients in fp16 overflow at every loss scale.
         """
         arithmetic, started = self.built.arithmetic, now(self.built.device)
         self.train(item.warmup_steps)
@@ -116,10 +117,11 @@ class TimedSteps:
             self.train()
 
     def block(self, count: int, *, sync: bool = True) -> Tensor:
-        """Time a block of `count` steps, and repeat it while a machine is disturbed.
+        """Time a block of `count` steps, and repeat it while it is disturbed (see Patience).
 
-        Returns the times of the last repetition, as a tensor of shape (ranks, count, 2). If `sync`
-        is False, the steps do not communicate gradients.
+        Returns the times of the last repetition, as a tensor of shape (ranks, count, 2): for each
+        step, its duration and the wait for its batches, in seconds. If `sync` is False, the steps
+        do not communicate gradients.
         """
         clock_s = partial(now, self.built.device)
 
@@ -143,7 +145,8 @@ class TimedSteps:
     def until_steady(self, item: Item) -> Tensor:
         """Time blocks of steps until `measuring.enough` is True.
 
-        Returns the times of all steps, as a tensor of shape (ranks, steps, 2).
+        Returns the times of all steps, as a tensor of shape (ranks, steps, 2): for each step, its
+        duration and the wait for its batches, in seconds.
         """
         times = torch.empty((sum(item.used), 0, 2), dtype=torch.float64)
         seconds: list[float] = []
@@ -155,7 +158,7 @@ class TimedSteps:
         return times
 
     def compute_s(self) -> list[float]:
-        """Return each rank's median time in seconds of a step without communication.
+        """Return the median time of a step without communication, in seconds, for each rank.
 
         Waits for a loader are subtracted.
         """
@@ -165,15 +168,15 @@ class TimedSteps:
         return [max(0.0, median(rank.tolist())) for rank in times[..., 0]]
 
     def _rounds(self, steps: int) -> int:
-        """Round `steps` up, so that each loader worker makes the same number of batches."""
+        """Round `steps` up to a multiple of the number of loader workers."""
         each = max(1, self.workers)
         return -(-steps // each) * each
 
 
 def slowest(times: Tensor) -> tuple[list[float], list[float]]:
-    """Return (durations, waits) of the steps in seconds, both as the maximum over ranks.
+    """Return the duration of each step, and the wait for its batches, as two lists in seconds.
 
-    `times` has the shape (ranks, steps, 2).
+    Both are maxima over ranks. `times` has the shape (ranks, steps, 2), as in TimedSteps.
     """
     seconds, waits = times.amax(dim=0).unbind(dim=1)
     return seconds.tolist(), waits.tolist()
@@ -200,12 +203,15 @@ def _prepared(
 
 
 def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dict[str, Any]:
-    """Train, and return the training losses and other values for the run's record.
+    """Train, and return the training losses for the run's record.
 
     A window is a group of consecutive steps, after which ranks exchange their mean losses. Training
-    ends after `item.windows` windows, after `item.most_s` seconds, or when a loss is not finite. In
-    the last case, `diverged` is True and `losses` ends before the window with this loss. `place` is
-    the index of this node in `item.nodes`.
+    ends after `item.windows` windows, after `item.most_s` seconds, or after a window whose loss is
+    not finite. `place` is the index of this node in `item.nodes`. Returns a dictionary:
+
+    losses: the mean loss of each window over all samples, without a last loss that is not finite.
+    steps_a_window: the number of steps in a window.
+    diverged: True if the last loss was not finite.
     """
     step, weight = _prepared(item, built, group, place)
     steps = item.most_steps // item.windows
@@ -231,7 +237,7 @@ def train(
     """Time training steps, and return the values for the run's record.
 
     `place` is the index of this node in `item.nodes`. Raises NotMeasured if the first or the last
-    loss is not finite, or if `warm_up` fails.
+    loss is not finite, or if gradients in fp16 overflow at every loss scale.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()

@@ -1,7 +1,7 @@
 """Apply switches, optional features of a run, to a model. Several switches are joined by "+".
 
 checkpointing   activations inside a block are recomputed in the backward pass
-compile         torch.compile; compilation at the first steps counts as start-up
+compile         torch.compile; the time of compilation counts as start-up, not as step time
 offload         sharded weights, gradients and optimizer states stay in host memory; implemented in
                 strategies/
 """
@@ -45,7 +45,7 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
     if CHECKPOINTING in named:
         recomputed = _several_layers(model)
         if not recomputed:
-            raise ValueError("checkpointing: the model has no module with several layers")
+            raise ValueError("switch checkpointing: the model has no module with several layers")
         for block in recomputed:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if COMPILE in named:
@@ -74,7 +74,7 @@ def compiled_nothing(switches: str) -> bool:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose sharded weights are gathered together, each as a unit.
+    """Return the blocks of `model`: modules whose sharded weights are gathered in one all-gather.
 
     A block has at most 1 / _BLOCKS of all weights, unless it cannot be divided. Modules that share
     a weight with the rest of the model, such as a tied head, are left out.
@@ -88,7 +88,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules for activation checkpointing, each of which has several layers."""
+    """Return the modules whose activations are recomputed. Each of them has several layers."""
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())

@@ -45,7 +45,7 @@ _PEER_LOST = re.compile(
 
 
 def main() -> None:
-    """Perform all runs of one attempt in which this rank takes part.
+    """Measure those runs of the plan in which this rank takes part.
 
     Exits with 0 when every run has a record. Otherwise, the last line of the log states the reason.
     """
@@ -204,7 +204,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
                 launch.written.add(item.workload)
                 values |= write_checkpoint(built)
     if compiled_nothing(item.switches):
-        raise NotMeasured("compile: torch.compile found nothing to compile in this model")
+        raise NotMeasured("switch compile: torch.compile found nothing to compile in this model")
     values |= {"taken_share": patience.taken_share} | patience.reference_values(placed.used)
     return launch.by_node(item, values)
 
@@ -212,10 +212,11 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
 def abort(
     launch: Launch, index: int, item: Item, error: Exception, started_unix: float
 ) -> NoReturn:
-    """End torchrun. Write a failed record first, unless `error` means that a peer was lost.
+    """Exit, so that torchrun ends the other ranks. Write a failed record first.
 
-    If a peer was lost, the controller finds the reason. Otherwise each rank that fails writes the
-    record, because torchrun may end the run's first rank before it can write.
+    No record is written if `error` means that a peer was lost, because the controller then finds
+    the reason. Each rank that fails writes the record, because torchrun may end the run's first
+    rank before it can write.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER

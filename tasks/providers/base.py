@@ -12,6 +12,7 @@ ProviderError
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and new lines
 MAX_JSON_DEPTH = 32  # records have six levels; json and DuckDB recurse at each level
 
 
@@ -166,6 +168,10 @@ class RunningCluster(Protocol):
     def usd_so_far(self) -> float | None:
         """Return the cost in dollars since the machines were acquired; None if it is unknown."""
 
+    def note_download(self, usd: float) -> None:
+        """Count `usd` dollars for the data that each machine downloads, also each replacement."""
+        return
+
     def replace(self, node: int) -> bool:
         """Replace the machine with rank `node`. Return False if no replacement is available.
 
@@ -277,8 +283,16 @@ class Provider(Protocol):
         return True
 
 
+def plain(text: str) -> str:
+    """Return a machine's text, cut and without the characters that control a terminal."""
+    # agents send at most 4,000 characters
+    return _CONTROL.sub("", text[:10_000])
+
+
 def json_of_node(text: str, **options: Any) -> Any:
     """Parse JSON text that a machine wrote. `options` are passed to `json.loads`.
+
+    Users read the strings, so they are cut and lose the characters that control a terminal.
 
     Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
     """
@@ -291,8 +305,10 @@ def json_of_node(text: str, **options: Any) -> Any:
     for _ in range(MAX_JSON_DEPTH + 1):
         inner: list[Any] = []
         for value in level:
-            inner += value.values() if isinstance(value, dict) else ()
-            inner += value if isinstance(value, list) else ()
+            pairs = value.items() if isinstance(value, dict) else ()
+            for key, held in enumerate(value) if isinstance(value, list) else pairs:
+                value[key] = plain(held) if isinstance(held, str) else held
+                inner.append(held)
         level = inner
     if level:
         raise too_deep

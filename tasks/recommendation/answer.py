@@ -72,12 +72,12 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     hours and dollars, and `candidates` the number of candidates. `pilots` is the result of
     `pilots_for` with at most `pilots` runs, or None if the argument `pilots` is 0.
 
-    If there is no model, and only public data or a shape of the workload is known, a first model is
-    fitted to the public data.
+    If there is no model, a first model is fitted to the public step times. This happens only for a
+    transformer, and for a workload of which all step times are public.
 
     Raises:
-        SettingsError: if the workload is unknown, or an import lacks samples or batch.
-        WarehouseMissing: if there is no model.
+        SettingsError: if the workload is unknown, or its samples or global batch are unknown.
+        WarehouseMissing: if there is no model and none was fitted.
         ProviderError: if no offer passes the question's filters.
     """
     name, shape = question.workload, question.transformer
@@ -118,10 +118,10 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 
 def _by_gpu(case: Case) -> list[dict[str, Any]]:
-    """Return the first choice, and the best cluster of each other kind of device.
+    """Return a row for each kind of device: the best cluster of machines with this device.
 
-    Clusters that miss the constraint come after all others. Kinds of device on which nothing may be
-    chosen come last, with the reason.
+    Rows that miss the constraint come after rows that meet it. Rows without a cluster come last;
+    they have the reason.
     """
     rows = [row for row in case.plan(top=1).rows if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}
@@ -204,7 +204,7 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
 
 
 def _imported(workspace: Workspace, name: str) -> Workload:
-    """Return an imported workload.
+    """Return the imported workload `name`, with its facts.
 
     Its global batch is 0, because imports do not state it. Its samples are 0 if unknown.
 

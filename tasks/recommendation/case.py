@@ -45,7 +45,8 @@ class Case:
         runs: rows of the workload's measured setups.
         experience: interruptions, start-up times and costs of earlier launches.
         model: the model that predicts the workload; None if it cannot be predicted.
-        guessed: True if the workload was never measured, so that its FLOPs or shape are used.
+        guessed: True if the workload was never measured, so that the model predicts it from its
+            FLOPs or from the shape of its transformer.
         known: the offers of machines on which step times can be predicted.
         by_data_sheet: devices without measurements, which are predicted from their data sheets.
         notes: sentences for the user about the data behind the answer.
@@ -137,7 +138,10 @@ class Case:
         return self.stamped(planned(self.planning(top)))
 
     def planning(self, top: int = 5) -> partial[Recommendation]:
-        """Return a picklable function without arguments that runs the planner."""
+        """Return a picklable function without arguments that runs the planner.
+
+        top: maximum number of clusters for each goal.
+        """
         if self.model is None or not self.known:
             return partial(planner.nothing, self.workload, _unpredictable(self), "unknown")
         supply = supply_of(self.workspace, self.workload, self.known, self.experience.conditions)
@@ -146,9 +150,9 @@ class Case:
         )
 
     def stamped(self, found: Recommendation) -> Recommendation:
-        """Fill in the columns that the planner leaves empty, and return its answer `found`.
+        """Return the planner's answer `found` with additional columns in its rows.
 
-        These columns are the provider, the model version, times and sources. Notes and warnings are
+        The columns are the provider, the model version, times and sources. Notes and warnings are
         added to the reasons.
         """
         measured = self.runs["measured_at"].max() if len(self.runs) else None
@@ -175,7 +179,7 @@ class Case:
 def planned(planning: partial[Recommendation]) -> Recommendation:
     """Call `planning` and return its result.
 
-    This wrapper is needed because a process pool can call only functions of a module.
+    A process pool needs this wrapper, because it can call only functions defined in a module.
     """
     return planning()
 
@@ -186,8 +190,9 @@ def comparable(
     """Return the offers whose instance type the model can predict.
 
     The type's definition must not have changed since its measurements. Its device must have been
-    measured or have a data sheet. guessed: True if the workload was never measured; a data sheet is
-    then required.
+    measured or have a data sheet.
+
+    guessed: True if the workload was never measured. Its device must then have a data sheet.
     """
     return [
         one
@@ -200,7 +205,7 @@ def comparable(
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
     """Return True if any instance type with the offer's device was measured.
 
-    Device names are those of the model, because offers may name the same device differently.
+    Devices are compared by their names in `model`, because an offer may use another name.
     """
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)
@@ -211,7 +216,7 @@ def supply_of(
 ) -> Supply:
     """Return the clusters and modes from which the planner may choose for `workload`.
 
-    Modes that were not shown to converge like DDP are vetoed.
+    A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
     """
     learning = reads.learning(workspace.warehouse, workspace.provider.name)
     return Supply(
@@ -239,7 +244,7 @@ def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str])
     """Return the source of a row's interruption rates; None if it is unknown.
 
     experience: {instance type: source} for the rates that were learned from earlier launches. For
-    all other types, the source is stated with the offer.
+    all other types, the source is the offer's `interruption_source`.
     """
     spot = [offer for offer in offers if offer.market == "spot"]
     sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]

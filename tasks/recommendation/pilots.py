@@ -52,9 +52,10 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
             regret after this run and the runs before it.
         reason: why no run can be suggested, or "".
 
-    buyable: offers of machines to measure on. Only the campaign's market counts, unless it has no
-    price. If the workload cannot be predicted yet, the runs that a refresh would buy are suggested,
-    profiles (compute times on one machine) first.
+    buyable: offers of machines to measure on; see `for_sale` for those that are used.
+
+    If the workload cannot be predicted yet, the result has the runs that a refresh would make.
+    Profiles (measurements of compute time on one machine) come first.
     """
     sold = for_sale(case.workspace, buyable)
     if not sold:
@@ -82,16 +83,16 @@ def measure_first(row: Row, pilots: Found) -> Row:
 
 
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers of the campaign's market that have a known price.
+    """Return the offers with a known price in the market of srift.toml's section [campaign].
 
-    If no such offer exists, return the offers of all markets that have a known price.
+    If there is none, return the offers with a known price in all markets.
     """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
 
 
 def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supply:
-    """Return the supply of clusters with at most `max_hosts` machines that can be launched."""
+    """Return the clusters of `offers` that can be launched, with at most `max_hosts` machines."""
     supply = supply_of(case.workspace, case.workload, offers, case.experience.conditions)
     return replace(supply, max_hosts=max_hosts, fits=case.workspace.provider.launches)
 
@@ -105,7 +106,10 @@ def _no_runs(why: str) -> Found:
 def _pilots(
     case: Case, model: StepTimeModel, plan: Recommendation, sold: Sequence[Offer], count: int
 ) -> Found:
-    """Return the result of `pilots_for` for a workload that the model can predict."""
+    """Return the result of `pilots_for` for a workload that `model` can predict.
+
+    sold: the offers of machines to measure on. count: the maximum number of runs.
+    """
     choice_set = contending(model, case.workload, plan, case.experience.conditions)
     candidates = _candidates(case, model, comparable(model, sold, guessed=case.guessed), choice_set)
     first = plan.rows[0]
@@ -138,11 +142,11 @@ def _pilots(
 def _candidates(
     case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet
 ) -> list[Setup]:
-    """Return unmeasured setups on at most _MOST_HOSTS machines, which pilots may measure.
+    """Return the unmeasured setups among which to choose runs, on at most _MOST_HOSTS machines.
 
-    Setups of the choice set (those that might be recommended) come first, followed by other setups
-    in the same modes, sorted by dollars per hour. If the workload was never measured, setups of one
-    device come before all others, because the compute time is most uncertain.
+    Setups of the choice set (those that might be recommended) come first. Other setups in the same
+    modes follow, sorted by dollars per hour. If the workload was never measured, single-device
+    setups come before all others, because the compute time is most uncertain.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     supply = launched_supply(case, sold, hosts)
@@ -171,9 +175,10 @@ def _candidates(
 
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
-    """Yield the setups of the choice set that can be launched from `supply`.
+    """Yield the setups of `choice_set` (those that might be recommended) that can be launched.
 
-    The offers of each setup are replaced by the supply's offers of the same instance types.
+    The offers of a setup are replaced by offers of `supply` for the same instance types. Setups for
+    which `supply` has no such offers are left out.
     """
     groups = sold_together(supply.offers)
     for setup in choice_set.setups:
@@ -187,7 +192,7 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
 
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return `run`, which takes `run_s` seconds on `cluster`, in the form of `pilots_for`.
+    """Return `run`, which takes `run_s` seconds on `cluster`, as an entry of `runs` (`pilots_for`).
 
     Its `seconds` and `usd` are the billed time and the cost of a launch with this run alone.
     """
@@ -204,7 +209,11 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
 
 
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
-    """Return the result of `pilots_for` for a workload that the model cannot predict."""
+    """Return the result of `pilots_for` for a workload that the model cannot predict.
+
+    The runs are at most `count` of those that a refresh would make. Profiles (measurements of
+    compute time on one machine) come first.
+    """
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:
         return _no_runs("the speed of this workload is unknown; import its flops_per_sample"

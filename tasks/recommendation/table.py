@@ -31,8 +31,11 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
-    Where runs cost money, doubtful first choices say what to measure first (see `measure_first`).
-    `each` is a function like `map`, used to plan the workloads; it may use other processes.
+    runs: measured setups of all workloads.
+    each: a function like `map` that plans the workloads, possibly in other processes.
+
+    If measurements cost money, a doubtful first choice names the run to measure first (see
+    `measure_first`).
     """
     with one_thread():
         experience = experience_of(workspace)
@@ -62,8 +65,9 @@ def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
     """Add spot placement scores to the rows, if the provider has such scores.
 
     A score is the provider's rating of the chance that a spot request succeeds. A row gets a score
-    only if all its spot machines have the same instance type and zone, because the score for
-    several types rates the chance to get any of them. At most MOST_SCORES scores are requested.
+    only if all its spot machines have the same instance type and zone, because a score for several
+    types rates the chance to get machines of any of these types. At most MOST_SCORES scores are
+    requested.
     """
     scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
     for row in rows:

@@ -20,7 +20,8 @@ _CLEAR_LINE = "\r\x1b[K"
 class Reporter:
     """Writes messages to standard error and, on a terminal, a line that shows the progress."""
 
-    _runs = 0
+    _runs = _done = 0
+    _artifact: Any = None
 
     def say(self, text: str) -> None:
         """Log `text` to the flow run and to standard error."""
@@ -28,8 +29,17 @@ class Reporter:
         self._write(f"{text}\n")
 
     def start(self, runs: int) -> None:
-        """Start the progress display for measurements of `runs` runs."""
+        """Set the total number of runs that the progress line shows.
+
+        In a flow, a progress artifact shows it too.
+        """
         self._runs = runs
+        if runs and self._artifact is None and _run_loggers():
+            from prefect.artifacts import create_progress_artifact
+
+            self._artifact = create_progress_artifact(
+                0.0, key="measuring", description="measured runs, of the runs planned so far"
+            )
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
         """Update the progress line. Does nothing if standard error is not a terminal.
@@ -41,10 +51,21 @@ class Reporter:
             spent = "price unknown" if usd is None else f"${usd:.4f}"
             columns = shutil.get_terminal_size().columns - 1
             self._write(f"{done}/{self._runs} runs  {spent}  {what}"[:columns])
+        if done != self._done:
+            self._done = done
+            self._show(100 * done / self._runs)
 
     def stop(self) -> None:
         """End the progress display."""
         self._write("")
+        self._show(100.0)
+
+    def _show(self, percent: float) -> None:
+        if self._artifact is not None:
+            from prefect.artifacts import update_progress_artifact
+
+            with suppress(Exception):  # Prefect's trouble must not end a paid measurement
+                update_progress_artifact(self._artifact, percent)
 
     def _write(self, text: str) -> None:
         sys.stderr.write(_CLEAR_LINE + text if sys.stderr.isatty() else text)
@@ -59,15 +80,42 @@ def reporter() -> Reporter:
     return _REPORTER
 
 
+_STORY: list[Any] = []  # the logger of the scheduled flow run
+
+
 def log_to_run(text: str) -> None:
-    """Log `text` to the current Prefect flow run, if there is one."""
+    """Log `text` to the current Prefect flow run, if there is one, and to the scheduled run."""
+    for logger in _run_loggers().values():
+        logger.info(text)
+
+
+def tell_all() -> None:
+    """Make the current flow run also show the lines of its sub-flows."""
+    _STORY[:] = [*_run_loggers().values()][-1:]
+
+
+def _run_loggers() -> dict[str, Any]:
+    """Return the loggers of the current and the scheduled flow run, by the flow run's id."""
     if "prefect" not in sys.modules:
-        return
+        return {}
     from prefect.exceptions import MissingContextError
     from prefect.logging import get_run_logger
 
-    with suppress(MissingContextError):
-        get_run_logger().info(text)
+    try:
+        return {one.extra["flow_run_id"]: one for one in (*_STORY, get_run_logger())}
+    except MissingContextError:
+        return {}
+
+
+def publish_summary(report: Path, *lines: str) -> None:
+    """Attach a link to the report page and the lines to the Prefect flow run."""
+    from prefect.artifacts import create_markdown_artifact
+
+    create_markdown_artifact(
+        key="refresh",
+        markdown="\n\n".join((f"[report.html]({report.as_uri()})", *lines)),
+        description="what the refresh did",
+    )
 
 
 def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path) -> None:
@@ -78,15 +126,14 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path)
         create_table_artifact,
     )
 
-    create_link_artifact(key="report", link=report.as_uri(), link_text="report.html")
+    create_link_artifact(
+        key="report", link=report.as_uri(), link_text="report.html", description="charts, reasons"
+    )
 
     table = [{name: _plain(value) for name, value in row.items()} for row in rows]
-    create_table_artifact(key="recommendations", table=table)
+    create_table_artifact(key="recommendations", table=table, description="the published table")
     lines = [f"- {_change(row)}" for row in changes] or ["Nothing changed."]
     create_markdown_artifact(key="what-changed", markdown="\n".join(["## What changed", *lines]))
-
-
-_CHOICES = ("choice", "goal")
 
 
 def announce(event: str, about: str, said: str, **more: Any) -> None:
@@ -106,7 +153,7 @@ def announce(event: str, about: str, said: str, **more: Any) -> None:
 def announce_changes(provider: str, changes: Sequence[Row]) -> None:
     """Send a Prefect event for each goal whose first choice differs from the previous table."""
     for change in changes:
-        if change["change"] in _CHOICES:
+        if change["change"] in ("choice", "goal"):
             about = f"recommendation.{provider}.{change['workload']}.{change['goal']}"
             announce(RECOMMENDATION_CHANGED, about, _change(change), **change)
 

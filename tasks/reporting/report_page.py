@@ -99,9 +99,9 @@ Plot = Callable[["Axes", pd.DataFrame], None]
 
 
 def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> Sequence[Row]:
-    """Return a panel for each title in `rows`: a table and, if `plot` is given, a chart.
+    """Return panels of the page: each has a title, a table and, if `plot` is given, a chart.
 
-    columns: as in `text_table`.
+    Consecutive rows with the same `title` share a panel. columns: as in `text_table`.
     """
     panels = []
     for title, group in groupby(rows, key=itemgetter("title")):
@@ -135,8 +135,8 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
     """Plot the dollars of each setup against its hours.
 
-    A line connects the expected values of a setup to its 90th percentiles. The steps are the Pareto
-    frontier.
+    A line connects the expected values of a setup to its 90th percentiles. The staircase is the
+    Pareto frontier of the expected values.
     """
     best = frame[frame["judged"] == "not beaten"]
     axes.scatter(frame["hours"], frame["usd"], color=_GREY)

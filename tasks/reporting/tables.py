@@ -30,9 +30,9 @@ _CAUTION = re.compile(r"; caution: ([^;]+)")
 
 
 def as_caution(sentence: str) -> str:
-    """Return the text that appends the warning `sentence` to a published reason.
+    """Return the warning `sentence` as text to append to the reason of a published row.
 
-    `sentence` must not contain a semicolon.
+    `sentence` must not contain a semicolon, because `cautions_in` takes it as the end.
     """
     return f"; caution: {sentence}"
 
@@ -50,7 +50,8 @@ class _Cell(string.Formatter):
     """Formats the values of a table cell.
 
     A missing value becomes "unknown", or "" if its format begins with "?". If the format ends with
-    "!", a value above 1 becomes "over 100%". The values of a list are formatted one by one.
+    "!", a value above 1 becomes "over 100%". The values of a list are formatted separately and
+    joined by commas.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -82,8 +83,9 @@ class TextTable:
 def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text.
 
-    columns: a line `heading: format` for each column. A format that contains a `:` makes a column
-    of numbers. A column that is empty in every row is left out.
+    columns: a line `heading: format` for each column. The format is a text for `str.format` with
+    the row's keys (see `_Cell`). If it contains a `:`, the column is aligned to the right. A column
+    that is empty in every row is left out.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.strip().splitlines())
     cells = {
@@ -153,6 +155,11 @@ _RECOMMENDED = """
     p ok: {p_meets_constraint:?.0%}
     p best: {p_best:.0%}
     limited by: {bottleneck}
+"""
+_MORE = """    device: {device:?}
+    precision: {precision}
+    step s is: {basis}
+    prices of: {price_as_of:?%Y-%m-%d}
 """
 _FRONTIER = """
     cluster: {cluster_and_mode}
@@ -255,8 +262,8 @@ def share(regret: float) -> str:
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
-    """Return the table of `print_recommendations`, with one line per row."""
-    return text_table([_recommended(row) for row in rows], _RECOMMENDED)
+    """Return the table of `print_recommendations`, with one line per row and more columns."""
+    return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
 
 
 def _recommended(row: Row) -> dict[str, Any]:
@@ -265,13 +272,14 @@ def _recommended(row: Row) -> dict[str, Any]:
     If the row has no cluster, only its goal, rank and status are shown.
     """
     if row["cluster"] is None:
-        blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step"], "")
+        blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step", "basis"], "")
         return blank | {"goal": goal_text(row), "rank": row["rank"], "cluster": row["status"]}
     middle, low, high = (row[name] for name in ("step_s", "step_low_s", "step_high_s"))
     places = min(max(3, 1 - math.floor(math.log10(low))), 9) if low > 0 else 3
     step = f"{middle:.{places}f} ({low:.{places}f}-{high:.{places}f})"
     risk = row["interruption_risk"] or None
-    return _described(row) | {"goal": goal_text(row), "step": step, "interruption_risk": risk}
+    texts = {"goal": goal_text(row), "step": step, "interruption_risk": risk}
+    return _described(row) | texts | {"basis": "measured" if row["measured_runs"] else "guessed"}
 
 
 def _described(row: Row) -> dict[str, Any]:
@@ -289,8 +297,14 @@ def _mode(row: Row) -> str:
     return "" if mode == usual else str(mode)
 
 
+_SCREEN = 20  # launches
+
+
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print the launches of a dry run, their distinct notes, and the total time and cost."""
+    """Print the launches of a dry run on one screen, their distinct notes, and the total cost.
+
+    Launches that a cap refuses do not count.
+    """
     columns = """
         cluster: {cluster}
         market: {market}
@@ -300,13 +314,17 @@ def print_launches(rows: Sequence[Row]) -> None:
         worst usd: {worst_usd:?.2f}
         why: {reason}
     """
-    _print_table(rows, columns)
-    _print_notes(note for row in rows for note in row["said"])
-    seconds, usd = sum(row["est_s"] for row in rows), sum(row["est_usd"] for row in rows)
-    worst = [row["worst_usd"] for row in rows if row["worst_usd"] is not None]
-    at_worst = f", at worst ${sum(worst):.2f} without the cap" if worst else ""
+    shown, made = rows[:_SCREEN], [row for row in rows if not row["refused"]]
+    _print_table(shown, columns)
+    if len(rows) > _SCREEN:
+        _print(f"... {len(rows) - _SCREEN} more: --json lists all, with their requests")
+    _print_notes(note for row in shown for note in row["said"])
+    seconds, usd = sum(row["est_s"] for row in made), sum(row["est_usd"] for row in made)
+    worst = sum(row["worst_usd"] or 0.0 for row in made)
+    at_worst = f", at worst ${worst:.2f} and never more than the cap" if worst else ""
     _print(
-        f"{len(rows)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst}; nothing was started"
+        f"{len(made)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst};"
+        f" {len(rows) - len(made)} refused; nothing was started"
     )
 
 
@@ -494,7 +512,8 @@ def print_sizing(found: Row) -> None:
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows with the added texts `type_and_mode`, `units` and `mark`.
 
-    The mark is `*` if the step time was composed of micro-steps, else empty.
+    The mark is `*` if the step time was composed of measured micro-steps (gradient accumulation).
+    For a measured step, the mark is empty.
     """
     shown = []
     for row in rows:

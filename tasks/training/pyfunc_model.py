@@ -12,7 +12,7 @@ from mlflow.pyfunc.model import PythonModel
 
 
 class StepTime(PythonModel):
-    """The registered model. It predicts step seconds, throughput, bottleneck and memory."""
+    """The registered model. It predicts the seconds of a training step and what limits them."""
 
     def load_context(self, context: Any) -> None:
         from srift_models.step_time.serialization import load
@@ -24,6 +24,7 @@ class StepTime(PythonModel):
     ) -> pd.DataFrame:
         """Return one row of predictions for each row of `model_input`, in the same order.
 
+        A row describes a setup, by columns such as `workload`, `cluster` and `batch_per_device`.
         Raises ValueError if the model does not know a workload or an instance type.
         """
         predicted: pd.DataFrame = self.model.predict(model_input)

@@ -66,7 +66,10 @@ class RegistryError(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Champion:
-    """The model in use, its registered version, and its errors in cross-validation."""
+    """The model in use and its version in the registry.
+
+    scoreboard: its errors in cross-validation; None if unknown.
+    """
 
     version: int
     model: StepTimeModel
@@ -88,12 +91,12 @@ class Provenance:
 
 
 def name_of(provider: str) -> str:
-    """Return the registered model name of a provider. Each provider has a separate model."""
+    """Return the name under which a provider's model is registered in MLflow."""
     return f"srift-step-time-{provider}"
 
 
 def signature() -> ModelSignature:
-    """Return the MLflow signature: the columns of the model's input and output."""
+    """Return the model's MLflow signature: the columns of its input and output."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
@@ -125,7 +128,7 @@ def _own_store(home: Path) -> str:
 
 @contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
-    """Yield a client of the registry. Errors of MLflow or its store become RegistryError."""
+    """Yield a client of the registry. Errors of MLflow or its database become RegistryError."""
     import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -164,7 +167,8 @@ def log_challenger(
 ) -> int:
     """Register a new model version with the alias `challenger`, and return its number.
 
-    scoreboard: errors and interval coverage, for each split and group of the cross-validation.
+    scoreboard: errors and interval coverage in cross-validation. It has a row for each split (a
+        way to hold out runs) and held-out group.
     card: description of the version, in Markdown.
     Raises RegistryError if the registry fails.
     """
@@ -206,7 +210,7 @@ def promote(
 ) -> None:
     """Give the version `number` the alias `champion`, so that it becomes the model in use.
 
-    over: the version that was in use before; None if there was none.
+    reason: why it is promoted. over: the version that was in use before; None if there was none.
     """
     name, text = name_of(provider), str(number)
     with _client(home) as client:
@@ -285,7 +289,9 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
 
 
 def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
-    """Return the known values of the scoreboard as {`split/group/column`: value}.
+    """Return the scoreboard as MLflow metrics, {`split/group/column`: value}.
+
+    Missing values are left out.
 
     Characters that MLflow does not accept in names are replaced with `_`.
     """

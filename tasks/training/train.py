@@ -25,8 +25,10 @@ SEED = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
-    """A new model, its predictions of held-out rows, its errors and the promotion decision.
+    """A new model, and the decision whether it replaces the model in use.
 
+    held_out: predictions of runs by models that were fitted without them.
+    scoreboard: the errors of these predictions.
     over: version of the model in use to which the new model was compared; None if there was none.
     """
 
@@ -42,9 +44,9 @@ def challenge(
 ) -> Challenger | None:
     """Fit a new model, score it on held-out groups, and compare it with the model in use.
 
-    frames: the result of `warehouse.reads.training_frames`.
+    frames: {name: measurements}, the result of `warehouse.reads.training_frames`.
     champion: the model in use, or None.
-    each: a function like `map`. It fits a model without each held-out group, maybe in parallel.
+    each: a function like `map`, for the cross-validation. It may run the fits in parallel.
     Returns None if there is no run to fit.
     """
     data = at_nominal_speed(TrainingData(**frames))
@@ -87,8 +89,9 @@ def register(
 ) -> tuple[int, Promotion]:
     """Register the new model, then promote or refuse it. Returns its version and the decision.
 
-    If another machine of the team has promoted a model in the meantime, the new model is compared
-    again, this time to the promoted model.
+    If another computer of the team has promoted a model in the meantime, the new model is compared
+    to that model instead.
+    frames: the measurements to which the new model was fitted.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(
@@ -130,7 +133,7 @@ def register(
 
 
 def card(provider: str, challenger: Challenger, provenance: Provenance, now: datetime) -> str:
-    """Return a model version's description in Markdown: its data, errors and an example call."""
+    """Return a new version's model card in Markdown: its data, errors and an example call."""
     name, pooled = registry.name_of(provider), challenger.scoreboard.query("group == 'all'")
     scores = "\n".join(
         f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows, mean error"

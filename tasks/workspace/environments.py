@@ -6,10 +6,12 @@ Local hosts have no access to a package index, so environments are installed bef
 import shutil
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from ..node.record import WorkloadFile
-from ..node.requirements import NotInstalled, environment_of, install, installed, unpack
+from ..node.requirements import NotInstalled, environment_of, install, installed, readable, unpack
+from ..providers.local.network import detect, without_files
 from ..reporting.progress import reporter
 from .settings import Settings
 from .sources import Source
@@ -22,18 +24,21 @@ def environment_at(home: Path, spec: WorkloadFile) -> Path:
     return environment_of(home / "environments", spec.requirements_digest)
 
 
-def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
+def install_at(settings: Settings, spec: WorkloadFile, source: Source) -> str:
     """Install the requirements of `spec` if they are not installed yet.
 
-    Returns the environment's Python executable. Raises NotInstalled if the installation fails.
+    pip does not see this user's files. Returns the environment's Python executable. Raises
+    NotInstalled if the installation fails.
     """
-    environment = environment_at(home, spec)
+    environment = environment_at(settings.home, spec)
     if installed(environment) is None:
         reporter().say(f"installing the requirements of workload {spec.name} ({spec.requirements})")
     # pip may write into the folder that it builds, so it gets a copy.
     with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:
-        unpack(source.travels_as(source.read()), Path(folder) / "code")
-        return install(spec.requirements, Path(folder) / "code", environment, spec.name)
+        code, builds = Path(folder) / "code", settings.stated(spec.name).allow_builds
+        unpack(source.travels_as(source.read()), code)
+        confine = partial(without_files, detect(), [code, environment, *readable()])
+        return install(spec.requirements, code, environment, spec.name, builds, confine)
 
 
 def not_installable(settings: Settings) -> dict[str, str]:
@@ -47,7 +52,7 @@ def not_installable(settings: Settings) -> dict[str, str]:
             spec, source = settings.travelling(name)
             used.add(environment_at(settings.home, spec))
             try:
-                install_at(settings.home, spec, source)
+                install_at(settings, spec, source)
             except NotInstalled as error:
                 refused[name] = str(error)
     for marker in (settings.home / "environments").glob("*/complete.json"):

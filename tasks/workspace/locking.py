@@ -48,7 +48,8 @@ def refresh_lock(
 ) -> Iterator[None]:
     """Hold the lock of SRIFT_HOME during the block, so that no other refresh runs.
 
-    Waits up to `patience_s` seconds for another refresh to end. Raises Busy if it is still running.
+    Waits up to `patience_s` seconds for another refresh to end. Raises Busy if it is then still
+    running. refresh_id: the id of the refresh that takes the lock.
     """
     home.mkdir(parents=True, exist_ok=True)
     left_s = patience_s
@@ -92,7 +93,7 @@ def refuse_if_at_work(home: Path) -> None:
 
 
 def patience_s() -> float:
-    """Return the seconds to wait for the refresh lock: 6 hours in a scheduled run, else 0."""
+    """Return the seconds to wait for another refresh: 6 hours in a run of a deployment, else 0."""
     from prefect.runtime import deployment
 
     return _PATIENCE_S if deployment.id else 0.0
@@ -113,9 +114,10 @@ def at_work(home: Path) -> dict[str, Any] | None:
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
-    """Return the refresh that another process is running in `home`, like `at_work`.
+    """Return the refresh that another process is running in `home`.
 
-    Returns None if no refresh is running, or if this process runs the refresh.
+    The result has the keys `refresh_id`, `pid` and `started_at`. Returns None if no refresh is
+    running, or if this process runs the refresh.
     """
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other
@@ -131,7 +133,7 @@ def alone(home: Path, name: str) -> Iterator[None]:
 
 
 def store_timings(workspace: Workspace, refresh_id: str, seconds: Mapping[str, float]) -> None:
-    """Store the seconds of each phase of a refresh in the warehouse."""
+    """Store {phase of a refresh: seconds} in the warehouse."""
     rows = [{"phase": phase, "seconds": spent} for phase, spent in seconds.items()]
     with workspace.warehouse.transact() as connection:
         append.append(connection, "raw_timings", rows, refresh_id=refresh_id)

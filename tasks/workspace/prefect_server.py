@@ -1,7 +1,6 @@
 """Run a private Prefect server while one command runs."""
 
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from prefect.settings import (
 )
 
 from ..node.processes import die_with_parent
+from .credential import new_credential
 from .home import Wrong, check_home
 
 _HOST = "127.0.0.1"
@@ -41,7 +41,7 @@ def own_server() -> Iterator[None]:
     home = get_current_settings().home
     check_home(home)
     home.mkdir(parents=True, exist_ok=True)
-    port, credential = _free_port(), f"srift:{secrets.token_urlsafe(32)}"
+    port, credential = _free_port(), new_credential()
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", _HOST]
     with (home / "server.log").open("wb") as log:
         server = subprocess.Popen(

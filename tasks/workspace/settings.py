@@ -80,8 +80,8 @@ class _Section(BaseModel):
 class Campaign(_Section):
     """The section [campaign]: limits for the measurements of one refresh.
 
-    elastic_runs: if True, a refresh also stops a local machine during a run, to measure the cost of
-    the loss.
+    elastic_runs: if True, a refresh also stops a local machine during a run, to measure the time
+    that the loss costs.
     """
 
     max_usd: float = Field(default=1.0, ge=0)
@@ -115,7 +115,7 @@ def _one_of(names: Sequence[str]) -> AfterValidator:
 
 
 class GoalSettings(_Section):
-    """A goal of a workload, with its deadline in hours or budget in dollars.
+    """A goal of a workload, with a deadline in hours or a budget in dollars if the goal has one.
 
     p_required: minimum probability that a recommended cluster meets the deadline or budget.
     """
@@ -129,7 +129,7 @@ class GoalSettings(_Section):
     def _limited(self) -> GoalSettings:
         limit = Goal(goal=self.goal).constraint
         if any((getattr(self, name) is None) == (name == limit) for name in ("hours", "usd")):
-            raise ValueError(f"goal {self.goal!r} takes {limit or 'neither hours nor usd'}")
+            raise ValueError(f"of hours and usd, goal {self.goal!r} must have {limit or 'neither'}")
         return self
 
 
@@ -140,13 +140,17 @@ class WorkloadSettings(_Section):
     `path`. A workload without an entrypoint has only imported measurements.
 
     `precisions`, `strategies` and `switches` list the options among which the planner may choose.
-    `data` is a folder or `s3://bucket/prefix`. The entrypoint gets the folder on the training
-    machine as its argument `data`. `transformer` is the network's shape: a Hugging Face
-    `config.json`, or the same keys as a table. `sequence` is the number of tokens in a sample.
+    An entry of `switches` is "none", or one or more of "checkpointing", "compile" and "offload",
+    joined with "+". `data` is a folder or `s3://bucket/prefix`. The entrypoint gets the folder on
+    the training machine as its argument `data`. With `follow_links`, links in the folder may lead
+    out of it. With `allow_builds`, pip on this computer may build requirements, which runs their
+    code. `transformer` is the network's shape: the path of a Hugging Face `config.json`, or a table
+    with its keys. `sequence` is the number of tokens in a sample.
     """
 
     entrypoint: str | None = None
     data: str | None = None
+    follow_links: bool = False
     samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
     transformer: str | dict[str, Any] | None = None
@@ -161,6 +165,7 @@ class WorkloadSettings(_Section):
     arguments: dict[str, bool | int | float | str] = {}
     path: str | None = None
     requirements: str = ""
+    allow_builds: bool = False
     env: dict[str, str] = {}
     goals: tuple[GoalSettings, ...] = ()
 
@@ -205,15 +210,19 @@ class WorkloadSettings(_Section):
         if self.sequence and self.transformer is None:
             raise ValueError("sequence is allowed only together with transformer")
         if self.data is not None and "data" in self.arguments:
-            raise ValueError("rename arguments.data: the entrypoint already gets `data`")
+            raise ValueError("rename arguments.data: the setting `data` is passed under this name")
         scaled = {STRATEGIES[0], *SERVED}  # other strategies would combine fp16's scaled gradients
         if "fp16" in self.precisions and not scaled.issuperset(self.strategies):
-            raise ValueError("fp16 works only with strategy ddp and parameter servers: use bf16")
+            raise ValueError(
+                "precision fp16 works only with strategies ddp, ps-1, ps-2 and ps-4: use bf16"
+            )
         for strategy in set(self.strategies) - {mode.strategy for mode in self.modes}:
             switches = ", ".join(self.switches)
-            raise ValueError(f"strategy {strategy} does not work with switches {switches}")
+            raise ValueError(
+                f"strategy {strategy} does not work with any of the switches {switches}"
+            )
         if len({(goal.goal, goal.hours, goal.usd) for goal in self.goals}) < len(self.goals):
-            raise ValueError("a goal is given twice")
+            raise ValueError("goals contains the same goal twice")
         return self
 
 
@@ -235,7 +244,7 @@ class Shared(_Section):
     @model_validator(mode="after")
     def _complete(self) -> Shared:
         if bool(self.host) != bool(self.data):
-            raise ValueError("set both host and data, or neither")
+            raise ValueError("set both host and data under [shared], or neither")
         return self
 
     def url(self, database: str, driver: str) -> str:
@@ -270,9 +279,9 @@ class Settings(_Section):
         return (root / home.expanduser()).resolve()
 
     def shared_data(self, kind: str) -> str:
-        """Return the folder or S3 prefix for one kind of shared files, below `shared.data`.
+        """Return the folder or S3 prefix for a kind of files that the team shares.
 
-        kind: "warehouse" or "mlflow".
+        It is below `data` of the section [shared]. kind: "warehouse" or "mlflow".
         """
         stated = self.shared.data
         if stated.startswith("s3://"):
@@ -285,9 +294,9 @@ class Settings(_Section):
             os.environ.setdefault(name, value)
 
     def server_variables(self) -> dict[str, str]:
-        """Return the environment variables that make Prefect and MLflow use the shared stores.
+        """Return the environment variables that make Prefect and MLflow use the team's database.
 
-        The result is empty if srift.toml names no shared host.
+        The result is empty if the section [shared] of srift.toml names no host.
         """
         if not self.shared.host:
             return {}
@@ -349,7 +358,7 @@ class Settings(_Section):
         where, _, function = (stated.entrypoint or "").rpartition(":")
         try:
             if not where or not function.isidentifier():
-                raise SourceRefused("entrypoint", "give it in the form file.py:function")
+                raise SourceRefused("entrypoint", "write the entrypoint as file.py:function")
             if stated.path is None:
                 return file_source(self.root, where, stated.requirements), function
             # Changes of state, goals or data must not change the digest of the code.
@@ -364,8 +373,8 @@ class Settings(_Section):
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
         """Return a workload in the form that is sent to machines: its description and its code.
 
-        Raises SettingsError if the name is unknown or the data cannot be read, and OSError if the
-        code cannot be read.
+        Raises SettingsError if the name is unknown, or if the code or data cannot be sent to
+        machines, and OSError if the code cannot be read.
         """
         source, function = self.source(name)
         stated, data = self.stated(name), self.data(name)
@@ -400,7 +409,9 @@ class Settings(_Section):
         text = self.workloads[name].data
         if text is not None and name not in self._data:
             try:
-                self._data[name] = read_data(text, self.root, self.home)
+                self._data[name] = read_data(
+                    text, self.root, self.home, self.workloads[name].follow_links
+                )
             except BadData as error:
                 raise SettingsError(f"workloads.{name}.data: {error}") from None
         return self._data.get(name)
@@ -408,8 +419,8 @@ class Settings(_Section):
     def workload_digest(self, name: str) -> str:
         """Return twelve hex digits that change if the workload changes.
 
-        They cover the code, function, arguments, requirements, environment variables and data. A
-        workload without code has the digest IMPORTED.
+        They cover the code, function, arguments, requirements, environment variables and data. For
+        a workload without code, returns the text "imported".
         """
         if self.workloads[name].entrypoint is None:
             return IMPORTED
@@ -426,7 +437,7 @@ def read_transformer(
     """
     config = json.loads((root / shape).read_text()) if isinstance(shape, str) else shape
     if not isinstance(config, dict):
-        raise ValueError(f"{shape} does not contain a JSON object")
+        raise ValueError(f"{shape} does not contain a JSON object with the network's shape")
     return transformer_facts(config, sequence)
 
 
@@ -445,6 +456,10 @@ def load_settings(file: Path | None = None) -> Settings:
     if path is None:
         raise SettingsError(
             f"no {FILE} in {here} or above it: change to a project's folder, or create {FILE}"
+        )
+    if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
+        raise SettingsError(
+            f"another user owns {path}, and it names code to run: to trust it, cd {path.parent}"
         )
     try:
         body = tomllib.loads(path.read_text())
@@ -472,10 +487,10 @@ def load_settings(file: Path | None = None) -> Settings:
 
 
 def _stated_by(variable: str) -> dict[str, Any]:
-    """Parse the environment variable SRIFT_SECTION__KEY, and return it as a nested dictionary.
+    """Return a setting from an environment variable, in the form of a parsed srift.toml.
 
-    The result has the form of a parsed srift.toml. A value that begins with `[` or `{` is parsed as
-    JSON. Raises ValueError if the JSON is malformed.
+    variable: such as SRIFT_CAMPAIGN__MAX_USD, which gives {"campaign": {"max_usd": value}}. A value
+    that begins with `[` or `{` is parsed as JSON. Raises ValueError if the JSON is malformed.
     """
     *sections, key = variable.lower()[len(PREFIX) :].split("__")
     value: Any = os.environ[variable]
@@ -489,7 +504,7 @@ def _stated_by(variable: str) -> dict[str, Any]:
 
 
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Override values in `body` with those in `changes`, section by section.
+    """Replace values in `body` by those in `changes`, at the same place in the nested sections.
 
     Raises ValueError if `changes` has a section where `body` has a plain value.
     """
@@ -499,4 +514,6 @@ def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
         elif isinstance(body.setdefault(key, {}), dict):
             _merge(body[key], value)
         else:
-            raise ValueError(f"{key} is not a section")
+            raise ValueError(
+                f"{key} has a single value, but a SRIFT_* variable uses it as a section"
+            )

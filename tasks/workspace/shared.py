@@ -9,9 +9,9 @@ from .settings import Settings
 def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Warehouse:
     """Return the warehouse without connecting to it.
 
-    The warehouse is shared if the section [shared] of srift.toml names a host.
+    The warehouse is shared by a team if the section [shared] of srift.toml names a host.
     wait_s: maximum seconds to wait while another process uses the warehouse. None means the
-    default of the kind of warehouse.
+    default, which is different for a shared warehouse.
     """
     path, shared = settings.home / "warehouse.duckdb", settings.shared
     if not shared.host:

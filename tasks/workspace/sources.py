@@ -79,10 +79,11 @@ class Source:
         )
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
-        """Return a digest of the files that pip reads, as twelve hex digits.
+        """Return twelve hex digits that change if a file changes that pip reads.
 
-        If the requirements file may refer to other files, the digest covers all files. It is empty
-        if there is no requirements file.
+        pip reads the requirements file. If this file may refer to other files, the digest covers
+        all files of the code. It is empty if there is no requirements file.
+        contents: the result of `read`.
         """
         if not self.requirements:
             return ""
@@ -94,14 +95,18 @@ class Source:
         return str(needed.hexdigest()[:12])
 
     def travels_as(self, contents: Mapping[str, bytes]) -> bytes:
-        """Return the bytes to send to machines: the content of the single file, or an archive."""
+        """Return the bytes to send to machines: the content of the single file, or an archive.
+
+        contents: the result of `read`.
+        """
         return archive(contents) if self.packed else contents[self.entry]
 
 
 def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
     """Return twelve hex digits that identify a workload's code, function and arguments.
 
-    more: other values that the digest covers. Empty values do not change it.
+    content: the code, or a hash of it. more: other values that the digest covers. Empty values do
+    not change it.
     """
     options = {name: value for name, value in more.items() if value}
     called = [function, dict(arguments), *([options] if options else [])]
@@ -110,7 +115,10 @@ def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **mor
 
 
 def hashed(contents: Mapping[str, bytes]) -> Any:
-    """Return a SHA-256 hash object of the files' names and contents, sorted by name."""
+    """Return the SHA-256 hash of files as a hashlib object. It covers their names and contents.
+
+    contents: {file name: content}. The order of the files does not matter.
+    """
     whole = hashlib.sha256()
     for name in sorted(contents):
         whole.update(f"{name}\0{len(contents[name])}\0".encode(errors="surrogateescape"))
@@ -119,9 +127,9 @@ def hashed(contents: Mapping[str, bytes]) -> Any:
 
 
 def archive(contents: Mapping[str, bytes]) -> bytes:
-    """Return a tar.gz of the files. Equal contents give equal bytes.
+    """Return a tar.gz of the files `contents`, {file name: content}.
 
-    Owners, modes and times of the files are fixed.
+    Equal files give equal bytes, because the owners, modes and times in the archive are constants.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -137,8 +145,10 @@ def folder_source(
 ) -> Source:
     """Return the code below `folder`, except the files and folders in `without`.
 
-    module: dotted name of the entrypoint's module. Raises SourceRefused if the module or the
-    requirements file is missing, or if the files cannot be sent to machines (see `_check`).
+    module: dotted name of the entrypoint's module. requirements: name of the requirements file in
+    `folder`; empty if there is none.
+    Raises SourceRefused if the module or the requirements file is missing, if the files are too
+    many or too large, or if a file would shadow Srift's package `node`.
     """
     files, left_out = _files(folder.resolve(), {path.resolve() for path in without})
     stem = module.replace(".", "/")
@@ -162,8 +172,8 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
     """Return the code in the single file `name` of the folder `root`.
 
     requirements: name of the requirements file in `root`; empty if there is none.
-    Raises SourceRefused if a file is missing. With requirements, also raises it if the two files
-    cannot be sent to machines (see `_check`).
+    Raises SourceRefused if a file is missing. If there are requirements, also raises it if the two
+    files are too large or would shadow Srift's package `node`.
     """
     path = root / name
     if not path.is_file():
@@ -180,8 +190,8 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
 def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:
     """Return the files to send as {name: path}, and the names of skipped symbolic links.
 
-    Links to folders and links that lead out of `root` are skipped. Hidden files, Python
-    environments, compiled code and the paths in `without` are left out.
+    Symbolic links to folders and links that lead out of `root` are skipped. Hidden files, Python
+    environments, compiled code and the paths in `without` are left out of both results.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []
@@ -192,7 +202,10 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
             name = path.relative_to(root).as_posix()
             if path.name.startswith(".") or name.endswith(_COMPILED) or path in without:
                 continue
-            if path.is_symlink() and (path.is_dir() or not path.resolve().is_relative_to(root)):
+            target = path.resolve()
+            hidden = target in without or "/." in str(target).removeprefix(str(root))
+            out = path.is_dir() or hidden or not target.is_relative_to(root)
+            if path.is_symlink() and out:
                 left_out.append(name)
             elif path.is_file():
                 found[name] = path
@@ -208,8 +221,8 @@ def _sends_folder(path: Path, without: Collection[Path]) -> bool:
 def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     """Raise SourceRefused if the files cannot be sent to machines.
 
-    The reason is one of these: too many files, too many bytes in total, a missing requirements
-    file, or a file that would shadow Srift's package `node`.
+    The files cannot be sent if they are too many or too large in total, if the requirements file is
+    not among them, or if a file would shadow Srift's package `node`.
     """
     for name in _AGENT:
         if name in files:

@@ -40,7 +40,7 @@ class WorkloadData:
 
     text: the setting `data` in srift.toml.
     source: the folder or the S3 address that `text` names.
-    digest: covers the text and, for a folder, the names and sizes of its files.
+    digest: changes if `text` changes or, for a folder, the name or size of a file in it.
     """
 
     text: str
@@ -67,10 +67,11 @@ def source_of(text: str, root: Path) -> Path | Address:
     return Address(bucket=address[1], prefix=f"{prefix}/" if prefix else "")
 
 
-def read_data(text: str, root: Path, home: Path) -> WorkloadData:
-    """Return the location and digest of the data that the setting `text` names.
+def read_data(text: str, root: Path, home: Path, follow_links: bool) -> WorkloadData:
+    """Return the location and digest of a workload's data.
 
-    root: relative folders start here. home: SRIFT_HOME.
+    text: the setting `data`. root: the folder to which a relative folder in `text` refers.
+    home: SRIFT_HOME. follow_links: if False, links may not lead out of the folder.
     Raises BadData if the text is neither a folder nor an S3 address, if the folder contains
     SRIFT_HOME, or if its files cannot be sent to machines.
     """
@@ -78,17 +79,23 @@ def read_data(text: str, root: Path, home: Path) -> WorkloadData:
     if isinstance(source, Path):
         if home.is_relative_to(source):
             raise BadData(
-                f"{source} contains SRIFT_HOME, whose files change with every command: move either"
+                f"{source} contains SRIFT_HOME, whose files change with every command: move the"
+                " data or SRIFT_HOME"
             )
         files = files_below(source)
+        for path in () if follow_links else map(source.joinpath, files):
+            if path.is_symlink() and not path.resolve().is_relative_to(source):
+                raise BadData(
+                    f"{path} leads out of the folder: copy it, or set follow_links = true"
+                )
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 
 
 def files_below(folder: Path) -> dict[str, int]:
     """Return the files below `folder` as {name: size in bytes}.
 
-    A symbolic link to a file counts as the file. A link to a folder is refused, because such links
-    may form a cycle.
+    A name is the path relative to `folder`. A symbolic link to a file counts as the file. A link to
+    a folder is refused, because such links may form a cycle.
 
     Raises:
         BadData: if the folder is empty, cannot be read, or has too many files, if S3 refuses a

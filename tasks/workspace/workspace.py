@@ -29,7 +29,7 @@ PROVIDERS = tuple(_SPENDS_MONEY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """The settings, the warehouse and the provider with which a flow works."""
+    """The settings, the warehouse and the provider of machines with which a command works."""
 
     settings: Settings
     warehouse: Warehouse
@@ -53,7 +53,7 @@ class Workspace:
 
     @property
     def max_hosts(self) -> int:
-        """Return the largest number of machines in a recommended cluster."""
+        """Return the maximum number of machines in a recommended cluster."""
         return (self.settings.ec2 if self.spends_money else self.settings.campaign).max_hosts
 
     @property
@@ -63,7 +63,7 @@ class Workspace:
 
     @property
     def published(self) -> Path:
-        """Return the folder of the published table and report page."""
+        """Return the folder of the published recommendations and report page."""
         return self.home / "published"
 
     @property
@@ -85,12 +85,14 @@ class Workspace:
         return replace(self, settings=self.settings.model_copy(update={"workloads": kept}))
 
 
-def open_workspace(provider: str = "local") -> Workspace:
-    """Open the workspace of `provider`. Starts no process.
+def open_workspace(provider: str = "local", settings: Settings | None = None) -> Workspace:
+    """Return the workspace of `provider`. Starts no process.
+
+    settings: the settings to use. The default loads srift.toml.
 
     Raises SettingsError if the settings are wrong or the provider is unknown.
     """
-    settings = load_settings()
+    settings = settings or load_settings()
     return Workspace(
         settings=settings,
         warehouse=open_warehouse(settings),
@@ -132,7 +134,7 @@ def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, 
 def refresh_command(provider: str, max_usd: str) -> str:
     """Return the command line that refreshes `provider`, for messages to the user.
 
-    max_usd: text of the dollar cap; used only if the provider's machines cost money.
+    max_usd: the dollar cap to show; used only if the provider's machines cost money.
     """
     if not spends_money(provider):
         return "srift refresh"
@@ -167,7 +169,7 @@ def new_refresh_id(now: datetime) -> str:
 
 @cache
 def code_commit() -> str:
-    """Return the git commit of the running code, with `-dirty` after edits.
+    """Return the git commit of Srift's code, with `-dirty` if files are edited.
 
     Returns "unknown" if git is not installed or the code is not in a repository.
     """

@@ -107,6 +107,12 @@ def many_tries(world, rng):
     world.faults.append(Fault(action=_FLEET[0], code=SILENT, after=True, skip=2))
 
 
+def unheard(world, rng):
+    """Fleets are served, the answer is InternalError, and the machines show late."""
+    world.unheard, world.lag_s = True, rng.choice((4.0, 20.0, 60.0, 100.0))
+    world.fleet_errors = [["InternalError"]] * rng.randint(1, 3)
+
+
 def dearer(world, rng):
     world.account.spot |= {zone: round(rng.uniform(0.8, 3.9), 2) for zone in ZONES}
 
@@ -208,6 +214,7 @@ KINDS = {
         ),
     ),
     "not found right after creation": (not_found_yet,),
+    "served, InternalError, shown late": (unheard,),
     "a launch of many tries": (many_tries, partial(choose, lag_s=(0.0, 20.0, 60.0))),
 }
 _TYPES = (

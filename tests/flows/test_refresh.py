@@ -2,29 +2,35 @@
 
 import importlib
 from contextlib import nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 from prefect.states import State
+from typer.testing import CliRunner
 
+from flows.cli import app
+from tasks.campaign.budget import spent_this_month
 from tasks.execution.collect import refuse_unless_swept
 from tasks.providers.base import NotSwept, ProviderError
+from tasks.providers.ec2.leases import Ec2Leases
 from tasks.workspace.locking import refresh_lock
 from tasks.workspace.settings import SettingsError
+from tasks.workspace.workspace import open_workspace
 from tests.ec2_home import Home
 from tests.installed import write_project
 from warehouse.database import DiskFull, Warehouse
 
 flow = importlib.import_module("flows.refresh")
 refresh = flow.refresh.fn
-STEPS = ("reap", "market", "measure", "retrain", "publish", "store_timings")
+STEPS = ("reap", "market", "measure", "retrain", "publish", "store_timings", "publish_summary")
 
 
 def replace_steps(monkeypatch, act):
     """Each step of a refresh calls `act` with its name."""
+    found = {"seconds": {}, "launches": 0, "usd": 0.0}
     for step in STEPS:
-        monkeypatch.setattr(flow, step, lambda *_, step=step, **__: act(step) or {"seconds": {}})
+        monkeypatch.setattr(flow, step, lambda *_, step=step, **__: act(step) or found)
 
 
 @pytest.fixture
@@ -89,9 +95,23 @@ def test_nothing_is_bought_unless_every_region_was_swept_within_the_hour(
         refuse_unless_swept(here, now)
 
 
-def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(ec2_project):
-    with pytest.raises(ProviderError):
+@pytest.mark.parametrize("swept", [False, True])
+def test_a_campaign_by_itself_is_refused_if_the_reaper_or_the_months_record_is_blind(
+    ec2_project, swept
+):
+    """Without credentials, nobody knows if this month's machines reported to the bucket."""
+    if swept:
+        Ec2Leases(ec2_project / "state").note_swept(["us-east-1"], datetime.now(UTC))
+    with pytest.raises(ProviderError, match="credentials" if swept else "srift reap"):
         importlib.import_module("flows.measure").measure.fn("r-1", "ec2", 5.0)
+
+
+def test_the_command_takes_the_months_dollars(ec2_project, monkeypatch):
+    monkeypatch.setattr(flow, "refresh", lambda *_: {})
+    monkeypatch.setattr("tasks.workspace.prefect_server.own_server", nullcontext)
+    words = ["refresh", "--provider", "ec2", "--max-usd", "0", "--month-spent", "5", "--json"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert spent_this_month(open_workspace("ec2"), datetime.now(UTC)) == (5.0, "")
 
 
 def test_a_second_refresh_of_a_home_is_cancelled_with_the_reason_and_does_nothing(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests import postgres
 from tests.installed import model, provenance, scores
 
 pytestmark = [pytest.mark.slow, pytest.mark.local]
+ROOT = Path(__file__).parents[2]
 psycopg2 = pytest.importorskip("psycopg2")
 
 
@@ -42,7 +44,17 @@ def test_registered_models_may_lie_in_s3(own_environment, server, s3, tmp_path):
     registry.promote(tmp_path, "ec2", version, "better")
     assert all(key.startswith("srift/mlflow/srift-step-time-ec2/") for key in keys())
     assert not list(tmp_path.rglob("model.pickle"))
-    found = registry.load_champion(tmp_path / "another machine's home", "ec2")
+    where = {"host": server, "dbname": "team_mlflow"}
+    with psycopg2.connect(**where, user=postgres.USER) as owner, owner.cursor() as cursor:
+        cursor.execute("create role srift_reader login password 'x'")
+        cursor.execute((ROOT / "deployments" / "reader.sql").read_text())
+    owner.close()
+    reader = psycopg2.connect(**where, user="srift_reader", password="x")
+    with closing(reader), pytest.raises(psycopg2.Error, match="permission denied"):
+        reader.cursor().execute("delete from registered_model_aliases")
+    store = os.environ["MLFLOW_TRACKING_URI"]
+    os.environ["MLFLOW_TRACKING_URI"] = store.replace(f"{postgres.USER}@", "srift_reader:x@")
+    found = registry.load_champion(tmp_path / "a reader's home", "ec2")
     assert found.version == version
     asked = registry.example(model())
     assert found.model.predict(asked).equals(model().predict(asked))

@@ -79,11 +79,7 @@ def test_a_repository_is_measured_and_clashing_requirements_cost_their_own_runs_
     assert name == "clash" and "ancient 1.0" in why
     clash, (repo, source) = settings.travelling("clash"), settings.travelling("repo")
     at_home = replace(repo, environment=str(environment_at(settings.home, repo)))
-    # a rented machine has another disk: the host installs the wheel that travelled
-    env = {"WORD": "hello", "AGAIN": "1"}
-    digest = source.digest(source.read(), "build", {}, env=env)
-    itself = replace(repo, name="itself", env=env, digest=digest)
-    files = [clash, (at_home, source), (itself, source)]
+    files = [clash, (at_home, source)]
     items = [
         Item(run_id=spec.name, kind="train", nodes=[0], workload=spec.name, batches=[8], most_s=1.0)
         for spec, _ in files
@@ -98,9 +94,9 @@ def test_a_repository_is_measured_and_clashing_requirements_cost_their_own_runs_
     )
     stop_at = time.monotonic() + 200.0
     served = serve(installation.provider, asked, stop_at=stop_at, watch=lambda *_: None)
-    assert (served.recorded, served.rows) == ({"repo", "itself", "clash"}, []), served.outcome
+    assert (served.recorded, served.rows) == ({"repo", "clash"}, []), served.outcome
     collect(installation, "r", datetime.now(UTC))
-    assert known(installation.home) == {"repo": "measured", "itself": "measured", "clash": "failed"}
+    assert known(installation.home) == {"repo": "measured", "clash": "failed"}
     [failed] = mart(installation.warehouse, "failed_runs").to_dict("records")
     assert "ancient 1.0" in failed["reason"]
     assert (failed["told_by"], failed["cause"] or "") == ("node", "")

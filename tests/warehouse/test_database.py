@@ -1,5 +1,6 @@
 """Create, wait, roll back, back up and restore."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -106,7 +107,7 @@ def damage(path):
     path.write_bytes(whole[:12288] + bytes(len(whole) - 12288))
 
 
-def test_a_damaged_warehouse_is_restored_from_its_verified_copy(warehouse):
+def test_a_damaged_warehouse_is_restored_from_its_verified_copy(warehouse, monkeypatch):
     publish(warehouse, [recommendation()], stamp(1))
     assert warehouse.back_up() == warehouse.backup and warehouse.verify() == 2
     damage(warehouse.path)
@@ -114,6 +115,12 @@ def test_a_damaged_warehouse_is_restored_from_its_verified_copy(warehouse):
         warehouse.verify()
     with pytest.raises(WarehouseDamaged):
         warehouse.back_up()
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: paths[1] == warehouse.path or replace(*paths))
+    warehouse.restore()  # is killed before the copy is in place
+    monkeypatch.undo()
+    with pytest.raises(WarehouseDamaged):
+        warehouse.create()
     kept = warehouse.restore()
     assert len(warehouse.select("recommendations")) == 1
     assert kept.exists() and warehouse.verify() == 2

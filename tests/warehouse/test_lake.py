@@ -22,7 +22,7 @@ from tests.warehouse.builders import (
 from warehouse.append import append, note_import, note_instance_types, note_workloads
 from warehouse.database import WarehouseBusy, WarehouseError
 from warehouse.export import export, read_published
-from warehouse.lake import Lake, SharedWarehouse, _session
+from warehouse.lake import Lake, SharedWarehouse, _ask, _session
 from warehouse.publication import PublicationRefused, publish
 
 pytestmark = pytest.mark.slow
@@ -104,6 +104,15 @@ def test_the_wait_is_bounded_and_the_error_names_the_writer(shared):
         hasty.transact(),
     ):
         pass
+
+
+def test_a_writer_that_lost_its_turn_commits_nothing(shared):
+    ends = "select pg_terminate_backend(pid)::text from pg_locks where locktype = 'advisory'"
+    with pytest.raises(WarehouseError), shared.transact() as writing:
+        append(writing, "raw_timings", [TIMING])
+        with _session(shared.lake).cursor("select 1") as other:
+            _ask(other, ends)
+    assert shared.select("raw_timings").empty
 
 
 def test_an_empty_lake_and_another_schema_are_errors(lake, tmp_path):

@@ -8,6 +8,7 @@ with leases as (
         count(*) as leases,
         min(started_at) as started_at,
         max(ended_at) as ended_at,
+        strftime(max(ended_at), '%Y-%m') as month,
         case when bool_and(usd is not null) then sum(usd) end as usd
     from raw_leases
     group by provider, refresh_id
@@ -27,6 +28,7 @@ select
     leases.refresh_id,
     leases.started_at,
     leases.ended_at,
+    leases.month,
     leases.leases,
     coalesce(attempts.measured_runs, 0) as measured_runs,
     coalesce(attempts.failed_runs, 0) as failed_runs,

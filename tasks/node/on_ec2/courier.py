@@ -145,9 +145,10 @@ class Delivery:
         return f"the agent ended with exit code {code}: {output}"
 
     def _publish(self, name: str, body: dict[str, Any], **more: Any) -> None:
-        """Upload `body` and `more` as one JSON object, unless `body` was the last upload.
+        """Upload the file `name` with the fields of `body` and `more` as a JSON object.
 
-        An error is printed, and the next call tries again.
+        Does nothing if `body` has not changed since the last upload of this file. An error is only
+        printed, and the next call tries again.
         """
         if self.sent.get(name) == body:
             return
@@ -192,9 +193,9 @@ class Delivery:
         self._watch()
 
     def _watch(self) -> None:
-        """Look for a new notice of EC2 every _NOTICE_EVERY_S seconds, and upload it.
+        """Look for a new notice of EC2, at most every _NOTICE_EVERY_S seconds, and upload it.
 
-        All files are then uploaded too, because the machine may end soon.
+        After a new notice, all files are uploaded too, because the machine may end soon.
         """
         if time.monotonic() < self.next_notice:
             return
@@ -207,10 +208,10 @@ class Delivery:
                     self._flush(self.outbox, self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, outbox: Outbox, waiting: Callable[[], object], until: float) -> None:
-        """Upload new and changed files while `waiting()` returns files, and retry after errors.
+        """Upload all new and changed files, and repeat this until `waiting()` returns no files.
 
-        Files that were uploaded a moment ago are included. Stops when time.monotonic() reaches
-        `until`.
+        Changed files are uploaded even if they were uploaded a moment ago. Errors are printed.
+        Stops when time.monotonic() reaches `until`.
         """
         pause_s = POLL_S
         while True:
@@ -235,10 +236,11 @@ class Delivery:
 
 
 def serve(given: argparse.Namespace) -> None:
-    """Run the machine until its agent ends. Upload `failed.json` with the reason if that fails.
+    """Run the machine until its agent ends.
 
-    `given` has the options of the command line. Raises OSError if the metadata service does not
-    return the machine's id.
+    If the machine could not do its work, upload `failed.json` with the reason. `given` has the
+    options of the command line. Raises OSError if the metadata service does not return the
+    machine's id.
     """
     ends = time.monotonic() + given.deadline_s
     metadata = Metadata()

@@ -67,11 +67,12 @@ class Fetcher:
         sizes = {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
         keys = files_of(sizes, prefix)
         if not keys:
-            raise ValueError("the S3 address has no objects")
+            raise ValueError("there are no objects below this S3 address")
         lacking = sum(sizes.values()) + KEPT_FREE_BYTES - shutil.disk_usage(self.mailbox).free
         if lacking > 0:
             raise ValueError(
-                f"the disk is too small: raise [ec2] volume_gib by at least {-(-lacking // 2**30)}"
+                "the disk is too small: raise `volume_gib` in the section [ec2] of srift.toml by"
+                f" at least {-(-lacking // 2**30)}"
             )
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")

@@ -29,7 +29,7 @@ class Metadata:
     def ask(self, method: str, path: str, header: str, value: str) -> str:
         """Send one request, and return the body of the response.
 
-        `header` is the end of the name of the token header, and `value` is its value. Raises
+        The request has the header `X-aws-ec2-metadata-token<header>` with this `value`. Raises
         OSError (for example HTTPError) or HTTPException.
         """
         headers = {f"X-aws-ec2-metadata-token{header}": value}

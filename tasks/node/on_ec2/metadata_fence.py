@@ -65,9 +65,9 @@ def start_as(
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
     """Block `user` from the metadata service at the URL `base`. Return "", or why that failed.
 
-    After a failure, the user's code must not run. All rules are applied, because a rule may
-    disappear: systemd-networkd drops the routing rules of other programs when it restarts. `python`
-    is the interpreter with which `user` tries to connect.
+    After a failure, the user's code must not run. All rules are applied although a single rule
+    suffices, because a rule may disappear: systemd-networkd drops the routing rules of other
+    programs when it restarts. `python` is the interpreter with which `user` tries to connect.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or 80

@@ -49,10 +49,10 @@ class Inbox:
         return int(json.loads(self._get("node.json"))["node"])
 
     def fetch(self) -> None:
-        """Download new and changed files of the manifest, each after the files that it needs.
+        """Download new and changed files of the manifest, workloads first and `done.json` last.
 
-        Raises an exception in FAULTS if S3 or the disk fails, or if the manifest has an invalid
-        name.
+        Stops at a file that is newer than the manifest. Raises an exception in FAULTS if S3 or the
+        disk fails, or if the manifest has an invalid name.
         """
         files = dict(json.loads(self._get("manifest.json"))["files"])
         for name in files:
@@ -112,11 +112,11 @@ class Outbox:
         self._budget, self._budget_at = UPLOADS_AT_ONCE, time.monotonic()
 
     def carry(self, *, until: float = math.inf, due_only: bool = True) -> None:
-        """Upload new and changed files until time.monotonic() reaches `until`.
+        """Upload each new or changed file once. Stop early when time.monotonic() reaches `until`.
 
-        If `due_only` is True, skip files that were uploaded, or failed, a moment ago. If uploads
-        fail, the first error is raised after all files have been tried, so that a bad file does not
-        delay the heartbeat.
+        If `due_only` is True, skip files whose last upload or failure was only seconds ago. If
+        uploads fail, the first error is raised after all files have been tried, so that a bad file
+        does not delay the heartbeat.
         """
         first_error = None
         for name in self.waiting():
@@ -205,8 +205,8 @@ class Outbox:
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
         """Return the content and the mark of a file; None if it may not be uploaded.
 
-        For a log, the content is the last _LARGEST_BYTES bytes. For other files, it is cut one byte
-        after this limit.
+        For a log, the content is the last _LARGEST_BYTES bytes. For other files, it has at most one
+        byte more than this limit, which shows that the file is too large.
         """
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:
@@ -222,9 +222,9 @@ class Outbox:
 
     @contextmanager
     def _opened(self, within: str) -> Iterator[int]:
-        """Open the folder or its subfolder `records`, and yield the file descriptor.
+        """Open the folder (`within` = "") or its subfolder (`within` = "records/").
 
-        Raises OSError if the user has replaced `records` by a link, because of O_NOFOLLOW.
+        Yields the file descriptor. Raises OSError if the user has replaced `records` by a link.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         descriptor = os.open(f"{self.folder}/{within}".rstrip("/"), flags)

@@ -103,7 +103,10 @@ def strategy(
 
 
 def communicates_always(name: str) -> bool:
-    """Return True if steps of the strategy send weights or activations even inside `no_sync`."""
+    """Return True if the strategy's steps communicate even inside `no_sync`.
+
+    They then send weights or activations, not only gradients.
+    """
     return name in (FSDP, ZERO2, ZERO1, TABLES, *TENSOR)
 
 
@@ -168,10 +171,10 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
 
 
 def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
-    """Shard the parameters of a model in host memory, block by block.
+    """Shard a model block by block, so that it never has to fit on a device as a whole.
 
-    The whole model never has to fit on a device. Afterwards, `optimizer` trains the shards.
-    `options` are passed to `fully_shard`.
+    Before the call, the model is in host memory. Afterwards, `optimizer` trains the shards.
+    `options` are passed to torch's `fully_shard`.
     """
     whole = dict(model.named_parameters())
     for module in [*blocks(model), model]:

@@ -52,7 +52,7 @@ def combine_gradients(
     values = bucket.buffer()
     if values.is_sparse:
         raise RuntimeError(
-            f"{GRADIENTS} cannot combine sparse gradients. Create embeddings with sparse=False"
+            f"strategy {GRADIENTS} cannot use sparse gradients. Create embeddings with sparse=False"
         )
     wide = _at_least_float32(values)
     combine(wide, [gradient.numel() for gradient in bucket.gradients()], group)
@@ -61,7 +61,9 @@ def combine_gradients(
 
 @dataclass
 class Changes:
-    """The state of strategy adasum-delta on a rank: the weights, and their values before a step.
+    """The state of strategy adasum-delta on a rank.
+
+    `weights` are the trained weights, and `before` their values before the optimizer's step.
 
     `is_due` is True after DDP has called its hook for the last bucket of a step. In a step inside
     `no_sync`, which is timed without communication, DDP calls no hook, so `combine` does nothing.

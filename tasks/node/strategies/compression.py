@@ -75,11 +75,12 @@ class SparseExchange:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def summed(self, index: int, gradient: Tensor) -> Tensor:
-        """Return the sum of `gradient` over ranks, reduced to the largest entries.
+        """Return the sum of the largest entries of `gradient` over ranks; other entries are 0.
 
-        `gradient` and the result have shape (d,). The residual of earlier steps is added first.
-        Entries that are not sent become the new residual of bucket `index`. Every rank must call
-        this method. Raises RuntimeError if a rank does not respond within the group's timeout.
+        `gradient` and the result have shape (d,). The entries that were not sent in earlier steps
+        are added first. Those that are not sent now are kept in `residuals[index]`, where `index`
+        is the number of the bucket. Every rank must call this method. Raises RuntimeError if a rank
+        does not respond within the group's timeout.
         """
         devices, share = self.machines[0], ceil(len(gradient) / self.machines[0])
         machine, place = divmod(dist.get_rank(self.group), devices)
@@ -109,7 +110,7 @@ def sparse_hook(
     state: SparseExchange,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Average a bucket's largest entries over ranks. This is ddp-mstopk's DDP hook.
+    """Average a bucket's largest entries over ranks. This is the DDP hook of strategy ddp-mstopk.
 
     In the first _DENSE_STEPS steps, all entries are averaged.
     """

@@ -41,10 +41,11 @@ def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
 class Grid:
     """The peers of this rank in the grid. Each tuple of ranks includes the rank itself.
 
-    row: the ranks that together hold all features of this rank's samples.
-    column: the ranks that together hold all inputs of a weight for this rank's outputs.
-    depth: the ranks that hold a copy of this rank's block of a weight.
-    features: the ranks that hold the same features as this rank, together for all samples.
+    row: the ranks that hold different features of the same samples.
+    column: the ranks that hold the blocks of a weight for the same outputs, but for other inputs.
+    depth: the ranks that hold copies of the same block of a weight.
+    features: the ranks that hold the same features of different samples: the columns of all depths
+        at this rank's position in its row.
     """
 
     group: dist.ProcessGroup
@@ -109,19 +110,19 @@ class Grid:
 
 
 def gather(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """All-gather `x` over the row's ranks along `dim`. The backward pass is a reduce-scatter."""
+    """All-gather `x` among this rank's row, along `dim`. The backward pass is a reduce-scatter."""
     return _exchanged(x, grid.gathered, grid.scattered, dim, grid.row)
 
 
 def scatter(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """Reduce-scatter `x` over the row's ranks along `dim`. The backward pass is an all-gather."""
+    """Reduce-scatter `x` among this rank's row, along `dim`. The backward pass is an all-gather."""
     return _exchanged(x, grid.scattered, grid.gathered, dim, grid.row)
 
 
 def turn(x: Tensor, split: int, joined: int, grid: Grid) -> Tensor:
-    """All-to-all in the row: split `x` along `split`, and concatenate the chunks along `joined`.
+    """All-to-all among this rank's row: split along `split`, and concatenate along `joined`.
 
-    The backward pass is the inverse all-to-all.
+    `split` and `joined` are dimensions of `x`. The backward pass is the inverse all-to-all.
     """
     return _exchanged(x, grid.turned, grid.turned_back, split, joined)
 
@@ -132,7 +133,7 @@ def _exchanged(x: Tensor, *exchange: Any) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """A differentiable exchange.
+    """An exchange between ranks for autograd.
 
     The backward pass applies the transposed exchange to the gradients.
     """
@@ -150,8 +151,8 @@ class _Exchange(torch.autograd.Function):
 class Summa(torch.autograd.Function):
     """A linear layer on a q x q grid, computed by the SUMMA algorithm.
 
-    The input `x` has shape (..., in / q). This rank's block of the weight has shape (out / q,
-    in / q). The result has shape (..., out / q).
+    The layer has `in` inputs and `out` outputs. The input `x` of this rank has shape (..., in / q),
+    its block of the weight (out / q, in / q), and its result (..., out / q).
     """
 
     @staticmethod

@@ -4,8 +4,8 @@
 
 Bisection finds two thresholds that enclose the k-th largest magnitude. Each iteration costs a
 comparison and a count. At most k entries lie above the upper threshold, and at least k above the
-lower threshold. The result has all entries above the upper threshold, and as many
-entries between the two thresholds as are missing, at equal intervals: no positions are preferred.
+lower threshold. The result starts with all entries above the upper threshold. If these are fewer
+than k, entries between the thresholds are added at equal intervals, until there are k.
 """
 
 from math import isfinite
@@ -20,9 +20,9 @@ _NARROW = 0.2  # below this fraction of candidates, later iterations look only a
 def largest(values: Tensor, count: int) -> Tensor:
     """Return the positions of the `count` largest magnitudes in `values`, in ascending order.
 
-    Magnitudes close to the `count`-th largest may be confused. Values that are not finite count as
-    the largest, so that all ranks receive them. If `count` is larger than the number of values, all
-    positions are returned.
+    The result is approximate: magnitudes close to the `count`-th largest may take its place. If
+    some values are not finite, these come first, so that all ranks receive them, and then the first
+    finite values. If `count` exceeds the number of values, all positions are returned.
     """
     if count >= len(values):
         return torch.arange(len(values), device=values.device)
@@ -52,10 +52,10 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
-    """Return the positions of `count` True entries, in ascending order.
+    """Return `count` positions in ascending order: those of `first`, then those of `then`.
 
-    `first` and `then` are boolean masks of the same length. Entries of `first` take precedence.
-    Entries of `then` are taken at equal intervals.
+    `first` and `then` are boolean masks of the same length. The True entries of `first` are taken
+    from the start. If they are fewer than `count`, those of `then` are taken at equal intervals.
     """
     taken = torch.nonzero(first).flatten()[:count]
     left, others = count - len(taken), torch.nonzero(then).flatten()

@@ -35,7 +35,7 @@ def shares_out(name: str) -> bool:
 
 
 def refuse(name: str, switches: str, device: torch.device, machines: Sequence[int]) -> None:
-    """Raise ValueError if the strategy is unknown, or does not support the other arguments.
+    """Raise ValueError if the strategy is unknown, or cannot use the switches, device or machines.
 
     `machines` lists the number of devices of each machine.
     """
@@ -48,7 +48,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         raise ValueError(f"strategy {name} does not support the switches {switches}; use {DDP}")
     if OFFLOAD in on(switches) and not shares_out(name):
         raise ValueError(
-            f"{OFFLOAD} does not work with {name}: use {FSDP} or {ZERO2}, which shard states"
+            f"switch {OFFLOAD} does not work with strategy {name}; use strategy {FSDP} or {ZERO2}"
         )
     if OFFLOAD in on(switches) and device.type == "cpu":
         raise ValueError(
@@ -92,7 +92,7 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
         runs = divisible_runs(model)
         if not runs:
-            raise ValueError(f"{name}: this model has no layers to divide; use {DDP}")
+            raise ValueError(f"strategy {name}: this model has no layers to divide; use {DDP}")
         parts = {part for run in runs for layer in run for part in layer.modules()}
         whole = {  # in one row, a pair of layers takes and returns all features
             layer: ("in_features", "out_features")[place % 2]
@@ -105,17 +105,19 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
             if part in parts and any(
                 getattr(part, size) % columns for size in sizes - {whole.get(part)}
             ):
-                wrong = f"the sizes of {path} ({part}) are not divisible by {columns}"
-                raise ValueError(f"{name}: {wrong}; use {DDP}")
+                wrong = f"the sizes of {path} ({part}) are not multiples of {columns}"
+                raise ValueError(f"strategy {name}: {wrong}; use {DDP}")
     if name == TABLES:
         tables, uses = tables_of(model), uses_of(model)
         if not tables:
-            raise ValueError(f"{name}: this model has no nn.Embedding or EmbeddingBag; use {DDP}")
+            raise ValueError(
+                f"strategy {name}: no nn.Embedding or EmbeddingBag in this model; use {DDP}"
+            )
         for path, table in tables.items():
             shared = uses[id(table.weight)] > 1
             if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
                 raise ValueError(
-                    f"{name}: {path} is used twice, or has sparse gradients, max_norm or"
+                    f"strategy {name}: {path} is used twice, or has sparse gradients, max_norm or"
                     f" scale_grad_by_freq; use {DDP}"
                 )
 
@@ -129,18 +131,18 @@ def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
         raise ValueError(
-            f"{name}: the optimizer {kind.__name__} may need whole weights;"
+            f"strategy {name}: the optimizer {kind.__name__} may need whole weights;"
             f" use {DDP}, or torch's {known}"
         )
     if name in (*TENSOR, TABLES) and (
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     ):
         raise ValueError(
-            f"{name}: a step hook of the optimizer, such as clipping, would see only a part of the"
-            f" weights; use {DDP} or {FSDP}"
+            f"strategy {name}: a step hook of the optimizer, such as clipping, would see only some"
+            f" of the weights; use {DDP} or {FSDP}"
         )
     if name == DELTAS and not getattr(kind.step, "hooked", False):
         raise ValueError(
-            f"{name}: the optimizer {kind.__name__} does not call step hooks, unlike torch's"
-            f" optimizers; use {DDP}"
+            f"strategy {name}: the optimizer {kind.__name__} does not call step hooks,"
+            f" unlike torch's optimizers; use {DDP}"
         )

@@ -39,7 +39,7 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
 
 
 def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """Gather `value` from all ranks, and return the values in rank order.
+    """Gather `value` from all ranks of `group`, and return the values in rank order.
 
     Every rank of the group must call this function. Without a group, returns `[value]`.
     """

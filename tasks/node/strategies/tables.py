@@ -93,7 +93,7 @@ def _choose_owners(
 
 
 class Lookup(nn.Module):
-    """The replacement of a table, which sends indices to the table's owner and returns rows.
+    """A module that replaces a table: it sends indices to the table's owner, and returns rows.
 
     `owner` is the rank that holds the table; -1 until the first forward pass.
     """
@@ -117,8 +117,8 @@ class Lookup(nn.Module):
         has_others = any(value is not None for value in (*others, *named.values()))
         if has_others or input.shape != self.shapes[self.rank]:
             raise ValueError(
-                f"{TABLES}: {self.path} accepts only indices, with the shape of the first step,"
-                f" {tuple(self.shapes[self.rank])}; use ddp"
+                f"strategy {TABLES}: {self.path} accepts indices of the first step's shape,"
+                f" {tuple(self.shapes[self.rank])}, and no other arguments; use strategy ddp"
             )
         indices = self.to_owner(input.to(torch.int32), self.shapes)
         # Look up the indices of all ranks together, because each lookup makes a dense gradient.
@@ -149,9 +149,10 @@ class Lookup(nn.Module):
 
 
 class _Rows(torch.autograd.Function):
-    """Sends rows from the table's owner to each rank, and gradients back in the backward pass.
+    """Sends rows from the table's owner to each rank. The backward pass returns their gradients.
 
-    `answers` are the rows for each rank, in rank order. Only the owner passes them.
+    `answers` are the rows for each rank, in rank order. Only the owner passes them. The owner
+    divides the gradients by the number of ranks.
     """
 
     @staticmethod

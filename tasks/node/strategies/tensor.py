@@ -115,14 +115,15 @@ class Blocks:
             by_rank = of_ranks(shapes, self.grid.group)
             if any(theirs != shapes for theirs in by_rank):
                 raise ValueError(
-                    f"divided layers need inputs of equal shape, not {by_rank}; use ddp"
+                    f"divided layers need equal input shapes on all ranks, not {by_rank}; use ddp"
                 )
             self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
         """Sum the gradients of copies, and divide all gradients by the number of ranks.
 
-        The division makes the loss a mean over ranks. This is a step pre-hook of the optimizer.
+        The results are the gradients of the mean of all ranks' losses. This is a step pre-hook of
+        the optimizer.
         """
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
@@ -143,9 +144,10 @@ class Blocks:
 class _Linear(nn.Module):
     """This rank's block of a linear layer.
 
-    On a grid with one row, layers form pairs. The first layer of a pair has `opens` = True and
-    takes all features of this rank's samples. The second layer returns all features. `dim` is the
-    sample dimension of the inputs. `order` permutes the layer's outputs before they are divided.
+    On a grid with one row, layers form pairs. The first layer of a pair has `opens` = True: its
+    input has all features of this rank's samples. The output of the second layer has them too.
+    `dim` is the sample dimension of the inputs. `order` permutes the layer's outputs before they
+    are divided.
     """
 
     def __init__(
@@ -195,7 +197,8 @@ class _Linear(nn.Module):
 class _Norm(nn.Module):
     """A LayerNorm whose features are divided among the ranks of a grid row.
 
-    Ranks exchange a mean and a variance per sample. The total mean is the mean of the ranks' means.
+    For each sample, ranks exchange the mean and variance of their features. All ranks have equally
+    many features. The total mean is the mean of the ranks' means.
     The total variance is the mean of the ranks' variances plus the variance of the ranks' means.
     """
 
@@ -248,14 +251,15 @@ class _Attention(nn.Module):
         is_causal: bool,
         need_weights: bool,
     ) -> tuple[Tensor, None]:
-        """Return (self-attention of `x`, None), as nn.MultiheadAttention without weights.
+        """Return (self-attention of `x`, None), as nn.MultiheadAttention if need_weights=False.
 
         The masks are added to the attention scores. Raises ValueError if `attn_mask` does not have
         the shape (length, length).
         """
         if attn_mask is not None and attn_mask.dim() != 2:
             raise ValueError(
-                "a mask per sample and head cannot be divided: pass a (length, length) mask"
+                "attention with divided heads needs a single mask for all samples and heads,"
+                " of shape (length, length)"
             )
         joint = self.into_heads(x).transpose(0, self.dim)
         q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
@@ -278,7 +282,7 @@ class _Sequence(nn.Sequential):
     """
 
     def __getitem__(self, index: Any) -> Any:
-        raise TypeError("a divided nn.Sequential cannot be indexed; use ddp")
+        raise TypeError("the strategy divided this nn.Sequential, so it cannot be indexed; use ddp")
 
 
 def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
@@ -360,14 +364,14 @@ def divisible_runs(model: nn.Module) -> list[Run]:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of `module`, with nested nn.Sequential flattened in an nn.Sequential."""
+    """Yield the children of `module`. If it is an nn.Sequential, flatten nested nn.Sequential."""
     for child in module.children():
         is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
         yield from _leaves(child) if is_nested else [child]
 
 
 def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
-    """Return True if the class of `module` is in `kinds` (no subclass), and it has no hooks.
+    """Return True if `module` is exactly of a class in `kinds`, without hooks or its own forward.
 
     A LayerNorm must also normalise only the last dimension.
     """
@@ -385,8 +389,8 @@ def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict
 
     divided_weights: elements of the weights of all divided layers.
     divided_inputs: elements per sample of the inputs of all divided layers.
-    divided_pairs: elements per sample of the inputs of the first layer and the outputs of the
-        second layer, summed over all pairs of layers.
+    divided_pairs: elements per sample that tensor-1d exchanges. It divides layers in pairs, and
+        exchanges the input of the first layer and the output of the second layer.
     """
     found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
     hooks = []

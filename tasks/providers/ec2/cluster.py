@@ -124,6 +124,11 @@ class Ec2Cluster(RunningCluster):
         with self._lock:
             return self.lease.usd_until(self._api.now())
 
+    def note_download(self, usd: float) -> None:
+        with self._lock:
+            machines = (replace(machine, download_usd=usd) for machine in self.lease.current)
+            self.keep(self.lease.with_machines(*machines))
+
     def replace(self, node: int) -> bool:
         """Replace the machine with rank `node`. Return False if AWS cannot do that.
 
@@ -298,7 +303,8 @@ class Ec2Cluster(RunningCluster):
             if ended:
                 problem = str(ended[0]["StateReason"]["Code"])
                 break
-            if len(found) == len(by_id) and all(map(_is_up, found.values())):
+            states = [one["State"]["Name"] for one in found.values() if one.get("PrivateIpAddress")]
+            if states == ["running"] * len(by_id):
                 running = [
                     replace(
                         machine,
@@ -359,6 +365,7 @@ class Ec2Cluster(RunningCluster):
             return False
         gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.now())
         new = replace(machine, current=True, usd_per_hour=lost.usd_per_hour)
+        new = replace(new, download_usd=lost.download_usd)
         self.keep(self.lease.with_machines(gone, new))
         return True
 
@@ -426,8 +433,3 @@ class Ec2Cluster(RunningCluster):
             moment = datetime.fromisoformat(str(body.get("at")))
             ends = min(ends, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
         return kind, max(0.0, ends - self.now_unix())
-
-
-def _is_up(described: Answer) -> bool:
-    """Return True if the machine runs and has a private IP address."""
-    return described["State"]["Name"] == "running" and bool(described.get("PrivateIpAddress"))

@@ -10,18 +10,17 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
 from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 
-from ..base import Lease, ProviderError
+from ..base import Lease, ProviderError, read_object
 from ..leases import HeldLease, LeaseFolder, replace_durably
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
-_REMEMBERED = timedelta(days=30)
 _SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
 
 
@@ -32,6 +31,7 @@ class Ec2Machine:
     `usd_per_hour` includes the volume, the public IP address and S3 requests. `group` is the group
     of the `FleetRequest` that launched the machine. `current` is True while the machine belongs to
     the cluster. `rank` is -1 if it was found by its tags after the launch had failed.
+    `download_usd` are the most dollars for the data that it downloads.
     """
 
     instance_id: str
@@ -45,6 +45,7 @@ class Ec2Machine:
     zone: str = ""
     address: str = ""
     current: bool = False
+    download_usd: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +155,7 @@ def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
     usd = 0.0
     for machine in machines:
         seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
-        usd += machine.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600
+        usd += machine.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600 + machine.download_usd
     return usd
 
 
@@ -166,6 +167,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases-ec2")
         self.swept_file = self.root / ".swept.json"
+        self.spent_file = self.root / ".spent.json"
 
     @property
     def token(self) -> str:
@@ -199,14 +201,6 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
                 "regions that srift.toml no longer names: check these regions, then delete the file"
             ) from error
 
-    def used_regions(self, now: datetime) -> list[str]:
-        """Return the regions that were searched for machines in the 30 days before `now`.
-
-        The reaper searches these regions even if srift.toml no longer names them. Raises
-        ProviderError if the file with the times cannot be read.
-        """
-        return [region for region, moment in self.swept().items() if now - moment < _REMEMBERED]
-
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
 
@@ -215,6 +209,33 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
+
+    def spent(self) -> dict[str, tuple[str, float]] | None:
+        """Return the month of the end and the dollars of each deleted lease, by id.
+
+        Returns None if the file is missing or cannot be read.
+        """
+        return read_object(self.spent_file)
+
+    def note_spent(
+        self, lease_id: str, ended_at: datetime, usd: float, *, begin: bool = False
+    ) -> None:
+        """Add the dollars of a lease to the file. Raises OSError if they cannot be written.
+
+        A lost file stays lost unless `begin` is True, because it would lack earlier leases.
+        """
+        with self.locked():
+            spent = self.spent()
+            if begin or spent is not None:
+                month = f"{ended_at:%Y-%m}"
+                replace_durably(self.spent_file, {**(spent or {}), lease_id: (month, usd)})
+
+    def forget_ended(self, lease_id: str) -> None:
+        """Delete an ended lease, after its dollars are on disk. Raises as the base class does."""
+        lease = self.read(lease_id)
+        if lease and lease.ended_at:
+            self.note_spent(lease_id, lease.ended_at, lease.usd or 0.0)
+        super().forget_ended(lease_id)
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.

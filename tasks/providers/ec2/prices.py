@@ -140,17 +140,45 @@ WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
 # Requests an hour of one machine and its controller while nothing changes (mailbox_s3.py,
 # node/on_ec2/sync.py). PUTs: heartbeats, log, records, and the controller's LISTs. GETs: the
 # controller fetches each upload, and the machine fetches the manifest every 2 s.
-PUTS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
-GETS_PER_HOUR = 720.0 + 360.0 + 60.0 + 1800.0
+PUTS_PER_HOUR = 1860.0  # 720 + 360 + 60 + 720
+GETS_PER_HOUR = 2940.0  # 720 + 360 + 60 + 1800
 # Upper bounds: a LIST may have several pages, the machine polls every second, and it uploads as
 # much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three
 # times an hour, because the caps count at least twenty minutes of a machine.
-MOST_UPLOADS_PER_HOUR = 720.0 + 1800.0 + 3 * 150.0
-MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
-MOST_GETS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
+# That are as many PUTs as GETs: 720 + 1800 + 3 x 150 uploads, and 3600.
+MOST_EACH_PER_HOUR = 6570.0
 
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD
-MOST_REQUESTS_USD_PER_HOUR = MOST_PUTS_PER_HOUR * WORST_PUT_USD + MOST_GETS_PER_HOUR * WORST_GET_USD
+MOST_REQUESTS_USD_PER_HOUR = MOST_EACH_PER_HOUR * (WORST_PUT_USD + WORST_GET_USD)
+
+# A download from S3 is free inside a region. Between regions, the bucket's region sets the price
+# (https://aws.amazon.com/s3/pricing/): 0.02 dollars per GB in the regions below. For all others,
+# the price of the dearest region, Cape Town, counts. A NAT gateway counts as in the dearest region,
+# Sao Paulo (https://aws.amazon.com/vpc/pricing/).
+_USUALLY_PRICED = (
+    "us-east-1 us-east-2 us-west-1 us-west-2 ca-central-1"
+    " eu-west-1 eu-west-2 eu-west-3 eu-central-1 eu-north-1"
+)
+WORST_REGION_USD_PER_GB, WORST_NAT_USD_PER_GB = 0.147, 0.093
+WORST_STORED_USD_PER_GB_MONTH = 0.0405  # S3 Standard in Sao Paulo
+PART_BYTES = 8 * 2**20  # boto3 transfers larger objects in parts of this size
+
+
+def download_usd(size: int, files: int, *, source: str, region: str, public: bool) -> float:
+    """Return the most dollars for one machine in `region` to download `files` of `size` bytes.
+
+    source: the bucket's region; "" if unknown. public: False if there may be a NAT gateway.
+    """
+    rate = 0.0 if public else WORST_NAT_USD_PER_GB
+    if source != region:
+        rate += 0.02 if source in _USUALLY_PRICED.split() else WORST_REGION_USD_PER_GB
+    # an object is listed, looked up, and fetched
+    return rate * size / 1e9 + (3 * files + size / PART_BYTES) * WORST_GET_USD
+
+
+def upload_usd(size: int, files: int) -> float:
+    """Return the most dollars to upload `files` of `size` bytes and to store them for a month."""
+    return (files + size / PART_BYTES) * WORST_PUT_USD + size / 1e9 * WORST_STORED_USD_PER_GB_MONTH
 
 
 def storage_usd_per_hour(region: str, gib: float) -> float:
@@ -192,22 +220,19 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     for offer in offers:
         public = offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour
         usd, why = _own_price(offer, public, terms)
+        is_packaged = offer.price_as_of == packaged().prices_as_of
+        estimated = is_packaged and offer.region != LISTED_REGION
         billed_offer = replace(
             offer,
             usd_per_hour=usd,
             public_usd_per_hour=public if why else None,
             own_price=why,
-            price_source=ESTIMATED if _is_estimated(offer) else "",
+            price_source=ESTIMATED if estimated else "",
             storage_usd_per_hour=storage_usd_per_hour(offer.region, terms.volume_gib),
             other_usd_per_hour=other_usd_per_hour(public=terms.public),
         )
         found.append(billed_offer)
     return found
-
-
-def _is_estimated(offer: Offer) -> bool:
-    packaged_price = offer.price_as_of == packaged().prices_as_of
-    return packaged_price and offer.region != LISTED_REGION
 
 
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:

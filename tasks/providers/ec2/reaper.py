@@ -8,7 +8,7 @@ NotSwept if it could not check a region or lease, or could not end a machine.
 
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from ..base import LeaseUnreadable, NotSwept, ProviderError
 from .api import ALIVE
@@ -24,6 +24,8 @@ from .termination import (
     tidy,
     until,
 )
+
+_REMEMBERED = timedelta(days=30)
 
 
 class Reaper:
@@ -54,7 +56,8 @@ class Reaper:
         # after 30 days.
         to_note = {*self.regions}
         try:
-            self.regions |= {*self.leases.used_regions(self.now)}
+            swept = self.leases.swept().items()
+            self.regions |= {region for region, at in swept if self.now - at < _REMEMBERED}
         except ProviderError as error:
             self.unswept["other regions"] = str(error)
         for region in sorted(self.regions):

@@ -196,13 +196,11 @@ def requests_of(
 
 
 def shortened(request: Request) -> Request:
-    """Return a request for printing: a digest replaces the user-data, if there is any."""
-
+    """Return a request for printing: a phrase replaces the user-data, if there is any."""
     if "LaunchTemplateData" not in request:
         return request
-    data = request["LaunchTemplateData"]
-    digest = hashlib.sha256(data["UserData"].encode()).hexdigest()[:12]
-    return request | {"LaunchTemplateData": data | {"UserData": f"(sha256 {digest})"}}
+    data = request["LaunchTemplateData"] | {"UserData": "(the script that starts the agent)"}
+    return request | {"LaunchTemplateData": data}
 
 
 def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:

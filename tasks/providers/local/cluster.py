@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCluster
+from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCluster, plain
 from tasks.providers.leases import HeldLease
 from tasks.providers.local.catalogue import LocalMachine
 from tasks.providers.local.cpu_shares import place, promised_to_others
@@ -63,10 +63,10 @@ class LocalCluster(RunningCluster):
         Raises ProviderError, NoCapacity or OSError if a host cannot be started. The caller must
         then call `release`, because other hosts may already be running.
         """
-        (self._directory / "scratch").mkdir()
+        self._machine.isolation.give(self._directory / "scratch", self._directory / "checkpoints")
         self.mailbox.mkdir()
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(node_package, self._directory / "code" / "node", ignore=ignored)
+        code, ignore = self._directory / "code", shutil.ignore_patterns("__pycache__")
+        shutil.copytree(node_package, code / "node", ignore=ignore)
         self.network.open(self._directory / "scratch" / "switch.log")
         for index in range(len(self.cluster.members)):
             self._start_host(index)
@@ -160,12 +160,16 @@ class LocalCluster(RunningCluster):
         address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"
         self.addresses[index : index + 1] = [address]
         mark = HostMark(self._store.token, self.lease_id, index, instance.cores)
-        command = [self._machine.python, "-m", "node", "--mailbox", str(self.mailbox)]
+        self._machine.isolation.give(self.mailbox / f"node-{index}")
+        # A process that exceeds its memory then gets an error that says so. A memory cgroup would
+        # kill it without a word, and an ordinary user cannot make one.
+        command = ["prlimit", f"--data={round(instance.memory_gib * 2**30)}"]
+        command += [self._machine.python, "-m", "node", "--mailbox", str(self.mailbox)]
         command += ["--node", str(index), "--address", address]
         command += ["--deadline", f"{self._lease.deadline_at.timestamp():.3f}"]
         host = self.network.start(
             str(mark),
-            command,
+            self._machine.isolation.powerless(command),
             self._log(index),
             address=address,
             bandwidth_gbps=instance.bandwidth_gbps,
@@ -191,7 +195,7 @@ class LocalCluster(RunningCluster):
         status, reason = self._hosts[index].process.poll(), ""
         if status is not None:
             log = self._log(index).read_text(errors="replace").strip()
-            reason = f"its agent ended with exit status {status}: {log[-_LOG_TAIL:]}"
+            reason = f"its agent ended with exit status {status}: {plain(log[-_LOG_TAIL:])}"
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _revoke_later(self, index: int, after_s: float) -> None:

@@ -22,12 +22,50 @@ from tasks.providers.local.processes import end, identify
 
 # an ordinary user's PATH on Debian lacks ip and tc
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-_TOOLS = ("ip", "tc", "unshare", "nsenter")
+_TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
 # In each script, the shell stays the namespace's first process and reaps orphans.
 _LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
 _AGENT = '"$@" </dev/null; exit $?'
 _HOLDER = {"root": ("unshare", "--net"), "user": ("unshare", "-Urnm")}
+# Take away the rights of root. Root becomes `nobody` (65534), who may read every file, because
+# Python and data often lie in folders that root alone can read.
+_POWERLESS = {
+    "root": """setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs \
+--bounding-set=-all,+dac_read_search --inh-caps=-all,+dac_read_search \
+--ambient-caps=-all,+dac_read_search""",
+    "user": "setpriv --no-new-privs --bounding-set=-all --inh-caps=-all --ambient-caps=-all",
+    "none": "",
+}
+# Runs a command in the folder `code`, in a new root with the system and the paths up to "--". The
+# command may write to `code` and `environment`, which belong to it until all its processes ended.
+_ALONE = r"""
+set -e; umask 022; code=$1 environment=$2 new=${1%/*}/root
+read -r first outside users </proc/self/uid_map
+if [ "$users" = 1 ]; then owner=0 groups=--keep-groups; else owner=65534 groups=--clear-groups; fi
+chown -hR "$owner:$owner" "$code" "$environment"
+mkdir "$new"; mount -t tmpfs none "$new"; mkdir -m 1777 "$new/tmp"
+inside() { unshare --root="$new" --wd="$code" setpriv --reuid="$owner" --regid="$owner" "$groups" \
+  --no-new-privs --bounding-set=-all --inh-caps=-all "$@"; }
+for path in /usr /bin /sbin /lib /lib64 /etc /dev /proc /run/systemd/resolve "$@"; do
+  case $path in --) break ;; /*) ;; *) continue ;; esac
+  [ -e "$path" ] || continue
+  if [ -d "$path" ]; then mkdir -p "$new$path"
+  elif [ ! -e "$new$path" ]; then mkdir -p "$new${path%/*}"; : >"$new$path"; fi
+  mount --rbind "$path" "$new$path"
+  case $path in "$code" | "$environment" | /dev | /proc) ;;
+  *) mount -o remount,bind,ro "$new$path" ;; esac
+done
+until [ "$1" = -- ]; do
+  [ ! -e "$new/$1" ] || inside test -r "$1" ||
+    { echo "user nobody cannot read $1: run chmod -R go+rX $1"; exit 1; }
+  shift
+done; shift
+status=0; inside "$@" || status=$?
+[ $$ != 1 ] || kill -9 -1 2>/dev/null || :
+chown -hR 0:0 "$environment"
+exit $status
+"""
 _BRIDGE = "ip link set lo up && ip link add br0 type bridge && ip link set br0 up"
 # A kernel without IPv6 refuses `addrgenmode`; it gives the link no IPv6 address anyway.
 _QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
@@ -51,6 +89,17 @@ class Isolation:
     @property
     def namespaces(self) -> bool:
         return self.kind != "none"
+
+    def give(self, *folders: Path) -> None:
+        """Create `folders` if they are missing, and let the code of hosts write to them."""
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+            if self.kind == "root":
+                os.chown(folder, 65534, 65534)
+
+    def powerless(self, command: Sequence[str]) -> list[str]:
+        """Return a command that runs `command` without root's rights. Needs namespaces."""
+        return [*_POWERLESS[self.kind].split(), *command]
 
 
 @dataclass(frozen=True)
@@ -99,7 +148,15 @@ class HostNetwork:
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
             self.switch = switch = self._spawn(holder, log)
-            _await(switch, lambda: _is_root_inside(switch.pid))
+            process, ours = Path(f"/proc/{switch.pid}"), os.readlink("/proc/self/ns/net")
+            # until it is root in its user namespace, and has its own network namespace
+            _await(
+                switch,
+                lambda: (
+                    (process / "uid_map").read_text().split()[:1] == ["0"]
+                    and os.readlink(process / "ns/net") != ours
+                ),
+            )
             self.run(_BRIDGE)
 
     def start(
@@ -198,7 +255,8 @@ def detect() -> Isolation:
         f" && tc qdisc add dev h0 root {_tbf(0.1)}"
     )
     for kind in ("root", "user") if os.geteuid() == 0 else ("user",):
-        done = _shell((*(_HOLDER["user"] if kind == "user" else ()), *_HOST, script))
+        user = _HOLDER["user"] if kind == "user" else ()
+        done = _shell((*user, *_HOST, f"{script} && {_POWERLESS[kind]} true"))
         if done.returncode == 0:
             return Isolation(kind=kind)
         reasons.append((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
@@ -206,14 +264,29 @@ def detect() -> Isolation:
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command` without a network and hides other processes.
+    """Return a command that runs `command` like code on a host, but without a network.
 
     Returns `command` unchanged if this computer cannot make namespaces.
     """
     if not isolation.namespaces:
         return list(command)
     user = _HOLDER["user"] if isolation.kind == "user" else ()
-    return [*user, *_HOST, _LOOPBACK, "srift-check", *command]
+    return [*user, *_HOST, _LOOPBACK, "srift-check", *isolation.powerless(command)]
+
+
+def without_files(
+    isolation: Isolation, paths: Sequence[object], command: Sequence[str]
+) -> list[str]:
+    """Return a command that runs `command` with a network, but without the files of this user.
+
+    It sees the system's files and `paths`. It may write to the first two paths: the folder of code,
+    where it runs, and the environment. A folder `root` is made beside the code. Returns `command`
+    unchanged if this computer cannot make namespaces.
+    """
+    if not isolation.namespaces:
+        return list(command)
+    space = ("unshare", "-Urm" if isolation.kind == "user" else "-m", *_HOST[2:], _ALONE)
+    return [*space, "srift-install", *map(str, paths), "--", *command]
 
 
 def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -241,10 +314,3 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(f"namespaces could not be created (exit status {process.poll()})")
-
-
-def _is_root_inside(pid: int) -> bool:
-    """Return True if the process is root in a user namespace and has its own network namespace."""
-    process = Path(f"/proc/{pid}")
-    is_root = (process / "uid_map").read_text().split()[:1] == ["0"]
-    return is_root and os.readlink(process / "ns/net") != os.readlink("/proc/self/ns/net")

@@ -122,11 +122,10 @@ def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Proces
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     killed.append((process, handle))
         until = time.monotonic() + within_s
-        return [process for process, handle in killed if _exits(handle, until - time.monotonic())]
-
-
-def _exits(handle: int, within_s: float) -> bool:
-    """Return True if the process with the pidfd `handle` ends within `within_s` seconds."""
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    return bool(poll.poll(max(0.0, within_s) * 1000))
+        ended = []
+        for process, handle in killed:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)  # readable once the process has ended
+            if poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                ended.append(process)
+        return ended

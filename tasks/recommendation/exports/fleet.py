@@ -16,8 +16,9 @@ _TAGS = (
 def fleet(selection: Selection) -> tuple[Any, str]:
     """Return a CreateFleet request of type instant, and its JSON text.
 
-    The request has an override with a priority for each rank that can replace the requested rank in
-    the same market and region. Tags describe the recommendation, because JSON has no comments.
+    The request has an override for the requested cluster and for each lower-ranked cluster that can
+    replace it in the same market and region. The override's priority follows the rank. Tags
+    describe the recommendation, because JSON has no comments.
 
     Raises:
         ExportRefused: if the machines are local hosts or have several instance types.

@@ -43,7 +43,7 @@ def karpenter(selection: Selection) -> tuple[Any, str]:
 
 
 def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
-    """Return a Karpenter NodePool for `ranks`, which have the same market.
+    """Return a Karpenter NodePool for the clusters `ranks`, which have the same market.
 
     Karpenter tries the pool with the highest `weight` first.
     """
@@ -72,7 +72,7 @@ def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
 def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
     """Return a Karpenter NodeOverlay for each instance type and market.
 
-    The overlay uses the hours of the best rank of the type and market.
+    The overlay uses the hours of the best cluster with this type and market.
     """
     best = {(one.types[0], one.market): one for one in reversed(ranks)}
     by_hours = Goal(goal=ranks[0].row["goal"]).objective == "hours"

@@ -14,10 +14,10 @@ RUNTIME_LIMIT_FACTOR = 2.0
 
 
 def sagemaker(selection: Selection) -> tuple[Any, str]:
-    """Return parts of CreateTrainingJob requests, sorted by rank, and their JSON text.
+    """Return parts of CreateTrainingJob requests, best cluster first, and their JSON text.
 
     Raises:
-        ExportRefused: if the machines are local hosts, or SageMaker cannot run any rank.
+        ExportRefused: if the machines are local hosts, or SageMaker cannot run any of the clusters.
     """
     selection.require_cloud("sagemaker", one_type=False)
     offered = shape_of("sagemaker", "TrainingInstanceType").enum
@@ -31,7 +31,7 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
         else:
             jobs.append([one])
     if not jobs:
-        raise ExportRefused(f"SageMaker cannot run any rank: {'; '.join(left_out)}")
+        raise ExportRefused(f"SageMaker cannot run any of the clusters: {'; '.join(left_out)}")
     document = {
         "about": [
             *selection.about,
@@ -60,7 +60,8 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
     """Return True if one SageMaker request can name both clusters as alternatives.
 
-    SageMaker supports alternatives only for on-demand clusters of one instance type.
+    SageMaker supports this only if both are on-demand, and each has a single instance type. The
+    clusters must also have the same training command and region, and different types.
     """
     if first.market != "on-demand" or len(first.types) > 1 or first.types == other.types:
         return False
@@ -73,7 +74,8 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
     """Return one job of the document: its ranks, clusters, EC2 dollars and request.
 
-    Several `ranks` become instance preferences, from which SageMaker chooses.
+    If `ranks` has several clusters, the request lists them as instance preferences, from which
+    SageMaker chooses.
     """
     first = ranks[0]
     offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]

@@ -1,4 +1,4 @@
-"""Select the published rows to export: the requested rank, and the ranks after it."""
+"""Select the published rows to export: the row of the requested rank, and lower-ranked rows."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,12 @@ class ExportRefused(Exception):
 class RankedCluster:
     """A row of the published table with its parsed cluster.
 
-    layout, batches: devices and batch per device, with one entry for each machine.
-    offers: one entry for each group of equal machines.
+    layout: number of devices used on each machine.
+    batches: batch per device on each machine.
+    offers: a dictionary for each offer, in rank order; `count` is its number of machines.
     zone: None if the price holds in the whole region.
-    training: equal for two clusters on which the same training command works.
+    training: layout, batches, accumulation steps and mode. Clusters with equal values can use the
+        same training command.
     """
 
     def __init__(self, row: Row) -> None:
@@ -55,7 +57,7 @@ class RankedCluster:
     def environment(self) -> dict[str, str]:
         """Return environment variables that give a training script its batch and mode.
 
-        The mode is the precision, the strategy and the switches.
+        They have the batch per device, accumulation steps, precision, strategy and switches.
         """
         names = ("batch_per_device", *MODE)
         return {f"SRIFT_{name.upper()}": str(self.row[name]) for name in names}
@@ -71,13 +73,16 @@ class Selection:
 
     @property
     def candidates(self) -> list[RankedCluster]:
-        """Return the requested row and the later ranks that are likely to meet the constraint."""
+        """Return the requested row, and the lower-ranked rows that probably meet the constraint."""
         below = [one for one in self.ranks if one.rank > self.first.rank]
         return [self.first, *(one for one in below if not row_misses(one.row))]
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """Return the candidates with one instance type and the same training command as `first`."""
+        """Return the candidates that can replace `first` without a change of the training command.
+
+        Each has machines of a single instance type, which may differ from the type of `first`.
+        """
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
 
@@ -124,7 +129,10 @@ class Selection:
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about an old publication, old prices or a constraint that is at risk."""
+        """Return warnings: old data, a constraint that is probably missed, or a doubtful choice.
+
+        The publication and prices are old after STALE_AFTER_H hours.
+        """
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(row['provider'], '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):
@@ -157,11 +165,13 @@ def select(
 ) -> Selection:
     """Return the published row with the requested rank, and all rows of its goal.
 
-    workload, goal, provider: they must select a single goal. None matches any goal or provider.
+    workload, goal, provider: must match the rows of exactly one goal. None matches every goal or
+    provider.
     rank: the rank of the row to export.
 
     Raises:
-        SettingsError: if no row matches, or if rows of several goals or providers match.
+        SettingsError: if no row matches, rows of several goals or providers match, or the rank does
+            not exist.
         ExportRefused: if no cluster meets the goal.
     """
     for column, wanted in (("workload", workload), ("provider", provider)):
@@ -179,7 +189,7 @@ def select(
     matches = matches or [one for one in goals if one.split(" ")[0] == goal]
     if len(matches) != 1:
         choices = ", ".join(f"--goal {one!r}" for one in matches or goals)
-        raise SettingsError(f"{workload} has several goals. Choose one: {choices}")
+        raise SettingsError(f"choose one goal of {workload}: {choices}")
     rows = [row for row in rows if goal_text(row) == matches[0]]
     if rows[0]["cluster"] is None:
         raise ExportRefused(f"no cluster meets {workload}, {matches[0]}: {rows[0]['reason']}")

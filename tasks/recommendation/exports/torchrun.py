@@ -76,7 +76,7 @@ if __name__ == "__main__":
 
 
 def torchrun(selection: Selection) -> tuple[Any, str]:
-    """Return a document with the batches and commands, and the text of a Python file.
+    """Return the document that `--json` prints (batches and commands), and a Python file's text.
 
     The file has the batch of each process, the torchrun commands, a batch sampler and a training
     step.

@@ -1,8 +1,9 @@
 """The caps of a campaign and of the month, and when a campaign must end."""
 
 import math
+import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,12 +15,17 @@ from models.domain.cluster import Cluster
 from tasks.campaign import budget as caps
 from tasks.campaign import campaign
 from tasks.campaign.budget import RELEASE_S, Tally
+from tasks.execution.data import DataCarrier, DataPlan
+from tasks.execution.record_loader import load_lease
 from tasks.market.offers import note_definitions, snapshot_offers
-from tasks.providers.base import EndedLease, Lease, LeaseUnreadable
+from tasks.providers.base import EndedLease, Lease, LeaseUnreadable, ProviderError
+from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import SPOT_MARGIN
+from tests.ec2_home import Home
+from tests.fake_ec2 import FakeAws
 from tests.fakes import offer
 from tests.installed import NOON, DescribedMachines, changed, install
-from tests.warehouse.builders import ROWS, load, write
+from tests.warehouse.builders import ROWS, fresh, load, write
 from warehouse.append import append
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
@@ -145,6 +151,49 @@ def test_the_months_cap_counts_this_month_and_provider(here):
     assert refusal(here, now=datetime(2026, 12, 1, tzinfo=UTC)) == ""
 
 
+@pytest.fixture
+def bought(here, monkeypatch):
+    """A home that bought once, is paid for and forgotten; its AWS, and the dollars."""
+    here, aws = changed(here, "ec2", bucket="mailbox"), FakeAws()
+    monkeypatch.setattr(caps, "connect", lambda: Ec2Api(aws.clients, aws.clock))
+    caps.keep_spending(here, NOON)
+    home, lease_id = Home(here.home, aws), f"{NOON:%Y%m%dT%H%M%S}-ab-00"
+    with home.acquire(home.two(), lease_id):
+        aws.pass_s(600.0)
+    (lease,) = home.provider.ended()
+    load_lease(here, lease, "r", NOON)
+    home.provider.forget(lease_id)
+    return here, aws, lease.usd
+
+
+@pytest.mark.parametrize("loss", ["nothing", "file", "shared", "record"])
+def test_what_the_month_cost_is_known_without_the_warehouse(bought, tmp_path, loss):
+    here, _, usd = bought
+    if loss == "file":  # also if a restoration was killed between its two moves
+        here.warehouse.path.unlink()
+    elif loss == "shared":
+        here = replace(here, warehouse=fresh(tmp_path))
+    elif loss == "record":
+        (here.home / "leases-ec2" / ".spent.json").unlink()
+    caps.keep_spending(here, NOON)
+    assert caps.spent_this_month(here, NOON) == (pytest.approx(usd), "")
+    assert caps.spent_this_month(here, datetime(2026, 12, 1, tzinfo=UTC)) == (0.0, "")
+
+
+def test_a_month_that_nobody_remembers_buys_nothing_until_its_dollars_are_stated(bought):
+    here, aws, _ = bought
+    shutil.rmtree(here.home)
+    with pytest.raises(ProviderError, match="--month-spent"):
+        caps.keep_spending(here, NOON)
+    aws.fails("s3:ListBucket", "AccessDenied")
+    with pytest.raises(ProviderError):  # nor where the bucket cannot be looked into
+        caps.keep_spending(here, NOON)
+    for minute, (stated, known) in enumerate(((95.0, 95.0), (0.0, 95.0), (97.0, 97.0))):
+        caps.keep_spending(here, NOON + timedelta(minutes=minute), stated)
+        assert caps.spent_this_month(here, NOON) == (known, "")
+    assert refusal(monthly(here, 97.0))
+
+
 def test_machines_of_other_controllers_count_to_their_deadline(here):
     here = monthly(here, 11.4)
     here.provider.held = [held()]
@@ -192,13 +241,40 @@ def test_without_on_demand_the_bid_bounds_spot(here):
     assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
 
 
-def test_before_the_first_refresh_nothing_is_spent_and_no_month_caps_local_hosts(here, tmp_path):
-    (here.home / "warehouse.duckdb").unlink()
-    assert caps.spent_this_month(here, NOON) == (0.0, "")
+def test_no_month_caps_local_hosts(tmp_path):
     (tmp_path / "local").mkdir()
     made = monthly(install(tmp_path / "local"), 0.0)
     assert refusal(made, tally(0.01)) == "" and refusal(made, tally(0.0))
     assert caps.money_short(made, tally(), NOON) == ""
+
+
+def of_data(download_usd=8.0, upload_usd=3.0):
+    plan = DataPlan(name="conv", place="s3://mine/", download_usd=download_usd)
+    return {"conv": replace(plan, upload_usd=upload_usd)}
+
+
+class Loaded(Lease):
+    """A lease whose machines have downloaded their data."""
+
+    def usd_until(self, now):
+        return 8.0
+
+
+def test_data_count_for_each_machine_and_its_replacements_and_an_upload_once(here):
+    plain = caps.allowance(here, launch(here), tally(100.0), NOON)
+    with_data = caps.allowance(here, launch(here), replace(tally(100.0), data=of_data()), NOON)
+    assert with_data.worst_usd - plain.worst_usd == pytest.approx((2 + 3) * 8.0 + 3.0)
+    assert refusal(here, replace(tally(43.0), data=of_data()))
+    assert not refusal(here, replace(tally(43.0), data=of_data(upload_usd=0.0)))
+    here = monthly(here, 100.0)
+    here.provider.held = [Loaded(**asdict(held(usd_per_hour=1.0)))]
+    (_, month), _ = caps.caps_of(here, tally(), NOON, [])
+    assert month.committed_usd == pytest.approx(at_worst(1.0, 7200.0) + 8.0)
+
+
+def test_prices_of_half_a_year_ago_bound_nothing(here):
+    assert not refusal(here, now=NOON + caps.PRICES_LAST)
+    assert "2026-11-20" in refusal(here, now=NOON + caps.PRICES_LAST + timedelta(seconds=1))
 
 
 def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here):
@@ -211,12 +287,22 @@ def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here):
     assert load(here.warehouse, row | {"ended_unix": NOON.timestamp()}) == 1
 
 
-def test_machines_get_the_allowed_deadline(here, monkeypatch):
-    seen = []
-    monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: seen.append(job.deadline_s))
-    for cap_usd, used in ((1.0, 0.0), (0.31, 0.10)):  # what it has spent counts
-        campaign.serve_launch(here, launch(here), LAUNCHED, tally(cap_usd, used))
-    longest_s, deadline_s = seen
+def test_machines_get_the_allowed_deadline_and_the_dollars_of_their_data(here, monkeypatch):
+    class Carrier(DataCarrier):
+        def plans(self, names, region):
+            return [*of_data(0.002, 0.003).values()]
+
+        def carry(self, plan, refresh_id=""):
+            return replace(plan, upload_usd=0.0)
+
+    monkeypatch.setattr(campaign, "DataCarrier", Carrier)
+    seen, mine = [], tally(0.323, 0.10)  # what it has spent counts
+    monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: seen.append(job))
+    for each in (tally(1.0), mine):
+        campaign.serve_launch(here, launch(here), LAUNCHED, each)
+    assert mine.usd == pytest.approx(0.103) and mine.data == of_data(0.002, 0.0)
+    assert {job.download_usd for job in seen} == {0.002}
+    longest_s, deadline_s = (job.deadline_s for job in seen)
     assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
     assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < longest_s
     assert at_worst(PRICE, deadline_s, machines=2) <= 0.21

@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +20,7 @@ from tasks.execution import data as execution_data
 from tasks.providers.ec2.attempts import attempts
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
+from tasks.reporting.tables import print_launches
 from tasks.workspace.workspace import open_workspace
 from tests.ec2_home import worst_usd
 from tests.fake_ec2 import FakeAws
@@ -30,9 +31,10 @@ MAKES = {"ec2:CreateSecurityGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet
 
 
 @pytest.fixture
-def here(ec2_project):
+def here(ec2_project, monkeypatch):
     file = ec2_project / "srift.toml"
     file.write_text(file.read_text().replace('["g4dn.*"]', '["g4dn.xlarge", "p4d.24xlarge"]'))
+    monkeypatch.setattr(caps, "PRICES_LAST", timedelta.max)
     return open_workspace("ec2")
 
 
@@ -76,20 +78,14 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
     assert "CreateFleet" not in plain.stdout and plain.stdout.count("not checked") == 1
 
 
-def test_machines_reach_https_outside_their_cluster_and_nothing_else(here):
-    (row,) = dry_run.planned(here, [launch("g4dn.xlarge", 2)], offers(), tally(5.0), NOW)
-    found = {one["action"]: one["request"] for one in row["requests"]}
-    permissions = found["ec2:AuthorizeSecurityGroupEgress"]["IpPermissions"]
-    (out,) = [one for one in permissions if "IpRanges" in one]
-    assert (out["FromPort"], out["ToPort"]) == (443, 443)
-    assert found["ec2:RevokeSecurityGroupEgress"]["IpPermissions"][0]["IpProtocol"] == "-1"
-
-
-def test_a_launch_beyond_the_cap_has_no_requests(here):
-    launches = [launch("p4d.24xlarge", 2), launch("g4dn.xlarge", 1)]
-    dear, cheap = dry_run.planned(here, launches, offers(), tally(1.0), NOW)
+def test_a_launch_beyond_the_cap_has_no_requests_and_does_not_count_on_the_screen(here, capsys):
+    launches = [launch("p4d.24xlarge", 2)] + [launch("g4dn.xlarge", 1)] * 40
+    dear, cheap, *_ = rows = dry_run.planned(here, launches, offers(), tally(9.0), NOW)
     assert dear["worst_usd"] is None and dear["requests"] == [] and dear["said"]
     assert cheap["worst_usd"] is not None and cheap["requests"]
+    print_launches(rows)
+    out = capsys.readouterr().out
+    assert "40 launches, about 12000 s and $2.0000" in out and len(out.splitlines()) < 30
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
@@ -127,5 +123,6 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     workspace = open_workspace("ec2")
     (row,) = dry_run.planned(workspace, [one], offers(), tally(50.0), NOW, aws.clients)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
-    assert any("s3://photos/cats" in sentence for sentence in row["said"])
+    assert any("s3://photos/cats" in each and "$" in each for each in row["said"])
+    assert any("123 days old" in each for each in row["said"])
     assert row["deadline_s"] - before_s == pytest.approx(1000.0, abs=60.0)

@@ -52,7 +52,7 @@ def test_an_account_that_is_set_up_is_well(aws):
     found = examine(settings, "ec2")
     assert {one.check for one in found if one.status == "ok"} >= ROLES | {
         *("settings", "identity", "clock", "regions", "bucket"),
-        *("bucket is private", "bucket can be used", LAUNCHES, PERMISSIONS, QUOTAS),
+        *("live prices", "bucket is private", "bucket can be used", LAUNCHES, PERMISSIONS, QUOTAS),
     }
     refuse_unless_well(settings, "ec2", 5.0)
 
@@ -80,6 +80,13 @@ def test_a_refusal_is_one_finding_that_stops_a_refresh(aws, examined, action, co
     with pytest.raises(ProviderError) as refused:
         refuse_unless_well(load_settings(), "ec2", 5.0)
     assert "very-secret-key" not in str(refused.value)
+
+
+@pytest.mark.parametrize("action", ["pricing:GetProducts", "ec2:DescribeSpotPriceHistory"])
+def test_prices_that_may_not_be_read_are_a_note(aws, action):
+    aws.fails(action, "AccessDenied", times=9)
+    (found,) = [one for one in examine_ec2(load_settings()) if one.check == "live prices"]
+    assert found.status == "note" and action in found.says
 
 
 def test_without_credentials_nothing_is_asked(aws, examined, monkeypatch):

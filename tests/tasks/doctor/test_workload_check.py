@@ -8,12 +8,16 @@ from tasks.workspace.settings import load_settings
 from tests.wheels import wheel
 
 TOML = """
+[local.instance_types.small]
+cores = 1
+memory_gib = 0.01
+bandwidth_gbps = 1
+usd_per_hour = 1
 [workloads.net]
 entrypoint = "mine.py:build"
 samples = 1000
 global_batch = 64
-precisions = ["fp32", "bf16"]
-strategies = ["ddp", "zero1"]
+precisions = ["fp32", "bf16", "fp16"]
 [workloads.imported]
 samples = 1000
 global_batch = 64
@@ -38,27 +42,6 @@ def project(folder, first="pass"):
     return load_settings(folder / "srift.toml")
 
 
-def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_its_own(
-    tmp_path, monkeypatch, capfd
-):
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    # Python may keep what it compiled beside the file.
-    first = (
-        "assert len(set(os.listdir()) - {'__pycache__'}) == 1"
-        " and 'AWS_SECRET_ACCESS_KEY' not in os.environ"
-    )
-    found = check_workload(project(tmp_path, first), "net", timeout_s=120)
-    assert [(one["precision"], one["problem"]) for one in found["precisions"]] == [
-        ("fp32", ""),
-        ("bf16", ""),
-    ]
-    assert (found["entrypoint"], found["batch"]) == ("mine.py:build", 16) and problems(
-        found
-    ) is None
-    out, err = capfd.readouterr()
-    assert out == "" and "a word of the workload's own" in err
-
-
 def test_a_strategy_that_trains_something_else_than_ddp_fails(tmp_path):
     """An optimizer whose rate depends on its number of weights, of which `zero1` gives it a share."""
     first = """step = torch.optim.SGD.step
@@ -66,7 +49,10 @@ def test_a_strategy_that_trains_something_else_than_ddp_fails(tmp_path):
         self.param_groups[0]["lr"] = 0.1 / len(self.param_groups[0]["params"])
         return step(self, closure)
     torch.optim.SGD.step = across"""
-    failed = problems(check_workload(project(tmp_path, first), "net", timeout_s=120))
+    project(tmp_path, first)
+    (tmp_path / "srift.toml").write_text(TOML.replace(', "fp16"]', ']\nstrategies = ["zero1"]'))
+    settings = load_settings(tmp_path / "srift.toml")
+    failed = problems(check_workload(settings, "net", timeout_s=120))
     assert "zero1 trains something else than ddp" in str(failed)
 
 
@@ -75,13 +61,14 @@ FOLDER = """
 path = "repo"
 entrypoint = "tasks:build"
 requirements = "requirements.txt"
+allow_builds = true
 env = {WIDTH = "3"}
 samples = 1000
 global_batch = 64
 """
 # In a module with the name of one of our packages, which machines do not have.
 SEES = """
-import glob, os, socket
+import glob, os, socket, subprocess
 import greeting
 
 assert greeting.WORD == "hello" and os.environ["WIDTH"] == "3" and os.path.exists("data.txt")
@@ -89,6 +76,21 @@ assert not [name for name in os.environ if name.startswith(("AWS", "PIP", "SRIFT
 assert not os.path.exists(os.path.expanduser("~/.aws"))
 assert len(glob.glob("/proc/[0-9]*")) < 9, "other processes, with their environments, are in sight"
 assert [name for _, name in socket.if_nameindex()] == ["lo"]
+assert not os.access("/etc/passwd", os.W_OK) and subprocess.call(["umount", "/proc"])
+"""
+BACKEND = """
+import glob, os, shutil
+
+def build_wheel(folder, *_, **__):
+    assert not os.path.exists("{secret}"), "the files of the operator are in sight"
+    assert not os.access("/etc/passwd", os.W_OK) and len(glob.glob("/proc/[0-9]*")) < 9
+    return os.path.basename(shutil.copy(glob.glob("*.whl")[0], folder))
+"""
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
 """
 
 
@@ -101,10 +103,12 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
     (tmp_path / ".aws").mkdir()
     (tmp_path / "srift.toml").write_text(FOLDER)
     repo = tmp_path / "repo"
-    wheel(repo / "wheels", "greeting", "1.0", "WORD = 'hello'\n")
+    wheel(repo / "sd", "greeting", "1.0", "WORD = 'hello'\n")
+    (repo / "sd" / "backend.py").write_text(BACKEND.format(secret=tmp_path / ".aws"))
+    (repo / "sd" / "pyproject.toml").write_text(PYPROJECT)
     (repo / "tasks.py").write_text(SEES + BUILD.format(first="pass"))
     (repo / "data.txt").write_text("")
-    (repo / "requirements.txt").write_text("--no-index\n--find-links wheels\ngreeting\n")
+    (repo / "requirements.txt").write_text("--no-index\n./sd\n")
     settings = load_settings(tmp_path / "srift.toml").model_copy(
         update={"home": tmp_path / "state"}
     )
@@ -129,14 +133,16 @@ def test_a_workload_that_waits_or_dies_fails(tmp_path, first, timeout_s):
 
 
 READS = BUILD.replace("def build():", "def build(data):").format(
-    first='assert open(data + "/x.txt").close() is None'
+    first="import resource; assert resource.getrlimit(resource.RLIMIT_DATA)[0] > 0"
+    '; assert open(data + "/x.txt").close() is None and "AWS_SECRET_ACCESS_KEY" not in os.environ'
 )
 
 
 @pytest.mark.parametrize("stated", ["images", "s3://mine-1/images"])
 def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not_here(
-    tmp_path, stated, monkeypatch
+    tmp_path, stated, monkeypatch, capfd
 ):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     here = tmp_path / "images"
     here.mkdir()
@@ -148,10 +154,17 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
     found = check_workload(settings, "net", timeout_s=120)
     assert problems(found) is None
     if stated.startswith("s3"):
-        assert [one["figures"] for one in found["precisions"]] == [None, None]
+        assert [one["figures"] for one in found["precisions"]] == [None] * 3
         assert "s3://mine-1/images/" in found["precisions"][0]["notes"][0]
         data = settings.data("net")
         data.fetched_below(settings.home).parent.mkdir(parents=True)
         here.rename(data.fetched_below(settings.home))  # as fetched for local hosts
         found = check_workload(settings, "net", timeout_s=120)
-    assert all(one["figures"]["step_s"] > 0 for one in found["precisions"]), found
+    assert [one["precision"] for one in found["precisions"]] == ["fp32", "bf16", "fp16"]
+    for figures in (one["figures"] for one in found["precisions"]):
+        assert (figures["parameters"], figures["gradient_bytes"]) == (5, 20)
+        assert len(figures["losses"]) == 2 and figures["peak_bytes"] > 0
+        assert figures["input_s"] > 0 and 0 < figures["step_s"] < 10
+    assert (found["entrypoint"], found["batch"]) == ("mine.py:build", 16)
+    out, err = capfd.readouterr()
+    assert out == "" and "a word of the workload's own" in err

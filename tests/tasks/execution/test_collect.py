@@ -172,9 +172,12 @@ def test_a_run_on_another_device_than_was_bought_is_marked(here):
 
 
 def test_untrusted_words_of_files_left_behind_are_cleaned(here):
-    words = {"reason": "dump.bin \x1b[31m(9 bytes)" + "x" * 10_000}
+    words = {"reason": "dump.bin \x1b[31m(9 bytes)\x9b" + "x" * 99_999}
     write(here, "node-0/refused.json", words)
     write(here, "node-1/refused.json", "[")
+    write(here, "node-1/records/c.json", record("c", status="failed", **words))
     first, second = load(here).notes
+    reason = here.warehouse.select("raw_runs", {"run_id": "c"})["reason"][0]
+    assert reason.startswith("dump.bin [31m(9 bytes)xx") and len(reason) < 20_000
     assert first.startswith("node-0 ") and len(first) < 600 and first.isprintable()
     assert second.startswith("node-1 ")

@@ -99,7 +99,11 @@ def test_an_address_without_objects_is_a_problem(carrier, s3, address):
 
 def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path):
     here = carrier(provider="ec2")
+    usd = planned(here).upload_usd
+    assert usd == pytest.approx(2 * 0.007 / 1000 + 30 / 1e9 * 0.0405, rel=0.01)
     plan = brought(here)
+    (row,) = here._workspace.warehouse.select("lease_spend").to_dict("records")
+    assert row["usd"] == usd and plan.upload_usd == planned(here).upload_usd == 0.0  # this month
     below = plan.place.removeprefix("s3://mailbox/")
 
     def stored():
@@ -123,6 +127,23 @@ def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     monkeypatch.setattr("tasks.providers.ec2.api.has_credentials", lambda: False)
     unlisted = planned(DataCarrier(here._workspace))
     assert (unlisted.place, unlisted.size, fetch_s(unlisted)) == (ADDRESS, None, 0.0)
+    assert 100 * 2**30 / 1e9 * 0.147 < unlisted.download_usd < 20.0  # a volume holds no more
+
+
+@pytest.mark.parametrize(
+    ("region", "ec2", "usd_per_gb"),
+    [
+        (REGION, {}, 0.0),
+        (REGION, {"subnets": "private"}, 0.093),
+        ("eu-west-1", {"subnets": "private"}, 0.113),
+    ],
+)
+def test_a_download_costs_what_its_route_does(carrier, s3, monkeypatch, region, ec2, usd_per_gb):
+    monkeypatch.setattr(execution_data.Ec2Api, "image", lambda *_: {})
+    here = carrier(ADDRESS, "ec2", **ec2)
+    monkeypatch.setattr(here, "_listed", lambda _: ({"a": 10**9, "b": 10**9}, REGION))
+    (plan,) = here.plans(["conv"], region)
+    assert plan.download_usd == pytest.approx(2 * usd_per_gb, abs=0.001) and plan.download_usd > 0
 
 
 @pytest.mark.parametrize(("volume_gib", "fits"), [(50, False), (51, True)])

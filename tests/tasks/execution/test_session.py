@@ -208,7 +208,9 @@ def test_an_end_costs_what_it_hit_and_no_more(tmp_path, name):
 
 def test_a_killed_rank_costs_its_run_and_shares_are_in_force_while_it_measures(tmp_path):
     hit = (finished(1, 0, run_id="b", **LOST_PEER), finished(1, 1, run_id="b", **KILLED))
-    seen = launch(tmp_path, job(), *GOES, reported("a"), *hit, armed(2), reported("c"))
+    costly = job(download_usd=7.0)
+    seen = launch(tmp_path, costly, *GOES, reported("a"), *hit, armed(2), reported("c"))
+    assert seen.cluster.download_usd == 7.0
     assert (seen.served.recorded, seen.runs) == (set("ac"), "c")
     assert seen.rows == [("b", "failed", SIGKILL)]
     assert seen.cluster.settled == [True, False, True] and seen.served.outcome == "finished"

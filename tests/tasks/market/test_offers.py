@@ -5,15 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from models.campaign.budget import billed_s
-from models.campaign.shopping_list import PlannedLaunch
-from models.domain.cluster import Cluster
-from tasks.campaign.budget import Tally, allowance
 from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
-from tests.installed import NOON, USD, DescribedMachines, install
+from tests.installed import NOON, DescribedMachines, install
 from warehouse.reads import mart
 
 
@@ -141,25 +137,6 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
     found = prices.current_offers(here)
     assert paid(found) == public and all(one.storage_usd_per_hour > 0 for one in found)
     assert {one.interruption_source for one in found} == {"published"}
-
-
-def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path):
-    """A savings plan may be used up; then the public price is paid."""
-    dearer = {"s.large": {"on_demand_usd_per_hour": USD["s.large"] + 1.0}}
-    worst = []
-    for own in ({}, {"discounts": {"s.*": 0.5}}, {"prices": dearer}):
-        folder = tmp_path / str(len(worst))
-        folder.mkdir()
-        here = noted(folder, OwnTerms(name="ec2", terms=Ec2.model_validate(own)), snapshot=True)
-        by_name = {by_type(one): one for one in prices.current_offers(here)}
-        cluster = Cluster(members=(by_name["s.large", "spot"],))
-        launch = PlannedLaunch(cluster=cluster, items=(), est_s=600.0, est_usd=0.01, reason="")
-        tally = Tally(cap_usd=9.0, stop_at=1e9, refresh_id="refresh-1")
-        worst.append(allowance(here, launch, tally, NOON))
-    public, less, more = worst
-    paid_s = billed_s(public.deadline_s)
-    assert less.worst_usd == public.worst_usd
-    assert more.worst_usd - public.worst_usd == pytest.approx(paid_s / 3600)
 
 
 def test_offers_are_listed_in_order_with_unknown_prices_last(here):

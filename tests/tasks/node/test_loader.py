@@ -269,10 +269,10 @@ def test_a_profile_measures_what_a_sample_costs_without_workers(built, monkeypat
 def test_waiting_is_told_from_computing(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(300_000))
-    before = profiler._thread_counters()
+    before = profiler.thread_counters()
     time.sleep(0.2)
     file.read_bytes()
-    load_s, wait_s, size = profiler._loading(before, profiler._thread_counters(), 2)
+    load_s, wait_s, size = profiler._loading(before, profiler.thread_counters(), 2)
     assert load_s < 0.05 < wait_s and 150_000 <= size < 200_000
 
 

@@ -62,14 +62,6 @@ def test_a_folder_is_unpacked_and_the_command_runs_in_it_with_the_workloads_vari
     assert folder == str(tmp_path / "node-1/scratch/workloads/c") and os.listdir(folder)
 
 
-def test_requirements_that_are_installed_already_give_the_python(tmp_path, monkeypatch):
-    made = tmp_path / "environment"
-    made.mkdir()
-    (made / "complete.json").write_text("{}")
-    program, words, *_ = end_of(tmp_path, monkeypatch, replace(NEEDS, environment=str(made)))
-    assert program == words[0] == f"{made}/bin/python"
-
-
 @pytest.mark.parametrize(
     ("workload", "named", "cause"),
     [(NEEDS, "nosuch", ""), (replace(NEEDS, environment="/gone"), "/gone", ""), (NEEDS, "slow", INSTALL)],

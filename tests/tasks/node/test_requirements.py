@@ -16,10 +16,11 @@ from tests.wheels import wheel
 TORCH = torch_version().partition("+")[0]
 
 
-def asked(root, text):
+def asked(root, text, **more):
     """Install that, and return the environment's Python."""
     (root / "requirements.txt").write_text(f"--no-index\n--find-links wheels\n{text}\n")
-    return install("requirements.txt", root, environment_of(root / "environments", "d1"), "mine")
+    environment = environment_of(root / "environments", "d1")
+    return install("requirements.txt", root, environment, "mine", **more)
 
 
 @pytest.fixture
@@ -51,16 +52,35 @@ def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(ro
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("ancient", "ancient 1.0 depends on torch<2"),
+        ("# a\n--pre\n./wheels/ancient-1.0-py3-none-any.whl", "ancient 1.0 depends on torch<2"),
         (f"torch=={TORCH}+other", f"torch=={TORCH}+other"),
-        ("quarrel\ngreeting==1.0", "greeting>=2"),
+        ("quarrel\ngreeting[x] ==1.0 ; os_name > ''", "greeting>=2"),
     ],
 )
 def test_a_failure_is_in_pips_words_and_nothing_half_made_is_left(root, text, named):
     with pytest.raises(NotInstalled) as refused:
-        asked(root, text)
+        asked(root, text, builds=False)
     assert named in str(refused.value) and "\n" not in str(refused.value)
     assert installed(environment_of(root / "environments", "d1")) is None
+
+
+BUILT = """./sd
+sd-1.0.tar.gz
+-e .
+-r more.txt
+--no-binary :all:
+--only-binary=:none:
+sd @ git+https://host/sd.whl
+git+https://host/sd
+sd @ https://host/sd-1.0.zip"""
+
+
+@pytest.mark.parametrize("text", [*BUILT.split("\n"), "unpacked", "greeting \\\n-e ."])
+def test_no_code_of_a_package_runs_unless_builds_are_allowed(root, text):
+    with tarfile.open(root / "wheels" / "unpacked-1.0.tar.gz", "w:gz") as tar:
+        tar.addfile(member("unpacked-1.0/setup.py"), io.BytesIO(b"1/0"))
+    with pytest.raises(NotInstalled, match="allow_builds"):
+        asked(root, text, builds=False)
 
 
 def test_pip_sees_where_its_index_is_and_no_credentials(tmp_path, monkeypatch):

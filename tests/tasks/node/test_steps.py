@@ -141,10 +141,11 @@ def test_tf32_is_off_unless_it_is_the_precision(monkeypatch):
         assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
 
 
-def test_a_profile_ends_at_the_batches_that_fit_on_the_device(monkeypatch):
+@pytest.mark.parametrize("full", [MemoryError(), RuntimeError("can't allocate memory")])
+def test_a_profile_ends_at_the_batches_that_fit_on_the_device(monkeypatch, full):
     def parts(_built, batch):
         if batch > 8:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise full
         return {"batch": batch, "loading": []}
 
     typical = []

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,18 +10,40 @@ from tasks.reporting import progress
 from tasks.reporting.progress import Reporter
 
 
-@pytest.mark.parametrize(("terminal", "shown"), [(False, False), (True, True)])
-def test_the_current_step_is_shown_on_a_terminal_alone(monkeypatch, terminal, shown):
-    written = io.StringIO()
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_current_step_is_shown_on_a_terminal_and_as_an_artifact(monkeypatch, terminal):
+    written, percents = io.StringIO(), []
     written.isatty = lambda: terminal
     monkeypatch.setattr("sys.stderr", written)
+    monkeypatch.setattr(progress, "_run_loggers", lambda: {"r": SimpleNamespace(info=print)})
+    monkeypatch.setattr("prefect.artifacts.create_progress_artifact", lambda *_, **__: "id")
+    monkeypatch.setattr(
+        "prefect.artifacts.update_progress_artifact", lambda _, at: percents.append(at) or 1 / 0
+    )
     plain = Reporter()
     plain.start(5)
-    plain.watch("2xa: train conv", 2, 0.1234)
+    for done in (0, 2, 2):
+        plain.watch("2xa: train conv", done, 0.1234)
     plain.say("prices: 10 offers")
     plain.stop()
-    assert ("2/5 runs  $0.1234  2xa: train conv" in written.getvalue()) is shown
-    assert "prices: 10 offers\n" in written.getvalue() and ("\x1b" in written.getvalue()) is shown
+    assert ("2/5 runs  $0.1234  2xa: train conv" in written.getvalue()) is terminal
+    assert "prices: 10 offers\n" in written.getvalue() and percents == [40.0, 100.0]
+
+
+def test_a_line_goes_once_to_the_run_and_once_to_the_scheduled_run(monkeypatch):
+    lines, runs = [], ["refresh", "refresh", "measure"]
+
+    def logger():
+        run = runs.pop(0)
+        extra = {"flow_run_id": run}
+        return SimpleNamespace(extra=extra, info=lambda text: lines.append((run, text)))
+
+    monkeypatch.setattr(progress, "_STORY", [])
+    monkeypatch.setattr("prefect.logging.get_run_logger", logger)
+    progress.tell_all()
+    for text in "ab":
+        progress.log_to_run(text)
+    assert lines == [("refresh", "a"), ("refresh", "b"), ("measure", "b")]
 
 
 def test_artifacts_hold_the_table_without_nan_and_the_changes(monkeypatch):
@@ -30,17 +53,12 @@ def test_artifacts_hold_the_table_without_nan_and_the_changes(monkeypatch):
             f"prefect.artifacts.create_{kind}_artifact",
             lambda key, _body=body, **of: made.update({key: of[_body]}),
         )
-    names = "workload goal rank status p_meets_constraint reason constraint_hours constraint_usd"
-    choice = {"cluster": "2xa", "market": "spot", "hours": 1.25, "usd": float("nan")}
-    row = dict.fromkeys(names.split()) | choice | {"hours": 1.23456789}
-    before = {f"previous_{name}": value for name, value in choice.items()}
-    change = row | choice | before | {"usd": 0.5, "change": "price", "cause": "prices"}
-    gone = {"previous_cluster": None, "previous_status": None, "change": "goal"}
-    progress.publish_artifacts([row], [change | gone, change], Path("/report.html"))
+    names = "workload goal rank status constraint_hours constraint_usd previous_cluster"
+    choice = {"cluster": "2xa", "market": "spot", "hours": 1.23456789, "usd": float("nan")}
+    row = dict.fromkeys([*names.split(), "previous_status", "cause"]) | choice
+    progress.publish_artifacts([row], [row | {"change": "goal"}], Path("/report.html"))
     assert made["recommendations"][0]["hours"] == 1.2346
     assert made["recommendations"][0]["usd"] is None and made["report"] == "file:///report.html"
-    first, second = made["what-changed"].splitlines()[1:]
-    assert "not in the table -> 2xa spot, 1.25 h, $0.5000" in first
-    assert "price unknown -> 2xa spot" in second
+    assert "not in the table -> 2xa spot, 1.23 h, price unknown" in made["what-changed"]
     progress.publish_artifacts([], [], Path("/report.html"))
     assert "Nothing changed" in made["what-changed"]

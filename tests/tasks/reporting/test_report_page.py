@@ -27,7 +27,7 @@ from warehouse.reads import reported
 
 DAY = timedelta(days=1)
 HOSTILE = "<script>document.title='taken'</script><b>net</b> & {{ 7 * 7 }} $x$"
-SOURCES = {"local": {"illustrative": True, "refresh": "srift refresh"}}
+SOURCES = {"local": {"illustrative": False, "refresh": "srift refresh"}}
 NOTHING = INFEASIBLE | {"reason": "nothing is that cheap", "price_as_of": None}
 
 
@@ -84,7 +84,16 @@ def test_every_section_has_its_figures(used):
     page = used.read_text()
     assert page.count("<section") == 7
     assert page.count("<svg") == 3  # two workloads and the model
-    for word in ("nothing is that cheap", "worker died", "most uncertain", "20.0%", "0.04"):
+    for word in (
+        "nothing is that cheap",
+        "worker died",
+        "most uncertain",
+        "20.0%",
+        "0.04",
+        "days old",
+        ">measured<",
+        ">fp32<",
+    ):
         assert word in page, word
     assert len(page) < 1_000_000
 
@@ -101,6 +110,9 @@ def test_an_empty_past_has_sentences_in_place_of_figures(tmp_path):
     publish(warehouse, [recommendation(**NOTHING)], stamp(1))
     page = report_page.draw(reported(warehouse), SOURCES)
     assert "<svg" not in page and page.count("srift refresh") >= 3
+
+
+RIGHT = "cells => cells.map(cell => cell.getBoundingClientRect().right)"
 
 
 @contextmanager
@@ -127,6 +139,8 @@ def test_the_page_works_in_a_browser(used):
         with opened(used, viewport=view, color_scheme=scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert page.title() == "Srift: where to train"
+            cells = page.locator("#recommendations .first td").evaluate_all(RIGHT)
+            assert width > 390 or max(cells) <= width  # each row is a card
             page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
             page.get_by_label("All rivals and reasons").check()
             found = Axe().run(page).response["violations"]

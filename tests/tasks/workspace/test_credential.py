@@ -1,44 +1,17 @@
-"""The credential of a home: made once, replaced if others could know it."""
+"""The credential of a home: new at each start, and its owner's alone."""
 
-import os
 import stat
 
-import pytest
-
-from tasks.workspace.credential import FILE, make_credential
+from tasks.workspace.credential import FILE, new_credential, store_credential
 
 
-def test_it_is_made_once_for_its_owner(tmp_path):
-    home = tmp_path / "home"
-    made = make_credential(home)
-    assert made == make_credential(home) and len(made) > 40
-    assert stat.S_IMODE((home / FILE).stat().st_mode) == 0o600
-    assert stat.S_IMODE(home.stat().st_mode) == 0o700
-
-
-def readable(path):
-    path.chmod(0o640)
-
-
-def linked(path):
-    path.rename(path.with_name("other"))
-    path.symlink_to(path.with_name("other"))
-
-
-def emptied(path):
-    path.write_text("")
-
-
-def foreign(path):
-    if os.geteuid():
-        pytest.skip("only root can give a file away")
-    os.chown(path, 65534, 65534)
-
-
-@pytest.mark.parametrize("expose", [readable, linked, emptied, foreign])
-def test_an_exposed_one_is_replaced(tmp_path, expose):
-    before = make_credential(tmp_path)
-    expose(tmp_path / FILE)
-    assert make_credential(tmp_path) != before
-    found = (tmp_path / FILE).lstat()
-    assert stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
+def test_it_is_new_each_time_and_replaces_what_others_could_read(tmp_path):
+    file = tmp_path / FILE
+    file.symlink_to(tmp_path / "other")
+    for made in (new_credential(), new_credential()):
+        assert not file.exists() or made != file.read_text().strip()
+        store_credential(tmp_path, made)
+        assert len(made) > 40 and file.read_text() == f"{made}\n"
+        assert stat.S_ISREG(file.lstat().st_mode) and stat.S_IMODE(file.stat().st_mode) == 0o600
+        file.chmod(0o644)
+    assert not (tmp_path / "other").exists()

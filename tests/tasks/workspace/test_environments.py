@@ -45,7 +45,7 @@ def test_each_workloads_requirements_are_tried_and_old_environments_go(settings,
     repo, home = settings.root / "repo", settings.home / "environments"
     before = set(repo.iterdir())
 
-    def install(requirements, root, environment, workload):
+    def install(requirements, root, environment, workload, *_):
         assert (root / requirements).read_text() == requirements
         (root / "build").mkdir()  # as pip does where it builds
         if workload == "bad":

@@ -135,6 +135,10 @@ def test_root_and_home_from_anywhere(project, monkeypatch):
     monkeypatch.chdir(below)
     monkeypatch.setenv("SRIFT_HOME", "here")
     assert load_settings().home == below / "here"
+    if os.geteuid() == 0:
+        os.chown(project / "srift.toml", 65534, 65534)
+        with pytest.raises(SettingsError, match="another user"):
+            load_settings()
 
 
 def test_the_facts_of_a_transformer_follow_from_its_shape(project):

@@ -75,13 +75,17 @@ def test_a_missing_folder_stops_a_refresh_and_not_the_settings(project):
         refuse_unless_well(found, "local", None)
 
 
-def test_links_to_folders_and_odd_names_are_refused(project):
+def test_links_to_folders_links_out_and_odd_names_are_refused(project):
     photos = project / "photos"
     for name, target in (("link", photos), ("broken", "nowhere"), ("a\\b", "a/one.bin")):
         (photos / name).symlink_to(target)
         assert_refused(project)
         (photos / name).unlink()
+    (photos / "inside").symlink_to("a/one.bin")
     assert settings(project).data("net") is not None
+    (photos / "labels").symlink_to("../net.py")
+    assert_refused(project)
+    assert settings(project, 'photos"\nfollow_links = true # "').data("net") is not None
 
 
 def test_too_many_files_and_none_are_refused(project, monkeypatch):

@@ -172,7 +172,12 @@ def test_a_replacement_takes_the_rank_and_all_records_stay(home, aws):
         aws.interrupt(SECOND)
         write_json(running.mailbox / "plan.json", {"attempt": 1})
         running.mirror.sync()
+        usd = running.usd_so_far()
+        running.note_download(7.0)
+        assert running.usd_so_far() == pytest.approx(usd + 2 * 7.0)
         assert running.replace(1)
+        (lease,) = home.provider.leases()
+        assert lease.usd_until(lease.started_at) > 3 * 7.0
         assert running.addresses == ["10.0.0.1", "10.0.0.3"]
         assert alive(running) == [True, True]
         assert not Mailbox(path=running.mailbox, nodes=2).reported(0, "10.0.0.1")

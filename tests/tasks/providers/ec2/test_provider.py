@@ -102,17 +102,6 @@ def test_unknown_names_and_types_without_an_image_are_limits():
     assert len(provider_of(Ec2(bucket="mine-1")).limits()) == len(right.limits()) - 1
 
 
-def test_it_launches_nothing_without_a_bucket():
-    provider = provider_of(Ec2(instance_types=("g4dn.xlarge",)))
-    [offer] = provider.packaged_offers()
-    with (
-        pytest.raises(ProviderError),
-        provider.acquire(Cluster.of((1, offer)), lease_id="x", deadline_s=1.0, seed=1),
-    ):
-        pass
-    assert (provider.leases(), provider.ended(), len(provider.reap(NOON))) == ([], [], 1)
-
-
 def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(request):
     assert not ec2_api.has_credentials()
     request.getfixturevalue("moto")

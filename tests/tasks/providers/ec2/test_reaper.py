@@ -148,17 +148,6 @@ def test_machines_of_an_unreadable_lease_live_on_and_nothing_is_bought_beside_it
     assert aws.bought() == 2 and aws.alive() == []
 
 
-def test_the_deadline_ends_machines_of_an_unreadable_lease(home, aws):
-    home.reap()
-    left_running(home, region="eu-west-1")
-    rewritten(home, of_a_newer_version=1)
-    home.choose(regions=("us-east-1",), deployment="another")
-    assert not_swept(home).done == [] and len(aws.alive()) == 2
-    aws.pass_s(2000)
-    assert len(not_swept(home).done) == 2
-    assert aws.alive() == [] and home.leases.ids() == ["r-1"]
-
-
 def test_a_region_that_srift_toml_no_longer_names_is_swept_for_thirty_days(home, moved_away, aws):
     assert len(home.reap()) == 2 and aws.alive() == []
     aws.fails("", "ExpiredToken", times=999, when=lambda words: words["region"] == "eu-west-1")

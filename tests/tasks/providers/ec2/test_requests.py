@@ -6,7 +6,7 @@ import pytest
 from botocore import xform_name
 
 from models.domain.cluster import Cluster
-from tasks.providers.ec2.attempts import SPOT_MARGIN, attempts
+from tasks.providers.ec2.attempts import attempts
 from tasks.providers.ec2.catalogue import TypeFacts
 from tasks.providers.ec2.requests import LaunchSpec, requests_of, security_group
 from tasks.providers.ec2.settings import Ec2
@@ -58,16 +58,6 @@ def interfaces(spec, cluster=P4D):
     found = data["NetworkInterfaces"]
     assert all(one["Groups"] == ["sg-1"] and "SubnetId" not in one for one in found)
     return found
-
-
-def test_the_wanted_market_comes_first_then_on_demand():
-    spot, on_demand = attempts_of()
-    assert (spot.market, on_demand.market) == ("spot", "on-demand")
-    assert list(spot.clusters) == list(on_demand.clusters) == ZONES
-    bids = [SPOT_MARGIN * 0.20, SPOT_MARGIN * 0.18, 0.526]
-    assert list(spot.groups[0].bids.values()) == pytest.approx(bids)
-    there = spot.clusters[ZONES[1]]
-    assert there.usd_per_hour == pytest.approx(2 * 0.18)
 
 
 def test_only_allowed_markets_and_known_prices_are_attempted():
