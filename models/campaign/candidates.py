@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
@@ -17,7 +17,7 @@ from ..domain.workload import MODES, Mode, Setup, Workload, joined
 from ..job.compilation import prior_s
 from ..planner.batch_split import Line, finish_together, global_batches
 from ..planner.compression import runs_on
-from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS, LEARNING_STEPS
+from ..planner.learning import LEARNING_MOST_S, LEARNING_STEPS
 from ..step_time.machine_specs import computes
 from .value_of_information import ChoiceSet, Joint
 
@@ -207,7 +207,9 @@ def probe_of(members: tuple[str, ...], costs: Costs) -> PlannedRun:
     )
 
 
-def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -> list[PlannedRun]:
+def learning_runs(
+    workload: Workload, mode: Mode, seeds: Iterable[int], pair: Cluster, costs: Costs
+) -> list[PlannedRun]:
     """Return runs that show if `mode` converges like the DDP mode that it would replace.
 
     There is a run for each of the two modes and each seed, on both machines of `pair`. The list is
@@ -232,7 +234,7 @@ def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -
             seed=seed,
         )
         for shown in (mode.dense, mode)
-        for seed in LEARNING_SEEDS
+        for seed in seeds
     ]
 
 

@@ -195,13 +195,14 @@ def _profiles(
 
 
 def learning_launches(
-    limits: CampaignLimits, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
+    limits: CampaignLimits, wanted: Sequence[tuple[Workload, Mode, range]], offers: Sequence[Offer]
 ) -> list[PlannedLaunch]:
     """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
-    `wanted` are the (workload, mode) pairs to check. A launch uses the cheapest pair of equal
-    machines that fits the caps and can train in its modes. All launches together may use two thirds
-    of the caps. If a launch with all modes of a workload does not fit, its last modes are left out.
+    `wanted` are the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of
+    equal machines that fits the caps and can train in its modes. All launches together may use two
+    thirds of the caps. If a launch with all modes of a workload does not fit, its last modes are
+    left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -213,12 +214,12 @@ def learning_launches(
         max_usd=limits.max_usd * _LEARNING_SHARE,
     )
     found: list[PlannedLaunch] = []
-    for name in dict.fromkeys(workload.name for workload, _ in wanted):
-        modes = [pair for pair in wanted if pair[0].name == name]
+    for name in dict.fromkeys(workload.name for workload, *_ in wanted):
+        modes = [each for each in wanted if each[0].name == name]
         for count, pair in product(range(len(modes), 0, -1), pairs):
             runs: dict[tuple[Mode, int], PlannedRun] = {}  # several modes share a dense mode
-            for job, mode in modes[:count]:
-                for run in learning_runs(job, mode, pair, limits.costs):
+            for check in modes[:count]:
+                for run in learning_runs(*check, pair, limits.costs):
                     runs.setdefault((run.mode, run.seed), run)
             launch = launch_of(pair, list(runs.values()), limits.costs)
             rest = left.after([launch])

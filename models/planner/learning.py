@@ -1,13 +1,16 @@
 """Check that a strategy that changes the update reaches about the same training loss as DDP.
 
-    allowed = dense + max(0.1 (first - dense), apart)       passes if loss <= allowed
+    allowed = dense + 0.1 (first - dense)       passes if loss <= allowed
 
 Runs record the mean loss of each group of consecutive steps, called a window. The first and the
 last AVERAGED windows that all runs have are compared. `first` and `dense` are DDP's mean losses in
 these first and last windows, averaged over seeds. `loss` is the mean loss of the strategy in the
-last windows. `apart` is the difference between the highest and the lowest loss of DDP's seeds in
-the last windows. If DDP's loss fell by no more than `apart`, there is no verdict. All compared runs
-use the same cluster, batch, precision and seeds.
+last windows. All compared runs use the same cluster, batch, precision and seeds.
+
+Runs of one seed are compared in pairs, because their losses are correlated. There is a verdict only
+if `allowed` lies outside the one-sided 95 % confidence interval (Student's t) of `loss`, from the
+differences of at least LEAST_PAIRS pairs. There is none either if DDP's loss fell by no more than
+its seeds differ.
 """
 
 from collections.abc import Sequence
@@ -15,15 +18,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from ..domain.workload import Mode, Workload
 
 LEARNING_STEPS, LEARNING_WINDOWS = 200, 40
 LEARNING_MOST_S = 90.0  # maximum seconds of a run: enough for LEAST_WINDOWS windows of 2 s steps
-LEARNING_SEEDS = (1, 2)
+LEARNING_SEEDS = 2  # new seeds of a launch
+LEAST_PAIRS = 4  # runs of DDP and the strategy with the same seed
+MOST_TRIES = 3  # launches; failed runs count
 AVERAGED = 4  # windows averaged at each end of a run
 LEAST_WINDOWS = 8  # windows that every compared run must have
-MOST_TRIES = 3  # maximum number of runs of a strategy per seed, failed runs included
+CONFIDENCE = 0.95
 TOLERANCE = 0.1  # a strategy's last loss may exceed DDP's by this share of DDP's decrease
 _ALIKE = ["cluster", "layout", "batch_per_device"]
 
@@ -58,7 +64,7 @@ def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | Non
             for name in (mode.dense.strategy, mode.strategy)
         )
         seeds = dense.index.intersection(own.index)
-        if len(seeds) >= len(LEARNING_SEEDS):
+        if len(seeds) >= LEAST_PAIRS:
             found = _compared(dense.loc[seeds], own.loc[seeds])
             if found is not None:
                 return found
@@ -80,7 +86,8 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     """Compare the losses of DDP's runs (`dense`) with those of the strategy's runs (`own`).
 
     Both frames have a row per seed, in the same order. Returns None if DDP diverged, if the runs
-    are too short, or if DDP's loss fell by no more than its seeds differ.
+    are too short, if DDP's loss fell by no more than its seeds differ, or if the differences
+    between the runs of a seed vary too much to decide.
     """
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]
@@ -88,16 +95,22 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     if windows < LEAST_WINDOWS or dense["diverged"].astype(bool).any():
         return None
     plain = np.array([losses[:windows] for losses in dense["losses"]], dtype=float)
-    first, ends = plain[:, :AVERAGED].mean(), plain[:, -AVERAGED:].mean(axis=1)
-    last, apart = float(ends.mean()), float(np.ptp(ends))
-    if first - last <= apart:
+    first, ends = float(plain[:, :AVERAGED].mean()), plain[:, -AVERAGED:].mean(axis=1)
+    last = float(ends.mean())
+    if first - last <= np.ptp(ends):
         return None
-    tails = [losses[windows - AVERAGED : windows] for losses in own["losses"]]
+    margin, excess = TOLERANCE * (first - last), np.inf
+    if not diverged:
+        tails = [np.mean(losses[windows - AVERAGED : windows]) for losses in own["losses"]]
+        apart = tails - ends
+        excess, error = float(apart.mean()), apart.std(ddof=1) / len(apart) ** 0.5
+        if abs(excess - margin) < stdtrit(len(apart) - 1, CONFIDENCE) * error:
+            return None
     return Verdict(
         steps=windows * int(dense["steps_a_window"].iloc[0]),
-        loss=np.inf if diverged else float(np.mean(tails)),
+        loss=last + excess,
         dense=last,
-        allowed=last + max(TOLERANCE * (float(first) - last), apart),
+        allowed=last + margin,
     )
 
 
@@ -123,31 +136,23 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
 
 def unknown_learning(
     runs: pd.DataFrame, workloads: Sequence[Workload]
-) -> list[tuple[Workload, Mode]]:
-    """Return the (workload, mode) pairs whose convergence must still be checked by runs.
+) -> list[tuple[Workload, Mode, range]]:
+    """Return what runs must still check: (workload, mode, seeds) triples.
 
-    Pairs that have been tried often enough are left out. `runs` are rows of the mart `learning`.
+    Modes that have been tried often enough are left out. Runs with a `cause` are no tries, because
+    they failed due to the machine, the data or the requirements. `runs` are rows of the mart
+    `learning`.
     """
-    return [
-        (workload, mode)
-        for workload in workloads
-        for mode in _doubted(workload)
-        if verdict(runs, workload, mode) is None and not _tried(runs, workload, mode)
-    ]
+    found = []
+    for workload in workloads:
+        for mode in _doubted(workload):
+            own = _of_mode(runs, workload, mode).query("strategy == @mode.strategy and cause == ''")
+            tried = int(own["status"].isin(["measured", "failed"]).sum())
+            if verdict(runs, workload, mode) is None and tried < MOST_TRIES * LEARNING_SEEDS:
+                found.append((workload, mode, range(tried + 1, tried + 1 + LEARNING_SEEDS)))
+    return found
 
 
 def _doubted(workload: Workload) -> list[Mode]:
     """Return the workload's modes with compressed gradients for which it also allows DDP."""
     return [mode for mode in workload.modes if mode.compressed and mode.dense in workload.modes]
-
-
-def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
-    """Return True if the mode has at least MOST_TRIES runs per seed, counted over all seeds.
-
-    Runs with a `cause` do not count, because they failed due to the machine, the data or the
-    requirements.
-    """
-    known = _of_mode(runs, workload, mode)
-    own = known[known["strategy"] == mode.strategy]
-    ended = own["status"].isin(["measured", "failed"]) & (own["cause"] == "")
-    return bool(ended.sum() >= MOST_TRIES * len(LEARNING_SEEDS))

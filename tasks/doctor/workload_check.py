@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from models.domain.workload import COMBINED, COMPRESSED, SWITCHES
+
 from ..node import agent
 from ..node.requirements import NotInstalled, unpack
 from ..providers.local.network import detect, without_network
@@ -59,9 +61,9 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     notes = [f"{link} is a link that is not sent to machines" for link in source.left_out]
     if not isolation.namespaces:
         notes.append(f"the check had network access, unlike a local host: {isolation.why_not}")
-    untried = [one for one in (*stated.strategies, *stated.switches) if one not in ("ddp", "none")]
-    if untried:
-        notes.append(f"not checked, because only one process ran: {', '.join(untried)}")
+    others = (*COMPRESSED, *COMBINED, *SWITCHES[1:])
+    if untried := [one for one in (*stated.strategies, *stated.switches) if one in others]:
+        notes.append(f"not checked: {', '.join(untried)}")
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
@@ -77,6 +79,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         question = {
             "workload": asdict(file),
             "precisions": stated.precisions,
+            "strategies": stated.strategies,
             "batch": batch,
             "folder": str(folder),
         }

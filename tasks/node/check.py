@@ -2,22 +2,27 @@
 
 `python -m node.check ANSWER` reads a JSON object from standard input, and writes its answer as JSON
 to the file ANSWER. The object has `workload` (the fields of a WorkloadFile), `folder` (the folder
-with its code), `precisions`, and `batch` (samples per step). The answer is a list with the result
-of `checked` for each precision.
+with its code), `precisions`, `strategies`, and `batch` (samples per step). The answer is a list
+with the result of `checked` for each precision. The first result also has the problems of
+`compared`.
 """
 
 import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from .data import S3, DataMissing
 from .device import reset_peak
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
+from .equivalence import compare
 from .launch import explain
 from .loader import sizes
 from .measuring import Patience
@@ -26,6 +31,7 @@ from .processes import die_with_parent
 from .profiler import thread_counters
 from .record import Item, WorkloadFile
 from .steps import train
+from .strategies.refusals import EQUAL_TO_DDP, fits
 
 # The first step of a process is several times slower, so only the second step is timed.
 _STEPS: dict[str, Any] = {"warmup_steps": 1, "least_steps": 1, "most_steps": 1}
@@ -50,8 +56,44 @@ def main() -> None:
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
     folder, batch = Path(question["folder"]), question["batch"]
+    # before this process has threads, since processes are forked
+    problems = [compared(question, name) for name in question["strategies"] if name in EQUAL_TO_DDP]
     answers = [checked(folder, workload, name, batch=batch) for name in question["precisions"]]
+    if answers[0]["figures"]:
+        answers[0]["problem"] = "; ".join(filter(None, problems))
     Path(sys.argv[1]).write_text(json.dumps(answers))
+
+
+def compared(question: dict[str, Any], name: str) -> str:
+    """Compare strategy `name` with ddp in the first precision, on the fewest processes that fit.
+
+    Returns why the strategy does not train what ddp trains; empty if it does, or if ddp cannot
+    train here.
+    """
+    ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
+    item = Item(
+        run_id="check",
+        kind="train",
+        nodes=[*range(ranks)],
+        batches=[question["batch"]] * ranks,
+        strategy=name,
+        precision=question["precisions"][0],
+    )
+    folder, workload = Path(question["folder"]), WorkloadFile(**question["workload"])
+    file = f"file://{sys.argv[1]}-{name}"
+
+    def train(rank: int) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
+        computing = arithmetic(item.precision, _CPU)
+        built = partial(build, folder, workload, seed=0, rank=rank, computing=computing)
+        compare(item, built, dist.group.WORLD)
+
+    try:
+        start_processes(train, nprocs=ranks, start_method="fork")  # type: ignore[no-untyped-call]
+    except ProcessException as error:
+        return f"{name}: {str(error).splitlines()[-1]}"
+    return ""
 
 
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:

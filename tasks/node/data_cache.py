@@ -240,17 +240,19 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         is_plain = type(obj) is Tensor and obj.layout is torch.strided and obj.is_cpu
-        if not is_plain or obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.__dict__:
+        if not is_plain or obj.is_conj() or obj.is_neg() or obj.__dict__:
             return NotImplemented
-        dense = obj.contiguous()
+        dense = obj.detach().contiguous()
         content = bytearray(ctypes.string_at(dense.data_ptr(), dense.nbytes))
-        return _tensor, (content, obj.dtype, tuple(obj.shape))
+        return _tensor, (content, obj.dtype, tuple(obj.shape), obj.requires_grad)
 
 
-def _tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _tensor(
+    content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+) -> Tensor:
     if not content:  # torch.frombuffer refuses an empty buffer
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(content, dtype=dtype).view(shape)
+        return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
+    return torch.frombuffer(content, dtype=dtype).view(shape).requires_grad_(requires_grad)
 
 
 def _pickled(at: int, sample: Any) -> bytes:

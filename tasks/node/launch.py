@@ -43,6 +43,7 @@ class Launch:
 
     devices: (device name, number of threads) for each rank.
     written: the names of the workloads whose checkpoint this rank has timed.
+    equal: the workload, strategy, precision and ranks of runs whose losses equal those of ddp.
     pairs: the links between machines, as returned by probe.pairs. It is empty if they were not
         measured, and on every rank except the first of each machine.
     """
@@ -57,6 +58,7 @@ class Launch:
         self.layout = RankLayout.of(plan)
         self.device = own_device(plan.expected[node])
         self.written: set[str] = set()
+        self.equal: set[str] = set()
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
         self.rank, ranks = dist.get_rank(), range(dist.get_world_size())

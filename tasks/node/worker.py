@@ -11,6 +11,7 @@ import re
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from .checkpoint import write_checkpoint
 from .device import reset_peak, usable
 from .entrypoint import LoadedWorkload, try_once
+from .equivalence import compare
 from .launch import Launch, explain, load, report
 from .loader import worker_deaths_ignored
 from .measuring import NotMeasured
@@ -33,7 +35,7 @@ from .profiler import profile
 from .record import LEARN, TRAINING, Item, record_of, task_of_process
 from .steps import learn, train
 from .strategies import strategy
-from .strategies.refusals import DDP, refuse_model, refuse_training, shares_out
+from .strategies.refusals import DDP, EQUAL_TO_DDP, refuse_model, refuse_training, shares_out
 from .strategies.replicas import of_ranks
 from .switches import compiled_nothing, switch_on
 
@@ -174,7 +176,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     """Measure the run `item`, and return the values for its record.
 
     `built` is the workload; None for a probe of the network. Raises NotMeasured if the run yields
-    no measurement. Also raises the errors of the workload.
+    no measurement, or if its losses show that its strategy does not take the step of ddp that it
+    claims. Also raises the errors of the workload.
     """
     group, patience = launch.group(item), launch.patience
     placed = launch.layout.placed(item)
@@ -188,6 +191,13 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
         if item.kind == LEARN:
             values = learn(placed, built, group, place=place)
         else:
+            # once per workload, strategy, precision and layout
+            key = f"{item.workload} {item.strategy} {item.precision} {launch.layout.ranks(item)}"
+            if group is not None and item.strategy in EQUAL_TO_DDP and key not in launch.equal:
+                build = partial(load, launch.mailbox, launch.plan, item, device=launch.device)
+                compare(placed, partial(build, place=(launch.node, launch.rank)), group)
+                launch.equal.add(key)
+                reset_peak(launch.device)
             values = train(placed, built, group, patience, place=place)
             is_first = launch.rank == 0 and item.workload not in launch.written
             if is_first and item.strategy == DDP:

@@ -4,6 +4,7 @@ mailbox.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,7 +50,13 @@ ROW_17 = "row 17 is not a number"  # as the workload below says
 FAULTY = """
 import os, torch
 
-def build(at):
+class Across(torch.optim.SGD):
+    def step(self, closure=None):
+        held, = self.param_groups
+        held["lr"] = 0.1 / len(held["params"])
+        return super().step(closure)
+
+def build(at, across=False):
     model = torch.nn.Linear(4, 1)
     seen = [0]
     def make_batch(batch):
@@ -57,7 +64,8 @@ def build(at):
         if seen[0] == at and os.environ["RANK"] == "1":
             raise ValueError("row 17 is not a number")
         return torch.ones(batch, 4), torch.ones(batch, 1)
-    return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
+    kind = Across if across else torch.optim.SGD
+    return model, torch.nn.MSELoss(), make_batch, kind(model.parameters(), lr=0.1)
 """
 
 
@@ -166,6 +174,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
         workload("wide", width=700, frames=1),
         workload("faulty", "at-once", at=1),
         workload("faulty", "later", at=4),
+        workload("faulty", "across", at=0, across=True),
     ]
     never = train("after-late", "two", [1], [8])
     items = [
@@ -173,6 +182,8 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
         Item(run_id="probe", kind="probe", nodes=[0, 1], message_bytes=[1024, 4_194_304]),
         train("early", "at-once", [0, 1], [2, 2]),
         train("unknown", "two", [0], [2], strategy="dpp"),
+        train("across", "across", [0, 1], [2, 2], strategy="zero1"),
+        train("shared", "two", [0, 1], [2, 2], strategy="zero1"),
         train("unequal", "two", [0, 1], [6, 2], accumulation_steps=2),
         train("alone", "two", [1], [8]),
         train("both", "wide", [0, 1], [16, 16]),
@@ -187,8 +198,9 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert {end["run_id"] for end in first} == {"late"}
     assert set(records) == {item.run_id for item in items} - {"after-late"}
     reasons = {run: body["reason"] for run, body in records.items() if body["status"] == "failed"}
-    assert set(reasons) == {"early", "unknown", "late"}
-    assert reasons["early"] == f"node 1: ValueError: {ROW_17} (at-once, line 10, in make_batch)"
+    assert set(reasons) == {"early", "unknown", "late", "across"}
+    assert re.search(r"step 10 its loss is \S+, and that of ddp is \S+ ", reasons["across"])
+    assert reasons["early"] == f"node 1: ValueError: {ROW_17} (at-once, line 16, in make_batch)"
     assert "adasum-delta, ddp" in reasons["unknown"] and ROW_17 in reasons["late"]
 
     values = {run: body["values"] for run, body in records.items() if body["status"] == "measured"}
@@ -212,7 +224,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     buckets = values["profile"]["buckets"]
     assert sum(bucket["bytes"] for bucket in buckets) == both["gradient_bytes"]
     assert 0 < buckets[0]["ready_fraction"] < buckets[-1]["ready_fraction"] <= 1
-    assert len(values) == 5 and all(0 <= found["taken_share"] <= 1 for found in values.values())
+    assert len(values) == 6 and all(0 <= found["taken_share"] <= 1 for found in values.values())
     small, large = values["probe"]["rows"]
     assert small["seconds"] < large["seconds"]
 

@@ -20,6 +20,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tasks.node.entrypoint import LoadedWorkload
+from tasks.node.equivalence import compare
+from tasks.node.measuring import NotMeasured
+from tasks.node.record import Item
 from tasks.node.strategies import strategy
 from tasks.node.strategies.adasum import ADASUM, combine
 from tasks.node.strategies.compression import COMPRESSED, SparseExchange
@@ -90,6 +94,14 @@ class Encoders(nn.Module):
         hidden = self.other(hidden, src_mask=torch.zeros(5, 5, dtype=text.dtype))
         found = hidden.mean(dim=(0, 2)) + self.language(inputs).mean(dim=(1, 2))
         return found * self.factor
+
+
+class Dropping(Encoders):
+    def __init__(self):
+        super().__init__()
+        for layer in self.language.modules():
+            if isinstance(layer, nn.TransformerEncoderLayer):
+                layer.dropout.p = layer.self_attn.dropout = 0.2
 
 
 def batch_of(rank, step, samples=BATCH):
@@ -191,6 +203,9 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
     states, most_states = numbers_of_states(optimizer), numbers_of_states(reference)
     total = torch.tensor([len(own), states])
     dist.all_reduce(total, group=group)
+    if name == "zero1":
+        with pytest.raises(RuntimeError):
+            optimizer.state_dict()
     if name in ("zero1", "fsdp", "zero2"):
         assert states < 0.6 * most_states and total[1] == most_states
         assert name == "zero1" or total[0] == len(target)
@@ -234,6 +249,8 @@ def steps_are_adasum(group, name):
     model = Mixed().double()
     copies = [copy.deepcopy(model) for _ in range(RANKS)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    optimizer.register_step_post_hook(lambda *_: seen.append(flat(model.parameters())))
     module = wrapped(name, model, optimizer, group)
     for rank, trained in enumerate([*copies, module]):
         own = rank if rank < RANKS else dist.get_rank(group)
@@ -242,7 +259,7 @@ def steps_are_adasum(group, name):
         loss_of(trained, batch_of(own, 1)).backward()
     models = (copy.deepcopy(model), model, *copies)
     optimizer.step()
-    assert is_on_all_ranks(flat(list(model.parameters())), group)
+    assert is_on_all_ranks(seen[0], group)  # by a hook of the user
     for begun, mine, *theirs in zip(*(each.parameters() for each in models), strict=True):
         if mine.requires_grad:
             expected = adasum([each.grad.flatten().numpy() for each in theirs])
@@ -337,7 +354,45 @@ def misses_a_rank_within_the_timeout(*groups):
             module(torch.ones(2, 4)).sum().backward()
 
 
+def is_compared_with_ddp(group, name, kind, change=lambda _: {}):
+    """The losses are those of ddp, unless `change` makes another loss or optimizer of the model."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def make_batch(size):
+        inputs = batch_of(rank, 0, size)
+        return inputs, inputs.float().mean(dim=1)
+
+    def build(*, shared):
+        torch.manual_seed(1)
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        made = {"loss": nn.functional.mse_loss, "optimizer": optimizer} | change(model)
+        return LoadedWorkload(model=model, make_batch=make_batch, **made)
+
+    given = {"nodes": range(ranks), "batches": [BATCH] * ranks, "strategy": name}
+    with nullcontext() if kind is Dropping else pytest.raises(NotMeasured, match="step"):
+        compare(Item(run_id="", kind="train", **given), build, group)
+
+
+def decaying(model):
+    """Its loss reads the parameters."""
+    squares = lambda: sum((weight**2).sum() for weight in model.parameters())  # noqa: E731
+    return {"loss": lambda *batch: nn.functional.mse_loss(*batch) + 1e-3 * squares()}
+
+
+def clipping(model):
+    """A hook clips a list of parameters that was made before."""
+    weights = list(model.parameters())
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    clip = nn.utils.clip_grad_norm_
+    optimizer.register_step_pre_hook(lambda *_: model.__setattr__("norm", clip(weights, 0.05)))
+    return {"optimizer": optimizer}
+
+
 CHECKS = [
+    (RANKS, is_compared_with_ddp, ("tensor-1d", Dropping)),
+    *((RANKS, is_compared_with_ddp, (name, Mixed, decaying)) for name in ("tables", "tensor-2d")),
+    (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping)),
     (WORLD, trains_as_one_process, ("tensor-2.5d",)),
     (WORLD, combines_by_adasum, (WORLD,)),
     *((RANKS, trains_as_one_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),

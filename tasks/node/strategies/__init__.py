@@ -133,7 +133,9 @@ def _hook(
         return group, combine_gradients
     changes = Changes(group, [weight for weight in module.parameters() if weight.requires_grad])
     optimizer.register_step_pre_hook(changes.remember)
-    optimizer.register_step_post_hook(changes.combine)
+    combine = optimizer.register_step_post_hook(changes.combine)
+    hooks: Any = optimizer._optimizer_step_post_hooks
+    hooks.move_to_end(combine.id, last=False)  # the user's may average the weights over steps
     return changes, leave_gradients
 
 
@@ -164,6 +166,8 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
     shared._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
     optimizer.step = shared.step  # type: ignore[method-assign]
+    # raises an error until `consolidate_state_dict` has gathered the states
+    optimizer.state_dict = shared.state_dict  # type: ignore[method-assign]
 
 
 def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:

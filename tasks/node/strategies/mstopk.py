@@ -5,7 +5,7 @@
 Bisection finds two thresholds that enclose the k-th largest magnitude. Each iteration costs a
 comparison and a count. At most k entries lie above the upper threshold, and at least k above the
 lower threshold. The result starts with all entries above the upper threshold. If these are fewer
-than k, entries between the thresholds are added in order of position, until there are k.
+than k, entries between the thresholds are added at equal intervals, until there are k.
 """
 
 from math import isfinite
@@ -13,7 +13,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-PASSES = 20  # maximum number of iterations; the bracket then has a millionth of its first width
+PASSES = 30  # maximum number of iterations; the bracket then has 1e-9 of its first width
 _NARROW = 0.2  # below this fraction of candidates, later iterations look only at the candidates
 
 
@@ -54,9 +54,10 @@ def largest(values: Tensor, count: int) -> Tensor:
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
     """Return `count` positions in ascending order: those of `first`, then those of `then`.
 
-    `first` and `then` are boolean masks of the same length. Their True entries are taken from the
-    start, those of `then` only if `first` has fewer than `count`.
+    `first` and `then` are boolean masks of the same length. The True entries of `first` are taken
+    from the start. If they are fewer than `count`, those of `then` are taken at equal intervals.
     """
     taken = torch.nonzero(first).flatten()[:count]
-    missing = torch.nonzero(then).flatten()[: count - len(taken)]
+    left, others = count - len(taken), torch.nonzero(then).flatten()
+    missing = others[:: max(1, len(others) // max(1, left))][:left]
     return torch.cat([taken, missing]).sort().values

@@ -19,6 +19,8 @@ from .tensor import divisible_runs
 
 DDP, ZERO1, FSDP, ZERO2 = "ddp", "zero1", "fsdp", "zero2"
 STRATEGIES = sorted((DDP, ZERO1, FSDP, ZERO2, *COMPRESSED, *SERVED, TABLES, *ADASUM, *TENSOR))
+# strategies whose step equals a step of ddp up to rounding
+EQUAL_TO_DDP = {ZERO1, FSDP, ZERO2, TABLES, *SERVED, *TENSOR}
 # torch's optimizers that update each entry of a weight independently of the other entries
 _BY_ENTRY = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
@@ -39,7 +41,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
     """
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
-    if not _fits(name, machines):
+    if not fits(name, machines):
         layout = "+".join(map(str, machines))
         raise ValueError(f"strategy {name} cannot use machines with {layout} devices; use {DDP}")
     if switches != NONE and name in (*TENSOR, TABLES):
@@ -54,7 +56,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         )
 
 
-def _fits(name: str, machines: Sequence[int]) -> bool:
+def fits(name: str, machines: Sequence[int]) -> bool:
     """Return True if the strategy can use machines with these numbers of devices."""
     ranks = sum(machines)
     if name in TENSOR:
@@ -87,14 +89,22 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
     `machines` lists the number of devices of each machine.
     """
     if name in TENSOR:
-        _, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
+        rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
         runs = divisible_runs(model)
         if not runs:
             raise ValueError(f"strategy {name}: this model has no layers to divide; use {DDP}")
         parts = {part for run in runs for layer in run for part in layer.modules()}
+        whole = {  # in one row, a pair of layers takes and returns all features
+            layer: ("in_features", "out_features")[place % 2]
+            for run in runs
+            if rows == 1
+            for place, layer in enumerate(layer for layer in run if isinstance(layer, nn.Linear))
+        }
         for path, part in model.named_modules():
             sizes = {"in_features", "out_features", "num_heads"} & vars(part).keys()
-            if part in parts and any(getattr(part, size) % columns for size in sizes):
+            if part in parts and any(
+                getattr(part, size) % columns for size in sizes - {whole.get(part)}
+            ):
                 wrong = f"the sizes of {path} ({part}) are not multiples of {columns}"
                 raise ValueError(f"strategy {name}: {wrong}; use {DDP}")
     if name == TABLES:

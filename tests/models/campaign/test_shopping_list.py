@@ -322,7 +322,7 @@ def test_machines_are_measured_full_and_with_one_device():
 
 
 MODES = tuple(Mode(strategy=name) for name in ("ddp", "ddp-fp16", "ddp-mstopk"))
-WANTED = [(replace(WORKLOADS[0], modes=MODES), mode) for mode in MODES[1:]]
+WANTED = [(replace(WORKLOADS[0], modes=MODES), mode, (3, 4)) for mode in MODES[1:]]
 
 
 def test_learning_runs_take_the_cheapest_pair_and_two_thirds_of_the_caps():

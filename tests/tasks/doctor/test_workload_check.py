@@ -42,6 +42,20 @@ def project(folder, first="pass"):
     return load_settings(folder / "srift.toml")
 
 
+def test_a_strategy_that_trains_something_else_than_ddp_fails(tmp_path):
+    """An optimizer whose rate depends on its number of weights, of which `zero1` gives it a share."""
+    first = """step = torch.optim.SGD.step
+    def across(self, closure=None):
+        self.param_groups[0]["lr"] = 0.1 / len(self.param_groups[0]["params"])
+        return step(self, closure)
+    torch.optim.SGD.step = across"""
+    project(tmp_path, first)
+    (tmp_path / "srift.toml").write_text(TOML.replace(', "fp16"]', ']\nstrategies = ["zero1"]'))
+    settings = load_settings(tmp_path / "srift.toml")
+    failed = problems(check_workload(settings, "net", timeout_s=120))
+    assert "zero1 trains something else than ddp" in str(failed)
+
+
 FOLDER = """
 [workloads.net]
 path = "repo"

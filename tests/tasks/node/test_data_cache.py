@@ -235,7 +235,7 @@ def test_samples_come_back_as_they_are_and_views_without_what_they_view():
         table[3, :100],
         table[:4, :5].t(),
         torch.zeros(4, 0, dtype=torch.int8).t(),
-        torch.ones((), dtype=torch.bfloat16),
+        torch.ones((), dtype=torch.bfloat16, requires_grad=True),
         nn.Parameter(torch.ones(2)),
     ]
     content = data_cache._pickled(0, tensors)
@@ -244,6 +244,7 @@ def test_samples_come_back_as_they_are_and_views_without_what_they_view():
     for back, tensor in zip(found, tensors, strict=True):
         assert torch.equal(back, tensor) and back.dtype == tensor.dtype
         assert type(back) is type(tensor)
+    assert data_cache._pickled(0, found[3].requires_grad_()) == data_cache._pickled(0, tensors[3])
     found[0].zero_()  # it can be written to
     with pytest.raises(ValueError, match="sample 4"):
         data_cache._pickled(4, lambda: None)

@@ -107,3 +107,4 @@ def test_what_a_strategy_can_train_is_not_refused():
     strategy("zero2", "offload", CUDA)
     refuse_training("ps-1", "fp16", [6, 2])
     refuse_optimizer("fsdp", clipping())
+    refuse_model("tensor-1d", nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5)), (2,))

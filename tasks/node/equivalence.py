@@ -1,0 +1,102 @@
+"""Hold each strategy that claims the step of ddp to the losses of ddp.
+
+Both train a few steps from the same weights on the same small batches. Dropout is off, because the
+ranks of tensor parallelism draw other masks than those of ddp. The first loss differs if the
+strategy computes another model or loss; the last loss also differs if it takes another step.
+
+    |loss - plain| <= max(1e-5 |plain|, 10 |disturbed - plain|)     in the first and the last step
+
+`plain` is the loss of ddp. `disturbed` is its loss after each weight was changed by a rounding
+error, in the step up to this step where the two differ most. It shows how much rounding, and
+randomness that no seed repeats, change the losses of this model.
+"""
+
+import copy
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf, isfinite
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .entrypoint import LoadedWorkload
+from .measuring import NotMeasured
+from .record import Item
+from .steps import Group, learn
+from .strategies.refusals import DDP, shares_out
+from .strategies.replicas import of_ranks
+from .switches import NONE
+
+_STEPS = 10
+_MAX_BATCH = 2  # samples of a rank; batch normalisation needs two
+_ROUNDING = 1e-5  # relative difference of losses in float32 that needs no explanation
+_AMPLIFIED = 10.0
+# memory of a step of ddp in units of the trained weights: weights, gradients, their buckets, two
+# states of Adam, and activations
+_MEMORY_OF_DDP = 8
+
+
+def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
+    """Compare the losses of the strategy of the run `item` with those of ddp.
+
+    `build(shared=)` builds the workload on this rank. Every rank must call this function. If ddp
+    cannot train the model here, the reason is printed and nothing is compared. Raises NotMeasured
+    if the losses differ, ValueError if the strategy cannot train the model, and the errors of the
+    workload.
+    """
+    batch = min(*item.batches, _MAX_BATCH)
+    batches: list[Any] = []
+
+    def losses(name: str, *, disturbed: bool = False) -> list[float]:
+        """Return the loss of each step as a mean over ranks; infinite if training diverged."""
+        built = build(shared=shares_out(name))
+        # the ranks may be on the same computer; a GPU without memory raises a RuntimeError itself
+        needed = _MEMORY_OF_DDP * built.gradient_bytes * dist.get_world_size(group)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if built.device.type == "cpu" and max(of_ranks(needed / memory, group)) > 1:
+            raise RuntimeError("it needs too much memory")
+        batches.extend(built.make_batch(batch) for _ in range(_STEPS - len(batches)))
+        left = iter(copy.deepcopy(batches))
+        built.make_batch = lambda _: next(left)
+        for part in built.model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+            elif isinstance(part, nn.MultiheadAttention):
+                part.dropout = 0.0
+        for weight in built.model.parameters() if disturbed else ():
+            dtype = weight.dtype if item.precision == "fp32" else torch.bfloat16
+            weight.data *= 1 + torch.finfo(dtype).eps * torch.randn_like(weight)
+        torch.manual_seed(dist.get_rank(group))
+        random.seed(dist.get_rank(group))
+        short = replace(
+            item,
+            strategy=name,
+            batches=[batch] * len(item.nodes),
+            accumulation_steps=1,
+            switches=NONE,
+            windows=_STEPS,
+            most_steps=_STEPS,
+            most_s=inf,
+        )
+        return [*learn(short, built, group, place=0)["losses"], *[inf] * _STEPS]
+
+    try:
+        plain = losses(DDP)
+    except RuntimeError as error:  # such as a weight without a gradient, which fsdp accepts
+        print(f"{item.strategy} was not compared with {DDP}, which fails here: {error}")
+        return
+    found = losses(item.strategy)
+    others = plain if found == plain else losses(DDP, disturbed=True)
+    spreads = [abs(other - dense) for other, dense in zip(others, plain, strict=False)]
+    for step in (1, _STEPS):
+        dense, own = plain[step - 1], found[step - 1]
+        allowed = max(_ROUNDING * abs(dense), _AMPLIFIED * max(spreads[:step]))
+        if isfinite(dense) and not abs(own - dense) <= allowed:
+            raise NotMeasured(
+                f"{item.strategy} trains something else than {DDP}: in step {step} its loss is"
+                f" {own:.6g}, and that of {DDP} is {dense:.6g} on the same batch; use {DDP}"
+            )
