@@ -140,6 +140,8 @@ COMPILED = Mode("bf16", "fsdp", "compile+offload")
     [
         (Mode(strategy="fsdp"), "cpu", Mode()),
         (COMPILED, "A10G", Mode("bf16", "ddp", "compile")),
+        (Mode("bf16"), "A10G", Mode("bf16")),
+        (Mode("bf16"), "T4", None),
         (COMPILED, "cpu", None),  # a processor has nothing to offload to
     ],
 )

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from models.domain.workload import Mode
 from models.planner.batch_split import finish_together, global_batches, splits_of
-from models.step_time.setup_arrays import read_setups
-from tests.models.planning import frame, machine, offer, workload
+from tests.models.planning import machine, offer, workload
 
 LINE = st.tuples(st.floats(0.0, 0.2), st.floats(1e-4, 0.5))
 
@@ -77,24 +76,6 @@ def splits(counts, total, peak=lambda name, batch: math.nan, strategy="ddp"):
     job = replace(workload("w", total), modes=(Mode(strategy=strategy),))
     model = Lines(PACES, peak)
     return splits_of(job, TYPES, np.array(counts), totals=[total], model=model)
-
-
-def test_the_models_input_is_that_of_the_setups():
-    found = splits([[2, 0, 3], [0, 1, 0], [1, 1, 1]], 96)
-    planned = found.arrays()
-    read = read_setups(frame([found.setup(at, OFFERS) for at in range(len(found))]), {})
-    for name in ("ranks", "instances", "samples", "accumulation"):
-        assert getattr(read, name).tolist() == getattr(planned, name).tolist()
-    for at in range(len(found)):
-        width = len(read.types[at])
-        single = zip(read.types[at], read.layout[at, :width], read.batch[at, :width], strict=True)
-        columns = (planned.kind[at], planned.count[at], planned.layout[at], planned.batch[at])
-        together = [
-            (planned.names[kind], devices, batch)
-            for kind, times, devices, batch in zip(*columns, strict=True)
-            for _ in range(int(times))
-        ]
-        assert sorted(together) == sorted(single)
 
 
 def test_accumulation_makes_a_batch_fit_in_the_fewest_steps():
