@@ -9,6 +9,16 @@ from models.domain.categorical import Keys
 NAMES = st.lists(st.sampled_from(["a", "b", "a|b", "", "c"]), max_size=12)
 
 
+@given(NAMES, NAMES)
+def test_keys_are_the_names_that_they_were_made_of(left, right):
+    ours, theirs = Keys.of(left), Keys.of(right)
+    assert list(ours) == left and len(ours) == len(left) and Keys.of(ours) is ours
+    both = ours + theirs
+    assert list(both) == left + right and len(set(both.names)) == len(both.names)
+    assert list(ours.take(np.arange(len(left))[::-1])) == left[::-1]
+    assert [ours[at] for at in range(len(left))] == left and list(ours[1:]) == left[1:]
+
+
 @given(NAMES, st.integers(0, 12))
 def test_groups_and_values_are_of_used_names(names, first):
     kept, left = Keys.of(names).take(np.arange(len(names))[first:]), names[first:]
