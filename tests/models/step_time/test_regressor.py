@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 
 from models.domain.numeric import Z_90
 from models.domain.workload import Mode
@@ -54,10 +55,12 @@ def test_a_workload_in_one_mode_on_several_machines_tells_of_others(gpus):
     assert error(found, truth).mean() < 0.05 and inside(found, truth) > 0.8
 
 
-def test_a_thinned_fit_keeps_rows_of_every_cell_and_draws_by_its_interval(without_middle):
+def test_it_is_an_estimator_of_scikit_learn_that_keeps_rows_of_every_cell(without_middle):
     setups = without_middle.measured
     rows, step_s = without_middle.facts.lay_out(setups), without_middle.formula_seconds(setups)
-    model = StepTimeRegressor(most_rows=60, random_state=2).fit(rows, step_s)
+    model = clone(StepTimeRegressor(most_rows=60, random_state=2))
+    assert repr(model) == "StepTimeRegressor(most_rows=60, random_state=2)"
+    assert model.get_params()["most_rows"] == 60 and model.fit(rows, step_s) is model
     kept = rows.take(model._thinned(rows, np.random.default_rng(0)))
     assert set(kept.cell) == set(rows.cell)
     assert len(kept) == len(model.posterior_.process.inputs) == 60 + (rows.ranks == 1).sum()
