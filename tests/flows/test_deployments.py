@@ -18,7 +18,6 @@ import psutil
 import pytest
 import yaml
 from prefect import Flow
-from prefect.client.schemas.schedules import CronSchedule
 
 from tasks.workspace.credential import FILE
 from tests.flows.visitors import (
@@ -91,7 +90,7 @@ def test_a_deployment_takes_its_parameters_and_runs_once_at_a_time(deployment):
     assert parameters.items() <= flow.validate_parameters(parameters).items()
     assert deployment["concurrency_limit"]["limit"] == 1
     (schedule,) = deployment["schedules"]
-    assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
+    assert schedule["timezone"] == "UTC"
     # Nothing asks AWS before somebody resumes it.
     assert schedule.get("active", True) == (parameters.get("provider", "local") == "local")
 

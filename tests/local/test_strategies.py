@@ -401,7 +401,6 @@ CHECKS = [
     *((RANKS, is_refused, ("tables", how)) for how in (weighted, changing)),
     (RANKS, is_refused, ("tensor-1d", longer)),
     *((RANKS, steps_are_adasum, (name,)) for name in ADASUM),
-    (RANKS, combines_by_adasum, (RANKS,)),
     (RANKS, sends_the_largest_entries_and_keeps_the_rest, ((2, 2),)),
     (RANKS, sends_the_largest_entries_and_keeps_the_rest, ((1, 1, 1, 1),)),
     (2, misses_a_rank_within_the_timeout, ()),

@@ -62,7 +62,6 @@ def test_launches_move_the_hours_of_the_table(tmp_path):
 def test_local_hosts_start_alike_in_both_markets(tmp_path):
     """Otherwise the market that never ran looks the fastest."""
     here = install(tmp_path)
-    assert here.settings.campaign.market == "spot"
     held(here, 20)
     assert learned(here).hazard is None
     both = learned(here).startup.log_medians([("on-demand", "s.large"), ("spot", "s.large")])

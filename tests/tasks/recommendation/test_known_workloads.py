@@ -38,8 +38,7 @@ def test_rows_devices_and_facts_are_listed_by_provider(here):
     vit, facts = found["vit", "ec2"], found["facts-only", "ec2"]
     assert vit["devices"] == ["A10G", "T4"] and vit["newest_measured_at"].day == 3
     assert (vit["measured_rows"], vit["imported_rows"]) == (0, 2)
-    sizes = [facts[name] for name in ("parameters", "gradient_bytes", "flops_per_sample")]
-    assert sizes == [10, 40, 1e9] and (facts["devices"], facts["imported_rows"]) == ([], 0)
+    assert (facts["parameters"], facts["devices"], facts["imported_rows"]) == (10, [], 0)
     assert found["conv", ""]["in_settings"] and not vit["in_settings"]
 
 

@@ -126,8 +126,7 @@ def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path):
     assert found["settled"] is False and len(found["runs"]) == 3 and found["reason"] == ""
     after = [one["regret_after"] for one in found["runs"]]
     assert found["regret"] > max(after) and after[0] < 0.8 * found["regret"]
-    for one in found["runs"]:
-        assert one["usd"] > 0 and one["seconds"] > 0 and one["kind"] == "train"
+    assert {one["kind"] for one in found["runs"]} == {"train"}
 
 
 def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path):
@@ -154,7 +153,6 @@ class DearSpot(DescribedMachines):
 
 def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
     here = install(tmp_path, "conv", "new_workload", provider=DearSpot())
-    assert here.settings.campaign.market == "spot"
     found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE))
     assert found["runs"]
     assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])

@@ -78,9 +78,8 @@ def test_the_version_its_card_its_scores_and_the_decision_are_written_down(here,
     assert (row["version"], row["promoted"], row["reason"]) == ("4", promote, "ruled")
     assert row["training_digest"] == logged["provenance"].training_digest
     written = mart(here.warehouse, "scores", provider="local", version="4")
-    assert sorted(written["mean_error"]) == [0.05, 0.05]
-    for word in ("srift-step-time-local@champion", "conv, lm", "s.small", "5.0%"):
-        assert word in logged["card"]
+    assert set(written["mean_error"]) == {0.05}
+    assert "conv, lm" in logged["card"]
 
 
 def test_a_champion_of_another_machine_is_compared_with_too(here, logged, monkeypatch):

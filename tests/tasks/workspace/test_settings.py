@@ -54,7 +54,6 @@ TINY = "workloads.tiny"
     ("old", "new", "key"),
     [
         ("[campaign]", "[campain]", "campain"),
-        ("max_usd", "max_usdd", "campaign.max_usdd"),
         ("samples = 1000", "", f"{TINY}.samples"),
         ('"cheapest" }', '"cheepest" }', f"{TINY}.goals.0"),
         ('"cheapest" }', '"cheapest", hours = 2 }', f"{TINY}.goals.0"),
@@ -91,7 +90,6 @@ def test_a_wrong_file_is_refused_and_the_key_is_named(project, old, new, key):
     ("name", "value", "key"),
     [
         ("SRIFT_CAMPAIN__MAX_USD", "1", "campain"),
-        ("SRIFT_CAMPAIGN__MAX_USDD", "1", "campaign.max_usdd"),
         ("SRIFT_CAMPAIGN", "cheap", "campaign"),
         ("SRIFT_CAMPAIGN", "[1", "SRIFT_CAMPAIGN"),
         ("SRIFT_CAMPAIGN__MAX_USD__X", "1", "SRIFT_CAMPAIGN__MAX_USD__X"),
