@@ -37,9 +37,9 @@ class Reporter:
         if runs and self._artifact is None and _run_loggers():
             from prefect.artifacts import create_progress_artifact
 
-            self._artifact = create_progress_artifact(
-                0.0, key="measuring", description="measured runs, of the runs planned so far"
-            )
+            words = "measured runs, of the runs planned so far"
+            with suppress(Exception):  # Prefect's trouble must not end a campaign
+                self._artifact = create_progress_artifact(0.0, key="measuring", description=words)
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
         """Update the progress line. Does nothing if standard error is not a terminal.
@@ -53,7 +53,7 @@ class Reporter:
             self._write(f"{done}/{self._runs} runs  {spent}  {what}"[:columns])
         if done != self._done:
             self._done = done
-            self._show(100 * done / self._runs)
+            self._show(100 * done / max(self._runs, done, 1))
 
     def stop(self) -> None:
         """End the progress display."""
