@@ -48,7 +48,8 @@ class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
     `unswept` maps each unchecked region or lease to the reason. `done` has one sentence for each
-    lease or machine that the reaper ended. `provider` is "" if several providers are affected.
+    lease or machine that the search ended or could not end. `provider` is the provider's name, or
+    "" if several providers are affected.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -84,7 +85,7 @@ class Lease:
     def usd_until(self, now: datetime) -> float | None:
         """Return the cost in dollars from the start until `now`; None if the price is unknown.
 
-        Time after the deadline costs nothing.
+        The machines end at the deadline, so that time after it costs nothing.
         """
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
@@ -96,7 +97,8 @@ class EndedLease:
 
     The measurements in `mailbox` may not be in the warehouse yet. `outcome` is "released" (ended by
     its controller), "reaped" (ended by the reaper), or "refused" (no machine was launched).
-    `refusals` has one sentence for each refused request. `usd` is None if the cost is unknown.
+    `refusals` has one sentence for each failed launch attempt. `usd` is the cost in dollars; None
+    if it is unknown.
     """
 
     lease_id: str
@@ -131,9 +133,9 @@ class RunningCluster(Protocol):
     """Acquired machines, each with a node agent that reports to `mailbox`.
 
     `mailbox` is the folder for files from and to the machines. `cluster` has the zones and prices
-    of the acquired machines. `addresses` are in rank order. A machine that does not report within
-    `ready_within_s` seconds counts as lost. `checkpoints` is a folder that all machines share, or
-    None if they share no folder.
+    of the acquired machines. `addresses` are their IP addresses, in rank order. A machine whose
+    agent does not report within `ready_within_s` seconds after the start counts as lost.
+    `checkpoints` is a folder that all machines share, or None if they share no folder.
     """
 
     lease_id: str
@@ -160,16 +162,16 @@ class RunningCluster(Protocol):
         """Return the state of each machine, in rank order."""
 
     def now_unix(self) -> float:
-        """Return the Unix time on the clock of the store that holds the machines' files.
+        """Return the Unix time on the clock that stamps the files in the mailbox.
 
-        The age of a heartbeat is this time minus the time of the heartbeat's file.
+        The age of a heartbeat is this time minus the modification time of the heartbeat's file.
         """
 
     def usd_so_far(self) -> float | None:
         """Return the cost in dollars since the machines were acquired; None if it is unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Count `usd` dollars for the data that each machine downloads, also each replacement."""
+        """Add `usd` dollars for downloads to the cost of each machine and of each replacement."""
         return
 
     def replace(self, node: int) -> bool:
@@ -199,16 +201,16 @@ class Provider(Protocol):
         """
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Return the offers at time `now` for every instance type and market.
+        """Return the offers (prices and interruption rates) for every instance type and market.
 
-        Raises ProviderError if the offers cannot be determined.
+        `now` is the current time. Raises ProviderError if the offers cannot be determined.
         """
 
     def limits(self) -> list[str]:
-        """Return one sentence for each limit of this provider on this installation, with a fix."""
+        """Return one sentence for each thing that this provider cannot do here, with a fix."""
 
     def fits(self, cluster: Cluster) -> str:
-        """Return why the cluster can never be acquired on this installation; "" if it can."""
+        """Return why this provider can never launch the cluster here; "" if it can."""
 
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
@@ -223,7 +225,10 @@ class Provider(Protocol):
         """
 
     def leases(self) -> list[Lease]:
-        """Return the leases whose machines run, and unreadable leases with their `problem`."""
+        """Return the leases whose machines may be running, and the unreadable leases.
+
+        The `problem` of an unreadable lease says why it is unreadable.
+        """
 
     def ended(self) -> list[EndedLease]:
         """Return the ended leases that `forget` has not deleted."""
@@ -247,7 +252,7 @@ class Provider(Protocol):
         return self.ended()
 
     def launches(self, cluster: Cluster) -> str:
-        """Return why the settings do not allow to launch the cluster; "" if they allow it."""
+        """Return why the cluster cannot be launched with the current settings; "" if it can."""
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
@@ -258,11 +263,11 @@ class Provider(Protocol):
         return list(offers)
 
     def packaged_types(self) -> list[InstanceType]:
-        """Return the instance types of the dated snapshot that ships with Srift."""
+        """Return the instance types of the snapshot that ships with Srift."""
         return []
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the offers of the dated snapshot that ships with Srift."""
+        """Return the offers of the snapshot that ships with Srift, dated when it was made."""
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
@@ -275,7 +280,7 @@ class Provider(Protocol):
         return {}
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions that have not been searched for overdue machines since `moment`."""
+        """Return the regions not searched for machines past their deadline since `moment`."""
         return []
 
     def was_used(self) -> bool:
@@ -284,7 +289,7 @@ class Provider(Protocol):
 
 
 def plain(text: str) -> str:
-    """Return a machine's text, cut and without the characters that control a terminal."""
+    """Return text from a machine, cut to 10,000 characters, without terminal control codes."""
     # agents send at most 4,000 characters
     return _CONTROL.sub("", text[:10_000])
 
@@ -292,7 +297,7 @@ def plain(text: str) -> str:
 def json_of_node(text: str, **options: Any) -> Any:
     """Parse JSON text that a machine wrote. `options` are passed to `json.loads`.
 
-    Users read the strings, so they are cut and lose the characters that control a terminal.
+    Strings are cut and cleaned by `plain`, because users read them in a terminal.
 
     Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
     """
@@ -316,9 +321,9 @@ def json_of_node(text: str, **options: Any) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `file`; None if the file is missing or is not a JSON object.
+    """Return the JSON object in `file`; None if the file is missing or has no valid JSON object.
 
-    An object with more than MAX_JSON_DEPTH levels counts as invalid.
+    An object with more than MAX_JSON_DEPTH levels is not valid.
     """
     try:
         body = json_of_node(file.read_text())

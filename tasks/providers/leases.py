@@ -33,8 +33,8 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 class HeldLease:
     """The fields of lease.json that all providers share.
 
-    `controller` is the process that launched the machines, and `boot_id` the boot in which it ran.
-    `ended_at`, `usd` and `outcome` are set when the launch ends.
+    `controller` is the process that launched the machines. `boot_id` is the kernel's id of the boot
+    during which it ran. `ended_at`, `usd` (the cost) and `outcome` are set when the launch ends.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -82,7 +82,10 @@ class HeldLease:
         return self.ended_at is None
 
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
-        """Return why the reaper must end this launch; "" if it may continue after `now`."""
+        """Return why this launch must end at time `now`; "" if it may continue.
+
+        It must end if its controller has died, its deadline has passed, or `all_of_them` is True.
+        """
         if not self.controller_alive:
             return f"its controller (process {self.controller.pid}) is gone"
         if now >= self.deadline_at:
@@ -90,7 +93,7 @@ class HeldLease:
         return "all leases have to end" if all_of_them else ""
 
     def shared(self, kind: type) -> dict[str, Any]:
-        """Return {name: value} for the fields that this lease shares with the dataclass `kind`."""
+        """Return {name: value} for each field of the dataclass `kind` that this lease also has."""
         names = [field.name for field in fields(kind) if hasattr(self, field.name)]
         return {name: getattr(self, name) for name in names}
 
@@ -103,7 +106,7 @@ L = TypeVar("L", bound=HeldLease)
 
 
 class LeaseFolder(Generic[L]):
-    """The leases in the folder `root`, as instances of `kind`, a subclass of `HeldLease`."""
+    """The leases in the folder `root`, as instances of `kind`: `HeldLease` or a subclass of it."""
 
     kind: type[L]
 
@@ -112,10 +115,11 @@ class LeaseFolder(Generic[L]):
         self._schema = TypeAdapter(self.kind)
 
     def directory(self, lease_id: str) -> Path:
-        """Return the folder of a lease. Raises ProviderError if the id is not a plain name."""
+        """Return the folder of a lease. Raises ProviderError if the id is no valid folder name."""
         if NAME.match(lease_id) is None:
             raise ProviderError(
-                f"lease id {lease_id!r} must consist of letters, digits, '_', '.' and '-'"
+                f"lease id {lease_id!r} must begin with a letter or digit, and consist of letters, "
+                "digits, '_', '.' and '-'"
             )
         return self.root / lease_id
 
@@ -124,10 +128,10 @@ class LeaseFolder(Generic[L]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock on this folder during the block.
+        """Hold an exclusive lock on this folder during the block. Waits until it is free.
 
-        Only the process that holds the lock launches or ends machines. If it dies, the kernel
-        releases the lock.
+        Leases are created and reaped only with this lock. If the process dies, the kernel releases
+        it.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a") as file:
@@ -166,7 +170,7 @@ class LeaseFolder(Generic[L]):
         try:
             lease = self._schema.validate_json(path.read_bytes())
             if lease.lease_id != lease_id:
-                raise ValueError(f"it belongs to lease {lease.lease_id}")
+                raise ValueError(f"its lease_id is {lease.lease_id}, not {lease_id}")
             return lease
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -211,10 +215,11 @@ class LeaseFolder(Generic[L]):
         return found
 
     def held(self) -> list[Lease]:
-        """Return the leases that have not ended, and the unreadable leases.
+        """Return the held leases and the unreadable leases, as the provider interface's `Lease`.
 
-        An unreadable lease has an unknown price. Its start and its deadline are the modification
-        time of its folder, and its controller counts as alive.
+        A lease is held while its machines may run or their files are missing (see `is_held`). The
+        price of an unreadable lease is None, its start and deadline are the modification time of
+        its folder, and its controller counts as alive.
         """
         found, unreadable = self.read_all()
         held = [lease.held() for lease in found if lease.is_held]
@@ -249,16 +254,17 @@ class LeaseFolder(Generic[L]):
         lease = self.read(lease_id)
         if lease is not None and lease.ended_at is None:
             raise ProviderError(
-                f"lease {lease_id} is still held: its machines may be running. "
+                f"lease {lease_id} was not deleted: its machines may be running. "
                 "Run `srift reap` to end them first"
             )
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> str:
-        """Delete the folder of a lease without lease.json, but keep its measurement records.
+        """Delete the folder of a lease that has no lease.json, but keep its measurement records.
 
-        A mailbox with records is moved to `rejected/` in SRIFT_HOME. If that fails, nothing is
-        deleted. Returns a sentence that says what happened to the records.
+        If its mailbox (the folder with the machines' files) has records, the mailbox is moved to
+        `rejected/` in SRIFT_HOME. If that fails, nothing is deleted. Returns a sentence that says
+        what happened to the records.
         """
         mailbox, what = self.mailbox(lease_id), "it has no records"
         if any(mailbox.glob("node-*/records/*.json")):

@@ -130,9 +130,10 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, and return {} if AWS refuses it with a code or kind in `refusals`.
+        """Call `action`, and return the response, or {} if AWS refuses the call for a known reason.
 
-        Raises AwsRefused for any other refusal.
+        `refusals` has these reasons: AWS error codes, or kinds of them such as "gone" (the module
+        `errors` lists the kinds). Raises AwsRefused for any other refusal.
         """
         try:
             return self.ask(action, region, **words)
@@ -154,8 +155,8 @@ class Ec2Api:
     def described(self, key: str, action: str, region: str, filters: Filters) -> list[Answer]:
         """Call a Describe action, and return the items that match `filters` from all pages.
 
-        `filters` maps the name of an EC2 filter to one or several values. `key` is the key of the
-        response under which the items are.
+        `filters` maps the name of an EC2 filter to one or several values. `key` is the response's
+        key for the list of items, such as "Subnets".
         """
         words = [
             {"Name": name, "Values": [value] if isinstance(value, str) else list(value)}
@@ -270,8 +271,8 @@ class Ec2Api:
         """Terminate the machines, and return the ids that EC2 does not know.
 
         EC2 does not know machines that ended long ago, nor machines that have just been launched.
-        It refuses a request with an unknown id as a whole. Each machine is then terminated by a
-        separate request.
+        If it refuses the whole request because of an unknown id, each machine is terminated by a
+        separate request. Raises AwsRefused for any other refusal.
         """
         wanted = sorted(set(ids))
         try:
@@ -286,7 +287,7 @@ class Ec2Api:
         return set()
 
     def image(self, region: str, parameter: str) -> Answer:
-        """Return the DescribeImages description of the image to which an SSM parameter points.
+        """Return DescribeImages' description of the machine image that an SSM parameter names.
 
         `parameter` is the name of the SSM parameter. The result is cached, so that all machines use
         the same image. Raises AwsRefused if the image does not exist or is not available.
@@ -340,7 +341,7 @@ def spot_advisor() -> Answer:
 class Store:
     """One S3 bucket.
 
-    `region` may be wrong at first. `listed` sets it to the bucket's region.
+    `region` may be any region at first. The method `listed` sets it to the bucket's region.
     """
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:

@@ -1,7 +1,8 @@
 """Plan the attempts of a launch: in the cluster's market first, then on-demand.
 
-An attempt tries all zones with one CreateFleet request. A cluster of several instance types needs
-one CreateFleet request for each group of equal machines. This module does not call AWS.
+An attempt covers all possible zones with one CreateFleet request. A cluster of several instance
+types needs one CreateFleet request for each group of machines of one type. This module does not
+call AWS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ class Group:
 class Attempt:
     """An attempt to launch the whole cluster in one market, with all machines in one zone.
 
-    `clusters` maps each possible zone to the cluster at that zone's prices.
+    `clusters` maps each possible zone to a copy of the cluster with that zone's prices.
     """
 
     market: str
@@ -52,8 +53,9 @@ def attempts(
 
     The first attempt uses the cluster's market. If this market is spot and `markets` includes
     "on-demand", an on-demand attempt follows. An attempt covers those `zones` in which all instance
-    types of the cluster have a known price. An attempt without such a zone is left out. `offers`
-    has the prices by zone and market.
+    types of the cluster have a known price; without such a zone, the attempt is left out. Prices
+    come from the cluster first, and otherwise from the first offer in `offers` for the same type,
+    zone and market.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -93,10 +95,10 @@ def attempts(
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine in dollars per hour.
 
-    For on-demand, this is the list price. For spot, it is SPOT_MARGIN times the spot list price,
-    but at most the on-demand list price. An account's discount does not lower a spot bid, because
-    EC2 compares bids with list prices. The result is never below the highest price that the account
-    may pay, so that spending caps hold.
+    For on-demand, this is the list price. For spot, it is SPOT_MARGIN times the spot list price. A
+    known on-demand list price limits it, but never to less than the spot list price. An account's
+    discount does not lower a spot bid, because EC2 compares bids with list prices. If the account
+    may pay more than this, the result is that price, because the spending caps count the result.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

@@ -48,7 +48,7 @@ IMAGE_FAMILIES = frozenset(
 
 
 def image_families(parameter: str) -> Collection[str] | None:
-    """Return the instance families with GPUs that an image supports; None if the image is unknown.
+    """Return the GPU instance families that a machine image supports; None if it is unknown.
 
     `parameter` is the name of the SSM parameter that points to the image. Images with PyTorch
     before 2.10 do not support g6f and gr6f.
@@ -60,9 +60,9 @@ def image_families(parameter: str) -> Collection[str] | None:
 
 
 def off_image(kind: InstanceType, families: Collection[str] | None) -> str:
-    """Return why the image does not run on `kind`; "" if it runs, or if this is unknown.
+    """Return why the machine image does not run on the type `kind`; "" if it runs or may run.
 
-    `families` are the instance families with GPUs that the image supports, or None if unknown.
+    `families` has the instance families with GPUs that the image supports; None if unknown.
     """
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM CPU, and the image is for x86"
@@ -122,9 +122,9 @@ def most_tflops(device: str, precision: str) -> float | None:
 def instance_type_of(answer: Answer) -> InstanceType:
     """Convert a description from DescribeInstanceTypes to an InstanceType.
 
-    The GPU memory is the number that EC2 reports (A10G: 22.35 GiB). A fraction of a GPU
-    (`GpuPartitionSize` below 1) has a device name of its own ("L4 1/2"). Raises ValueError if the
-    sustained network rate is unknown, and LookupError if a field is missing.
+    The GPU memory is the number that EC2 reports (A10G: 22.35 GiB). If a machine has a fraction of
+    a GPU (`GpuPartitionSize` below 1), the device's name states it ("L4 1/2"). Raises ValueError if
+    the sustained network rate is unknown, and LookupError if a field is missing.
     """
     memory_gib, others = _gib(answer), answer.get("InferenceAcceleratorInfo", {})
     device, devices, device_memory_gib, tflops = "cpu", 1, memory_gib, None
@@ -181,7 +181,7 @@ def efa_cards(answer: Answer) -> tuple[int, ...]:
     """Return the indices of the network cards that support EFA, at most as many as EC2 allows.
 
     The result is empty if the type does not support EFA. On some types (p6-b300), the first card
-    does not.
+    does not support EFA, but others do.
     """
     network = answer["NetworkInfo"]
     if not network.get("EfaSupported"):
@@ -212,9 +212,9 @@ def wanted(
 ) -> list[InstanceType]:
     """Return the types that match at least one pattern, such as `g5.*`, `p4d.24xlarge` or `gpu`.
 
-    The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU, and only those in `families` if
-    it is given. Other patterns also match types that the image does not support, because users may
-    import measurements of such types.
+    The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU. If `families` is given, it
+    matches only types of these instance families, such as `g5`. Other patterns also match types
+    that the machine image does not support, because users may import measurements of such types.
     """
     return [
         kind
@@ -225,7 +225,10 @@ def wanted(
 
 
 def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    """Return the names of types that may match `patterns`, judged by the names alone."""
+    """Return the names that may match `patterns`, before the types' descriptions are known.
+
+    A name matches the pattern `gpu` here if it begins with the letter of a GPU family.
+    """
     return {
         name
         for name in names

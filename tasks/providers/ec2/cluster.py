@@ -1,7 +1,9 @@
 """Launch an EC2 cluster, report its state and cost, and replace lost machines.
 
-Every request for machines is written to the lease, the file that records the launch, before it is
-sent. The machines of a refused attempt are ended before the next attempt.
+A launch makes up to two attempts: in the cluster's market, and then on-demand. An attempt sends one
+CreateFleet request for each group of equal machines. Every request is written to the lease, the
+file that records the launch, before it is sent. The machines of a failed attempt are ended before
+the next attempt.
 """
 
 import threading
@@ -71,8 +73,8 @@ class Ec2Cluster(RunningCluster):
     def start(self, attempts: Sequence[Attempt]) -> None:
         """Try `attempts` in order until the machines run, and send them their files.
 
-        Raises NoCapacity if no attempt finds capacity or the deadline passes, and ProviderError for
-        all other failures.
+        Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, and
+        ProviderError for all other failures.
         """
         try:
             self._attempt, self.cluster = self._launch(attempts)
@@ -80,7 +82,8 @@ class Ec2Cluster(RunningCluster):
             self.keep(replace(self.lease, market=market, usd_per_hour=usd_per_hour))
         except OSError as error:
             raise ProviderError(
-                f"the lease could not be written. Free disk space and run `srift reap`: {error}"
+                f"the record of launch {self.lease_id} could not be written ({error}), so its "
+                "machines are ended. Free disk space, and run `srift reap` to end those still there"
             ) from error
         self.mirror.serve(self.lease)
         self.mirror.sync()
@@ -120,7 +123,7 @@ class Ec2Cluster(RunningCluster):
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
-        """Return the cost so far in dollars, including machines of refused attempts."""
+        """Return the cost so far in dollars, including the machines of failed launch attempts."""
         with self._lock:
             return self.lease.usd_until(self._api.now())
 
@@ -196,11 +199,11 @@ class Ec2Cluster(RunningCluster):
         return group_id
 
     def _launched(self, attempt: Attempt) -> Cluster:
-        """Launch all groups of the attempt, and return the cluster at current prices.
+        """Launch all machines of the attempt, and return the cluster with current prices.
 
-        AWS chooses the zone of the first group of equal machines. All other groups must use the
-        same zone. Raises AwsRefused if AWS refuses a request or a machine does not start, and
-        NoCapacity if the deadline has passed.
+        The machines are launched in groups of one instance type. AWS chooses the zone of the first
+        group, and the other groups must use the same zone. Raises AwsRefused if AWS refuses a
+        request or a machine does not start, and NoCapacity if the machines' deadline has passed.
         """
         if placement := placement_group(self.spec, attempt):
             self._create("ec2:CreatePlacementGroup", placement)
@@ -222,11 +225,11 @@ class Ec2Cluster(RunningCluster):
         """Request all machines of the group, wait until they all run, and return them.
 
         Raises AwsRefused if EC2 refuses the request or a machine does not start, and NoCapacity if
-        the deadline has passed.
+        the machines' deadline has passed.
         """
         left_s = (self.lease.deadline_at - self._api.now()).total_seconds()
         if left_s <= 0:
-            raise NoCapacity("the deadline passed before all machines were requested")
+            raise NoCapacity("the machines' deadline passed before all of them were requested")
         words = {"security": self._security_group, "user_data": self._script(max(60.0, left_s))}
         template = launch_template(self.spec, attempt, group, **words)
         self._create("ec2:CreateLaunchTemplate", template)
@@ -258,9 +261,9 @@ class Ec2Cluster(RunningCluster):
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
         """Send the group's CreateFleet request.
 
-        Returns the ids of the launched machines, and the error to raise if machines are missing. If
-        EC2's response is unclear, it may have launched machines nevertheless, and they are searched
-        by their tags. Raises AwsRefused if this search fails.
+        Returns the ids of the launched machines, and the error that the caller raises if there are
+        too few. After an unclear response, EC2 may have launched machines nevertheless. This method
+        then searches for them by their tags, and raises AwsRefused if the search fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
@@ -293,7 +296,8 @@ class Ec2Cluster(RunningCluster):
         """Wait until all machines run. Return them with their zones, addresses and launch times.
 
         Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. The
-        error's kind is "capacity", unless EC2 blames the request with a code "Client...".
+        error's kind is "capacity", unless EC2's reason code begins with "Client.", which means
+        that the request is at fault.
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
@@ -322,10 +326,11 @@ class Ec2Cluster(RunningCluster):
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return the cluster at current spot prices and this account's prices.
+        """Return the cluster with the prices by which the cost of its machines is computed.
 
-        The cost of the machines is computed from these prices. If AWS does not respond, or the
-        cluster is on-demand, the known list prices are used.
+        A spot cluster gets the current spot prices; if AWS does not respond, it keeps the prices
+        that it has. An on-demand cluster keeps its list prices. The account's prices and discounts
+        from srift.toml are then applied.
         """
         now, members = self._api.now(), list(cluster.members)
         names = sorted({offer.instance_type.name for offer in members})
@@ -344,9 +349,10 @@ class Ec2Cluster(RunningCluster):
     def _another(self, rank: int) -> bool:
         """Replace the machine with this rank.
 
-        Returns False if EC2 refuses the new machine or the old machine does not end. The old
-        machine is ended first, so that the hourly cost never exceeds that of the cluster. Raises
-        AwsRefused if AWS refuses to end it, and NoCapacity if the deadline has passed.
+        The old machine is ended first, so that the hourly cost never exceeds that of the cluster.
+        Returns False if the old machine does not end or EC2 refuses the new machine. Raises
+        AwsRefused if AWS refuses to end the old machine, and NoCapacity if the machines' deadline
+        has passed.
         """
         region, lost, attempt = self.lease.region, self.lease.current[rank], self._attempt
         group = [each for each in attempt.groups if each.first <= rank][-1]
@@ -370,7 +376,7 @@ class Ec2Cluster(RunningCluster):
         return True
 
     def _note(self, attempt: Attempt, error: AwsRefused) -> None:
-        """Append a sentence about a refused attempt to the lease's `refusals`."""
+        """Append a sentence about a failed launch attempt to the lease's `refusals`."""
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
     def _look(self) -> bool:
@@ -399,7 +405,10 @@ class Ec2Cluster(RunningCluster):
         return True
 
     def _alive(self, machine: Ec2Machine) -> bool:
-        """Return True if the machine has not ended according to EC2, or EC2 never listed it."""
+        """Return False if EC2 reports that the machine has ended, or no longer lists it.
+
+        Returns True for a machine that EC2 has never listed, because it may be new.
+        """
         described = self._seen.get(machine.instance_id)
         return described is None or described.get("State", {}).get("Name") in ALIVE
 
@@ -419,9 +428,9 @@ class Ec2Cluster(RunningCluster):
         """Return the kind of the machine's spot notice, and the seconds until the interruption.
 
         The machine reads the notice from its metadata service and uploads it. The kind is
-        "interruption", "rebalance", or "" without a notice. The seconds are measured on S3's clock;
-        None if no interruption is announced. Unknown content is ignored, because a machine may
-        upload anything.
+        "interruption", "rebalance", or "" without a notice. The seconds are measured on S3's clock,
+        and are None if no interruption is announced. Unknown content counts as no notice, because
+        a machine may upload anything.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

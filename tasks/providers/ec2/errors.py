@@ -74,8 +74,9 @@ _SETTINGS = {
 class AwsRefused(ProviderError):
     """AWS refused a request or did not respond.
 
-    `code` is AWS's error code. `kind` is the kind of this code; the module's docstring lists the
-    kinds. The message says what to do. It omits AWS's message, which may quote a secret.
+    `code` is AWS's error code, or the name of botocore's exception. `kind` says what the code means
+    for a launch; the module's docstring lists the kinds. The message says what to do. It omits
+    AWS's message, which may quote a secret.
     """
 
     def __init__(self, code: str, action: str, region: str) -> None:

@@ -1,8 +1,8 @@
 """Store the records of EC2 launches, the leases: SRIFT_HOME/leases-ec2/<lease_id>/lease.json.
 
 A lease lists every request for machines of one launch, and is written before each request. If the
-launching process is killed, the reaper finds the machines of these requests by their tags, ends
-them and adds up their cost.
+process that makes the launch is killed, the reaper finds the machines of these requests by their
+tags, ends them and adds up their cost.
 """
 
 import os
@@ -29,9 +29,10 @@ class Ec2Machine:
     """One EC2 instance of a launch.
 
     `usd_per_hour` includes the volume, the public IP address and S3 requests. `group` is the group
-    of the `FleetRequest` that launched the machine. `current` is True while the machine belongs to
-    the cluster. `rank` is -1 if it was found by its tags after the launch had failed.
-    `download_usd` are the most dollars for the data that it downloads.
+    of the `FleetRequest` that launched the machine. `current` is False before the whole cluster
+    runs, and after the machine has been replaced. `rank` is -1 if the machine was found only by its
+    tags, because EC2's response got lost. `download_usd` is an upper bound in dollars on the cost
+    of the machine's downloads.
     """
 
     instance_id: str
@@ -50,10 +51,10 @@ class Ec2Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRequest:
-    """One CreateFleet request for `size` equal machines.
+    """One CreateFleet request for `size` machines of one type.
 
     `group` is the machines' value of the tag srift:node-group. `usd_per_hour` is the maximum cost
-    of one machine. `answered` is True when the ids of the launched machines are known.
+    of one machine. `answered` is False until the ids of the launched machines are on record.
     """
 
     group: str
@@ -69,7 +70,7 @@ class Ec2Lease(HeldLease):
 
     `home` is the random token of the SRIFT_HOME that made the launch. `deployment`, `bucket` and
     `prefix` are copied from srift.toml. `role_id` is the id of the machines' IAM role. `refusals`
-    has one sentence for each refused attempt. `releasing` is True if Srift tried to end the
+    has one sentence for each failed launch attempt. `releasing` is True if Srift tried to end the
     machines and some may still run. `fetched` is True when all uploads have been downloaded.
     """
 
@@ -87,7 +88,7 @@ class Ec2Lease(HeldLease):
 
     @property
     def is_held(self) -> bool:
-        """Return True while machines may run, or until all their uploads have been downloaded."""
+        """Return True while machines may run or some of their uploads are not downloaded yet."""
         return self.ended_at is None or not self.fetched
 
     @property
@@ -133,7 +134,7 @@ class Ec2Lease(HeldLease):
         return _Held(**self.shared(_Held))
 
     def usd_until(self, now: datetime) -> float:
-        """Return the cost in dollars until `now`, including machines of refused attempts."""
+        """Return the cost in dollars until `now`, including machines of failed launch attempts."""
         return _usd_until(self.machines, now)
 
 
@@ -160,7 +161,10 @@ def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
-    """The leases of one SRIFT_HOME, and the time of the reaper's last check of each region."""
+    """The EC2 leases of one SRIFT_HOME, and the time at which each region was last searched.
+
+    The reaper searches regions for machines that must end.
+    """
 
     kind = Ec2Lease
 
@@ -197,8 +201,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             return {}
         except (OSError, ValueError) as error:
             raise ProviderError(
-                f"{self.swept_file} cannot be read ({error}). Machines may run in "
-                "regions that srift.toml no longer names: check these regions, then delete the file"
+                f"{self.swept_file} cannot be read ({error}). Machines may run in regions that "
+                "srift.toml named earlier: check these regions in AWS, then delete the file"
             ) from error
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
@@ -211,18 +215,20 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
-        """Return the month of the end and the dollars of each deleted lease, by id.
+        """Return {lease id: (month of its end as YYYY-MM, its cost in dollars)} from `spent_file`.
 
-        Returns None if the file is missing or cannot be read.
+        The file keeps the cost of leases that have been deleted. Returns None if it is missing or
+        cannot be read.
         """
         return read_object(self.spent_file)
 
     def note_spent(
         self, lease_id: str, ended_at: datetime, usd: float, *, begin: bool = False
     ) -> None:
-        """Add the dollars of a lease to the file. Raises OSError if they cannot be written.
+        """Store the cost of a lease in `spent_file`. Raises OSError if it cannot be written.
 
-        A lost file stays lost unless `begin` is True, because it would lack earlier leases.
+        If the file is missing, it is created only if `begin` is True, because a new file lacks the
+        cost of earlier leases.
         """
         with self.locked():
             spent = self.spent()
@@ -231,7 +237,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
                 replace_durably(self.spent_file, {**(spent or {}), lease_id: (month, usd)})
 
     def forget_ended(self, lease_id: str) -> None:
-        """Delete an ended lease, after its dollars are on disk. Raises as the base class does."""
+        """Store the cost of an ended lease, and delete the lease.
+
+        Raises ProviderError if the lease still runs or is unreadable.
+        """
         lease = self.read(lease_id)
         if lease and lease.ended_at:
             self.note_spent(lease_id, lease.ended_at, lease.usd or 0.0)
@@ -240,9 +249,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
-        If the lease never had machines, its outcome is "refused" instead of `outcome`. A lease with
-        neither machines nor refusals is deleted. If lease.json cannot be written, the reaper closes
-        the lease later.
+        A lease without machines gets the outcome "refused" instead of `outcome`. If it has no
+        refusals either, it is deleted and returned unchanged. If lease.json cannot be written, the
+        lease on disk stays open until the reaper closes it.
         """
         if not lease.machines and not lease.refusals:
             self.forget(lease.lease_id)

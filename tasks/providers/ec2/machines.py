@@ -78,7 +78,7 @@ class Ec2Machines(Ec2Market):
             raise ProviderError(problem)
 
     def _prepared(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
-        """Upload the machines' code to S3, and return the cluster before its launch.
+        """Upload the machines' code to S3, and return the cluster, which is not launched yet.
 
         Raises NotSupported if the settings do not allow the launch, and ProviderError if AWS
         refuses a request.
@@ -121,9 +121,9 @@ class Ec2Machines(Ec2Market):
         return Ec2Cluster(self.api, self.lease_folder, lease, spec, script, mirror)
 
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
-        """Download the uploads of an ended launch for at most `within_s` seconds.
+        """Try to download the missing uploads of an ended launch for up to `within_s` seconds.
 
-        Returns the lease with `fetched` set to True, or to False if uploads are still missing.
+        Returns the lease. Its `fetched` is False if uploads are still missing.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
@@ -136,7 +136,7 @@ class Ec2Machines(Ec2Market):
         return lease
 
     def _pulled(self, mirror: Mirror, within_s: float) -> bool:
-        """Download uploads until none is missing. Return False if some are after `within_s`."""
+        """Download uploads until none is missing. Return False if that takes over `within_s` s."""
         return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:

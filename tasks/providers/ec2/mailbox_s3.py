@@ -2,8 +2,8 @@
 
 A machine's upload appears as a complete local file, whose modification time is the time at which S3
 stored it. This process (the controller) writes its files for a machine into the machine's folder
-`in/` on S3, the manifest last. A machine can choose file names, but no name leads out of the
-machine's folder.
+`in/` on S3. The last of them is the manifest, which lists the files with their SHA-256. A machine
+chooses the names of its uploads, but no name leads out of the machine's local folder.
 
 While S3 does not respond, `now_unix` does not advance, so that no machine counts as silent.
 """
@@ -51,7 +51,7 @@ class Mirror:
         self.now_unix = float("-inf")
 
     def serve(self, lease: Ec2Lease) -> None:
-        """Exchange files with the machines of `lease` from now on."""
+        """Exchange files with the machines that `lease` lists from now on."""
         with self._lock:
             self._machines = lease.by_userid
 
@@ -73,9 +73,9 @@ class Mirror:
             return self.push() and pulled
 
     def pull(self) -> bool:
-        """Download new uploads. Return False if S3 or the disk failed.
+        """Download new uploads. Return False if S3 or the local disk failed for any of them.
 
-        If one upload cannot be downloaded, the others still are.
+        A failed download does not keep other uploads from being downloaded.
         """
         with self._lock:
             try:
@@ -92,7 +92,7 @@ class Mirror:
         """Send this process's changed files to every current machine. Return False on failure.
 
         Each machine also gets node.json, which has its rank and the number of machines. The
-        manifest, which lists all files, is sent last.
+        manifest, which lists all files with their SHA-256, is sent last.
         """
         with self._lock:
             try:
@@ -114,12 +114,11 @@ class Mirror:
             polls += 1
 
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
-        """Return (S3 entry, local path) for each upload that must be downloaded.
+        """Return (S3 entry, local path) for each new or changed upload.
 
-        At most MOST_FILES uploads per machine are accepted. Measurement records come first, so that
-        other files cannot displace them.
-
-        listed: S3's entries for all uploads.
+        `listed` has S3's entries for all objects of the launch. Only MOST_FILES uploads per machine
+        are accepted. Measurement records are counted first, so that other files do not displace
+        them.
         """
         found, count = list[tuple[Answer, Path]](), Counter[str]()
         for stored in sorted(listed, key=lambda stored: "/out/records/" not in stored["Key"]):
@@ -133,7 +132,10 @@ class Mirror:
         return found
 
     def _fetch(self, stored: Answer, path: Path) -> bool:
-        """Download an upload to `path`. Return False if the download must be repeated later."""
+        """Download an upload to `path`. Return False if the download must be repeated later.
+
+        An upload that S3 no longer has, or whose path is taken by a folder, is skipped.
+        """
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
             _appear(_free_path(path, stored["Key"], content), content, written)
@@ -147,7 +149,7 @@ class Mirror:
         return True
 
     def _of_controller(self) -> dict[str, bytes]:
-        """Return {name: content} of the files that this process sends to the machines."""
+        """Return {name: content} of the mailbox files that this process sends to every machine."""
         paths = [*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")]
         names = {path.relative_to(self.mailbox).as_posix(): path for path in paths}
         return {
@@ -157,9 +159,10 @@ class Mirror:
         }
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
-        """Send new and changed `files` to a machine, then the manifest with all digests.
+        """Send new and changed files to the machine with this aws:userid.
 
-        Does nothing if no file has changed.
+        The manifest with the SHA-256 of all `files` ({name: content}) follows. Does nothing if no
+        file has changed.
         """
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         fresh = digests.items() - self._sent.get(userid, {}).items()
@@ -180,9 +183,10 @@ def _version(stored: Answer) -> tuple[str, datetime]:
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     """Return True if the upload `name` of `machine` may be downloaded.
 
-    A replaced machine may only add records and logs. IAM's `*` also matches slashes, so a machine
-    could upload into a folder that looks like another machine's. Such a name contains an
-    aws:userid, which has a colon, and _NAME allows no colon.
+    Of a machine that has been replaced, only records and logs are downloaded. The `*` in an IAM
+    policy also matches slashes. A machine may therefore upload below `<folder of another machine>/
+    out/<its folder>/`. Such a name contains a colon, because folders are named after the
+    aws:userid, and _NAME allows no colon.
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
@@ -190,10 +194,10 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return the path for an upload, so that no record is overwritten by a different record.
+    """Return where to store an upload: `path`, unless this would overwrite a different record.
 
     A replaced machine and its replacement may both have recorded the same run. The second record
-    then goes to a folder named after its machine. All other files go to `path`.
+    then goes to a folder that is named after its machine.
     """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path
@@ -202,7 +206,7 @@ def _free_path(path: Path, key: str, content: bytes) -> Path:
 
 
 def _appear(path: Path, content: bytes, written: float) -> None:
-    """Write a file atomically, and set its time to `written` (Unix time on S3's clock)."""
+    """Write a file atomically, and set its modification time to `written` (Unix time)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.mirror")
     with beside.open("wb") as file:

@@ -1,4 +1,8 @@
-"""Read EC2's instance types and offers from AWS or from the packaged snapshot."""
+"""Read EC2's instance types and offers from AWS, or from the snapshot that ships with Srift.
+
+Types and prices from this snapshot are called packaged. An offer is an instance type in one region
+and market, with its price and interruption rate.
+"""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +48,7 @@ class Ec2Market:
         return list(self._live_types.values())
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Return the current offers from AWS, in the markets of the settings.
+        """Return the current offers from AWS in the markets that [ec2] `markets` names.
 
         Each type has an on-demand offer per region and a spot offer per zone. An unknown price is
         None.
@@ -59,10 +63,10 @@ class Ec2Market:
         return self._latest_offers
 
     def known_offers(self) -> list[Offer]:
-        """Return the latest offers from AWS, followed by the packaged offers.
+        """Return the latest offers from AWS, followed by the offers that ship with Srift.
 
-        AWS is asked only if there are no offers from an earlier call. If AWS refuses, only the
-        packaged offers are returned.
+        Offers of an earlier call of `offers` are reused. Without them, AWS is queried now. If this
+        query fails, only the offers that ship with Srift are returned.
         """
         if not self._latest_offers:
             with suppress(ProviderError):
@@ -73,7 +77,7 @@ class Ec2Market:
         return packaged_types(self.choices)
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the packaged on-demand offers. Srift ships no spot prices."""
+        """Return the on-demand offers that ship with Srift, which has no packaged spot prices."""
         if "on-demand" not in self.choices.markets:
             return []
         regions = self.choices.regions
@@ -82,7 +86,7 @@ class Ec2Market:
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """Return {zone: spot placement score}; see `Provider.placement_scores`.
 
-        AWS limits how many different requests an account may make per day.
+        AWS limits how many different score requests an account may make per day.
         """
         return self.api.placement_scores(region, names, count)
 
@@ -90,7 +94,7 @@ class Ec2Market:
         return ec2_prices.billed(offers, self.choices)
 
     def limits(self) -> list[str]:
-        """Return sentences on what does not work with these settings, with fixes.
+        """Return one sentence for each thing that does not work with these settings, with a fix.
 
         Sends no request to AWS.
         """
@@ -110,7 +114,7 @@ class Ec2Market:
     def fits(cluster: Cluster) -> str:
         """Return why EC2 can never run this cluster; "" if it can.
 
-        All machines must be in one region. Either all of them or none may have accelerators.
+        All machines must be in one region. Either all machines have accelerators, or none has.
         """
         regions = {member.region for member in cluster.members}
         if len(regions) != 1:
@@ -125,7 +129,7 @@ class Ec2Market:
 
     @cached_property
     def _offered(self) -> dict[str, set[str]]:
-        """Return {region: names of the instance types that may match the settings}."""
+        """Return {region: names of its instance types that may match [ec2] `instance_types`}."""
         patterns = self.choices.instance_types
         return {
             region: may_be_wanted(self.api.type_names(region), patterns)
@@ -134,7 +138,7 @@ class Ec2Market:
 
     @cached_property
     def _live_types(self) -> dict[str, InstanceType]:
-        """Return {name: instance type} from AWS for all types that match the settings."""
+        """Return {name: instance type} from AWS for all types that match [ec2] `instance_types`."""
         answers: list[Answer] = []
         for region, names in self._offered.items():
             answers += self.api.instance_types(region, sorted(names))
@@ -145,9 +149,10 @@ class Ec2Market:
     def _offers_of(
         self, region: str, types: dict[str, InstanceType], now: datetime, advisor: Answer
     ) -> list[Offer]:
-        """Return the offers in `region` at list prices: `types` in the markets of the settings.
+        """Return the offers for `types` in `region` at AWS's list prices.
 
-        advisor: content of AWS's Spot Advisor file with interruption rates, or {}.
+        Only the markets that [ec2] `markets` names are included. `advisor` is the content of AWS's
+        Spot Advisor file, which has interruption rates, or {}.
         """
         here = [kind for name, kind in types.items() if name in self._offered[region]]
         found: list[Offer] = []
@@ -161,14 +166,20 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the packaged types that match the settings and are offered in one of their regions."""
+    """Return the instance types that ship with Srift and match the section [ec2] `choices`.
+
+    A type matches if it matches `instance_types` and is offered in at least one of `regions`.
+    """
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)
     return wanted(here, choices.instance_types, image_families(choices.ami_parameter))
 
 
 def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
-    """Return the packaged on-demand offers in `region`, at the prices that this account pays."""
+    """Return the on-demand offers in `region` from the snapshot that ships with Srift.
+
+    The offers have the prices that this account pays according to `choices`, the section [ec2].
+    """
     usd, as_of = packaged().usd.get(region, {}), packaged().prices_as_of
     here = [kind for kind in packaged_types(choices) if kind.name in usd]
     offers = ec2_prices.on_demand_offers(here, usd, region=region, price_as_of=as_of)
@@ -176,10 +187,11 @@ def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
 
 
 def notes_on_types(choices: Ec2) -> list[str]:
-    """Return warnings about the section [ec2].
+    """Return warnings about the section [ec2] of srift.toml.
 
-    They name regions and patterns that match nothing, and the GPU families that the pattern `gpu`
-    leaves out because the image does not support them.
+    The warnings name regions and type patterns that are not in the snapshot that ships with Srift,
+    and the GPU families that the pattern `gpu` leaves out because the machine image does not
+    support them.
     """
     types = packaged().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)

@@ -67,7 +67,8 @@ def on_demand_offers(
 ) -> list[Offer]:
     """Return an on-demand offer for each type.
 
-    `prices` maps the name of a type to dollars per hour. The price of other types is None.
+    `prices` maps the name of a type to dollars per hour. A type that is not in `prices` gets the
+    price None.
     """
     return [
         Offer(
@@ -94,7 +95,7 @@ def spot_offers(
     """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
     `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file, or {}. A
-    type that is missing in the file is given the worst of the file's interruption rates.
+    type that is missing in the file gets the highest interruption rate that such a file can state.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []
@@ -165,9 +166,12 @@ PART_BYTES = 8 * 2**20  # boto3 transfers larger objects in parts of this size
 
 
 def download_usd(size: int, files: int, *, source: str, region: str, public: bool) -> float:
-    """Return the most dollars for one machine in `region` to download `files` of `size` bytes.
+    """Return an upper bound in dollars on the cost of one machine's downloads from S3.
 
-    source: the bucket's region; "" if unknown. public: False if there may be a NAT gateway.
+    The machine in `region` downloads `files` objects of `size` bytes in total.
+
+    source: the bucket's region; "" if unknown.
+    public: True if machines have public IP addresses; otherwise a NAT gateway's fees are included.
     """
     rate = 0.0 if public else WORST_NAT_USD_PER_GB
     if source != region:
@@ -177,7 +181,10 @@ def download_usd(size: int, files: int, *, source: str, region: str, public: boo
 
 
 def upload_usd(size: int, files: int) -> float:
-    """Return the most dollars to upload `files` of `size` bytes and to store them for a month."""
+    """Return an upper bound in dollars on the cost to upload objects and store them for a month.
+
+    There are `files` objects of `size` bytes in total.
+    """
     return (files + size / PART_BYTES) * WORST_PUT_USD + size / 1e9 * WORST_STORED_USD_PER_GB_MONTH
 
 
@@ -190,18 +197,18 @@ def storage_usd_per_hour(region: str, gib: float) -> float:
 
 
 def other_usd_per_hour(*, public: bool) -> float:
-    """Return the expected cost of one machine's S3 requests and public IP address per hour.
+    """Return the expected cost of one machine's S3 requests and public IP address.
 
-    The result is in dollars. `public` says whether the machine has a public address.
+    The result is in dollars per hour. `public` is True if the machine has a public address.
     """
     return REQUESTS_USD_PER_HOUR + (ADDRESS_USD_PER_HOUR if public else 0.0)
 
 
 def most_usd_per_hour_beside(gib: float) -> float:
-    """Return an upper bound on one machine's cost beside the instance, in dollars per hour.
+    """Return an upper bound in dollars per hour on what one machine costs on top of its instance.
 
-    The cost covers a volume of `gib` GiB, a public IP address and S3 requests, at the prices of the
-    most expensive region. The spending caps use this bound.
+    The bound includes a volume of `gib` GiB, a public IP address and S3 requests, at the prices of
+    the most expensive region. The spending caps use this bound.
     """
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
@@ -211,10 +218,11 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
-    """Return `offers` at this account's prices, with the cost of volume, address and requests.
+    """Return `offers` at this account's prices, plus the cost of volume, IP address and requests.
 
-    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts.
-    `price_source` is set for packaged prices that are estimates. The function is idempotent.
+    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. The
+    offer's `price_source` says so if its price is an estimate that ships with Srift. The function
+    is idempotent.
     """
     found = []
     for offer in offers:
@@ -238,8 +246,8 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
     """Return this account's price in dollars per hour, and why it differs from the public price.
 
-    The reason is "" if the prices do not differ. A price in [ec2.prices] takes precedence over
-    [ec2.discounts].
+    The reason is "" if the prices do not differ. The price is None if neither `public` nor
+    [ec2.prices] has one. A price in [ec2.prices] takes precedence over [ec2.discounts].
     """
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
     if fixed := getattr(terms.prices.get(name), f"{key}_usd_per_hour", None):

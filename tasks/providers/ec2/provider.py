@@ -1,4 +1,4 @@
-"""Implement the provider interface for EC2 with its market, launches and reaper."""
+"""Implement the interface `Provider` for EC2: offers, launches, leases and the reaper."""
 
 from contextlib import suppress
 from datetime import datetime
@@ -45,7 +45,8 @@ class Ec2Provider(Ec2Machines, Provider):
 
         A lease is abandoned if its controller process has died. If `all_of_them` is True, every
         lease is ended. All regions that this SRIFT_HOME uses or used in the last 30 days are
-        checked. Raises NotSwept if a region or lease could not be checked.
+        checked. Returns a sentence for each lease or machine that was ended or needs attention.
+        Raises NotSwept if a region or lease could not be checked.
         """
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]

@@ -1,6 +1,6 @@
 """End abandoned leases of this SRIFT_HOME, and machines with Srift's tags past their deadline.
 
-A lease is the record of a launch. It is abandoned if the process that launched it has died. The
+A lease is the record of a launch. It is abandoned if the process that made the launch has died. The
 reaper checks the regions of srift.toml, the regions of the leases on disk, and all regions that it
 checked in the last 30 days, because a lease folder may have been moved away. At the end, it raises
 NotSwept if it could not check a region or lease, or could not end a machine.
@@ -32,8 +32,8 @@ class Reaper:
     """One search of all leases and regions for machines that must end.
 
     `sentences` says what was ended or needs attention. `unswept` maps each region or lease that
-    could not be checked to the reason. `regions` has the regions to check. `busy` has the regions
-    with a lease whose machines did not end.
+    could not be checked or ended to the reason. `regions` has the regions to check. `busy` has the
+    regions of the leases whose machines did not end.
     """
 
     def __init__(self, machines: Ec2Machines, now: datetime, all_of_them: bool) -> None:
@@ -68,7 +68,7 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the lease if it is overdue, abandoned, or was not ended completely before.
+        """End the lease if it is overdue or abandoned, or if an earlier try left machines running.
 
         If lease.json is missing, the folder is deleted, but measurement records in it are kept.
         """
@@ -87,9 +87,9 @@ class Reaper:
             self._end(lease, why or "its machines did not end at the first attempt")
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
-        """End the launch's machines, and download their uploads.
+        """End the launch's machines, download their uploads, and append a sentence about it.
 
-        `why` is the reason that the sentence about this lease states.
+        The sentence states `why` as the reason.
         """
         name, outcome = f"lease {lease.lease_id}", "released" if lease.releasing else "reaped"
         lease, problem = end_machines(self.api, lease)
@@ -139,7 +139,10 @@ class Reaper:
             self.unswept[region] = f"these machines do not end: {', '.join(stays)}"
 
     def _why_over(self, tags: dict[str, str]) -> str:
-        """Return why a resource with these tags is no longer needed; "" if it may still be."""
+        """Return why a resource with these tags is no longer needed; "" if it may be needed.
+
+        It is not needed after the deadline in its tags, or if its lease in this SRIFT_HOME ended.
+        """
         deadline, lease_id = 0.0, tags.get("srift:lease", "")
         with suppress(ValueError):  # a person may have edited the tag
             deadline = float(tags.get("srift:deadline", ""))

@@ -1,9 +1,9 @@
 """Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
 The machines of a launch share a zone, a security group that admits only them, and a placement group
-if their types allow it. Names and client tokens are derived from the lease (the record of the
-launch) and the purpose, so that a repeated request creates nothing twice. This module does not call
-AWS.
+if their types allow it. Names and client tokens are hashes of the lease (the record of the launch)
+and the purpose of the request, so that a repeated request creates nothing twice. This module does
+not call AWS.
 """
 
 import base64
@@ -44,20 +44,23 @@ class LaunchSpec:
 
     @property
     def usd_per_hour_more(self) -> float:
-        """Return one machine's expected cost beside the instance, in dollars per hour.
+        """Return what one machine is expected to cost on top of its instance, in dollars per hour.
 
-        The cost covers the volume, S3 requests and the public IP address.
+        The result includes the volume, S3 requests and, if machines have one, a public IP address.
         """
         storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
         return storage + other_usd_per_hour(public=self.choices.public)
 
     def token(self, *purpose: str) -> str:
-        """Return a request's client token, derived from the lease and the purpose."""
+        """Return the client token of a request, by which AWS recognizes a repeated request.
+
+        The token is a hash of the lease and of `purpose`, such as ("fleet", name of the group).
+        """
         words = (self.choices.deployment, self.controller, self.lease_id, *purpose)
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
     def name(self, *purpose: str) -> str:
-        """Return a resource's name, derived from the lease and the purpose."""
+        """Return the name of a resource: a hash of the lease and `purpose`, such as "security"."""
         return f"srift-{self.token(*purpose)[:16]}"
 
 
@@ -89,7 +92,7 @@ def rules(group_id: str) -> list[tuple[str, list[Request]]]:
 
 
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
-    """Return the CreatePlacementGroup request; None if the attempt uses no placement group.
+    """Return the CreatePlacementGroup request; None if the launch uses no placement group.
 
     A single machine needs no placement group, and some instance types do not support it.
     """
@@ -183,7 +186,7 @@ def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
 def requests_of(
     spec: LaunchSpec, attempt: Attempt, *, security: str, user_data: str
 ) -> Iterator[tuple[str, Request]]:
-    """Yield (action, parameters) for every request of one attempt, in order.
+    """Yield (action, parameters) for every request of one launch attempt, in order.
 
     `security` is the id of the security group. The request that creates this group is not included.
     """

@@ -1,4 +1,4 @@
-"""Define the section [ec2] of srift.toml: regions, instance types, launches, prices and caps.
+"""Define the section [ec2] of srift.toml: regions, types, launches, prices and spending caps.
 
 The section never contains AWS credentials. boto3 finds them elsewhere.
 """
@@ -44,15 +44,15 @@ class Ec2(BaseModel):
     `instance_types` are patterns: `g5.*`, `p4d.24xlarge`, or `gpu` for all NVIDIA types that the
     image supports. Without a `bucket`, nothing is launched.
 
-    Machines are launched into `subnet_ids`. If it is empty, subnets with the tag srift:deployment =
-    `deployment` are used. Without such subnets, public machines use the default subnets. If
-    `subnets` is "public", machines get a public IP address. If it is "private", they do not, and
-    the subnets must reach S3 in another way.
+    If `subnets` is "public", machines get a public IP address. If it is "private", they do not, and
+    the subnets must reach S3 in another way. Machines are launched into `subnet_ids`. If it is
+    empty, subnets with the tag srift:deployment = `deployment` are used. If there are none and
+    `subnets` is "public", the default subnets are used.
 
     `prices` has this account's prices by instance type. `discounts` has discounts by type pattern.
-    The first pattern that matches a type applies, unless `prices` has the type. `emulated` is for
-    tests against an AWS_ENDPOINT_URL on this computer. Machines then measure on the CPU even if
-    their type has GPUs.
+    If several patterns match a type, the first applies. A price in `prices` takes precedence over a
+    discount. `emulated` is for tests against an AWS_ENDPOINT_URL on this computer. Machines then
+    measure on the CPU even if their type has GPUs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -97,7 +97,7 @@ class Ec2(BaseModel):
 
     @property
     def torch_line(self) -> str:
-        """Return the torch version (major.minor) in `ami_parameter`; "" if it has none."""
+        """Return the torch version (major.minor) in `ami_parameter`; "" if it names no version."""
         found = _TORCH.search(self.ami_parameter)
         return found.group(1) if found else ""
 

@@ -26,7 +26,7 @@ def launch_spec(
     controller: str,
     deadline_unix: int,
 ) -> LaunchSpec:
-    """Query AWS for everything that a launch of `cluster` needs.
+    """Query AWS for subnets, image, IAM role and instance types, and return the `LaunchSpec`.
 
     `choices` is the section [ec2] of srift.toml. `controller` is the random name of this
     SRIFT_HOME. Raises NotSupported if the settings or the account do not allow the launch, and
@@ -50,7 +50,8 @@ def launch_spec(
     roles = found["InstanceProfile"]["Roles"]
     if not roles:
         raise NotSupported(
-            f"the instance profile {profile} has no IAM role: add a role with the node policy"
+            f"the instance profile {profile} has no IAM role: add a role with the policy for "
+            "machines, which `srift doctor --print-policies` prints"
         )
     return LaunchSpec(
         choices=choices,
@@ -97,9 +98,9 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
     """Return the VPC's id, and {zone: subnet id} for the machines.
 
     If [ec2] subnet_ids is set, only these subnets are used. Otherwise the subnets with the tag
-    srift:deployment are used. Without such subnets, machines with public IP addresses use the
-    default subnets. If a zone has several subnets, the smallest id is used. Raises NotSupported if
-    there is no subnet, or if the subnets are in several VPCs.
+    srift:deployment are used. If there are none and machines get public IP addresses, the default
+    subnets are used. If a zone has several subnets, the one with the smallest id is used. Raises
+    NotSupported if there is no subnet, or if the subnets are in several VPCs.
     """
     filters: list[Filters] = [{"subnet-id": choices.subnet_ids}]
     if not choices.subnet_ids:
@@ -111,8 +112,9 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
     vpcs = {str(subnet["VpcId"]) for subnet in subnets}
     if len(vpcs) != 1:
         raise NotSupported(
-            f"{len(vpcs)} VPCs in {region} have subnets for machines: name subnets of one VPC in "
-            f"[ec2] subnet_ids, or give them the tag srift:deployment = {choices.deployment}"
+            f"{len(vpcs)} VPCs in {region} have subnets for machines, but there must be 1: list "
+            "subnets of one VPC in [ec2] subnet_ids, or tag only these subnets with "
+            f"srift:deployment = {choices.deployment}"
         )
     ordered = sorted(subnets, key=lambda subnet: str(subnet["SubnetId"]), reverse=True)
     return vpcs.pop(), {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in ordered}

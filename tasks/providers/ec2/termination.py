@@ -18,8 +18,8 @@ from .leases import Ec2Lease, Ec2Machine
 SHOWN = timedelta(seconds=120)  # EC2 may need this long to show a new machine's tags
 SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may also retry a request for four minutes
 FORGOTTEN = timedelta(minutes=45)  # EC2 shows a terminated machine for about an hour
-LATEST = timedelta(seconds=300)  # a machine's timer may be this late, through rounding and boot
-LAST_WORDS_S = 25.0  # a machine's courier uploads for up to 20 s after the machine must stop
+LATEST = timedelta(seconds=300)  # a machine may end itself this late, through rounding and boot
+LAST_WORDS_S = 25.0  # a machine uploads its last files for up to 20 s after it must stop
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED_BY_CALL = "Client.UserInitiatedShutdown"
@@ -72,7 +72,7 @@ def unsettled(lease: Ec2Lease, now: datetime) -> bool:
 
 
 def not_answered(lease: Ec2Lease) -> str:
-    """Return the sentence that reports that AWS has not answered a request of this lease."""
+    """Return a sentence that says that AWS has not answered a launch request of this lease."""
     return f"a request of lease {lease.lease_id} was not answered, and its machines may still start"
 
 
@@ -90,10 +90,10 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 
 
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
-    """Terminate machines in up to _LOOKS rounds. Return the ids of machines that still run.
+    """Terminate the machines `ids` in up to _LOOKS rounds. Return the ids of those that still run.
 
-    The machines in `young` were launched a short time ago. They count as running while EC2 does not
-    know their ids. Raises AwsRefused if AWS refuses a request.
+    `young` has the ids that were launched a short time ago. EC2 may not find them yet, so they
+    count as running until it does. Raises AwsRefused if AWS refuses a request.
     """
     left = sorted(ids)
     for look in range(_LOOKS):
@@ -125,10 +125,10 @@ def tags_of(described: Answer) -> dict[str, str]:
 def tidy(
     api: Ec2Api, region: str, tags: Mapping[str, str], over: Callable[[dict[str, str]], bool]
 ) -> None:
-    """Delete unneeded security groups, placement groups and launch templates that have `tags`.
+    """Delete the security groups, placement groups and launch templates that are not needed.
 
-    `over` takes the tags of a resource, and returns True if the resource is no longer needed.
-    Errors are ignored, because these resources cost nothing.
+    Only resources with all of `tags` are deleted, and only if `over` returns True for the tags of
+    the resource. Errors are ignored, because these resources cost nothing.
     """
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
@@ -138,11 +138,13 @@ def tidy(
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
-    """Return the machines that EC2 launched, or may have launched, but whose ids are not recorded.
+    """Return the machines that are missing in the lease because EC2's response got lost.
 
-    `shown` has the machines that EC2 finds by the tags of the lease. If EC2 finds no machine of an
-    unanswered request for FORGOTTEN, every requested machine is assumed to have run until its timer
-    ended it. The recorded cost may then be too high but never too low, so that spending caps hold.
+    `shown` is {instance id: description} of the machines that have the tags of the lease. Machines
+    in `shown` that the lease lacks are returned. If a request has no response, is older than
+    FORGOTTEN, and has no machine in `shown` or in the lease, EC2 may have forgotten its machines.
+    All its machines are then assumed to have run until they ended themselves at their deadline. The
+    recorded cost may then be too high but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -173,9 +175,10 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
 
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
-    """Return the latest time at which the machine's timer can have ended it.
+    """Return the latest time at which the machine can have ended itself.
 
-    The timer is set at the request, but starts to run when the machine starts.
+    A machine ends itself after a number of seconds that is fixed when it is requested. It counts
+    them from its start. A late start therefore delays the end past the deadline by the same time.
     """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])

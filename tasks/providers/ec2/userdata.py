@@ -24,8 +24,12 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     """Return the script that a machine runs as root at its first boot.
 
     The machine ends itself after `deadline_s` seconds. `endpoint` is the URL of a service that
-    replaces AWS's S3, or "". `values` are bucket, prefix, region (of the bucket), code_sha256,
-    lease, role_id and python. They are the same for all machines of a launch.
+    replaces AWS's S3, or "". All machines of a launch have the same `values`:
+
+    bucket, prefix, region   the S3 bucket, the prefix of Srift's objects in it, and its region
+    code_sha256              SHA-256 of the archive with the agent's code
+    lease, role_id           id of the lease (the launch's record), and of the machines' IAM role
+    python                   path of the Python interpreter in the machine image
 
     Raises NotSupported if the endpoint is not a plain URL, if the deadline is not between 1 second
     and 7 days, if the script is larger than EC2 allows, or if Srift does not run from a checkout.
@@ -36,7 +40,8 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
         )
     if not 1.0 <= deadline_s <= _LONGEST_S:
         raise NotSupported(
-            f"a machine's deadline is {deadline_s} s, but must be 1 to {_LONGEST_S:.0f} s"
+            f"a machine's deadline must be 1 to {_LONGEST_S:.0f} s after the request, "
+            f"not {deadline_s} s"
         )
     filled = {name: shlex.quote(value) for name, value in values.items()} | {
         "endpoint": shlex.quote(endpoint),
@@ -51,23 +56,24 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     size_bytes = len(script.encode())
     if size_bytes > MOST_BYTES:
         raise NotSupported(
-            f"the user-data has {size_bytes} bytes, but EC2 allows only {MOST_BYTES}"
+            f"the machines' boot script (user-data) has {size_bytes} bytes, but EC2 allows only "
+            f"{MOST_BYTES}: shorten deployments/node-bootstrap.sh, or bucket and prefix in [ec2]"
         )
     return script
 
 
 @cache
 def _files() -> tuple[str, str]:
-    """Return the text of the template, and the code of metadata.py.
+    """Return the text of node-bootstrap.sh (the template), and the code of metadata.py.
 
-    The code has no comments and docstrings, because EC2 limits the size of user-data. Raises
-    NotSupported if the files are missing.
+    Comments and docstrings are removed from the code, because EC2 limits the size of user-data.
+    Raises NotSupported if a file is missing.
     """
     try:
         template = (_ROOT / "deployments" / "node-bootstrap.sh").read_text()
         tree = ast.parse((_ROOT / "tasks" / "node" / "on_ec2" / "metadata.py").read_text())
     except FileNotFoundError as error:
-        raise NotSupported(f"{error}: for EC2, run Srift from a checkout") from None
+        raise NotSupported(f"{error}: for EC2, run Srift from a Git checkout") from None
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
             node

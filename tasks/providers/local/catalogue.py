@@ -85,7 +85,7 @@ class LocalMachine:
         return self._specs[name].spot_replaced
 
     def limits(self) -> list[str]:
-        """Return sentences on what cannot be measured here, with reason and fix."""
+        """Return a sentence for each thing that cannot be measured here, with reason and fix."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -121,16 +121,16 @@ class LocalMachine:
     def refuse_if_taken(self, wanted: float) -> None:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
-        The hosts of every SRIFT_HOME and user on this computer count. Without separate networks,
-        only one host can run at a time.
+        The hosts of every SRIFT_HOME and user on this computer count. If hosts cannot have separate
+        networks, NoCapacity is also raised if any host runs, unless `wanted` is 0.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
         if taken + wanted > most_cores() + 1e-9:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
-                f"{wanted or taken:g} cores wanted, {most_cores():g} available; hosts of {held} are"
-                " running. `srift reap` ends hosts whose controller died."
+                f"{wanted or taken:g} cores wanted, {most_cores():g} available, and hosts of leases"
+                f" {held} are running. `srift reap` ends hosts whose controller process died."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(

@@ -80,7 +80,7 @@ class LocalCluster(RunningCluster):
             self._revoke_later(index, after_s)
 
     def settle(self) -> None:
-        """Apply each host's CPU quota, and pin it to cores that no other host uses if possible."""
+        """Apply each host's CPU quota. Pin hosts to separate cores if there are enough."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
         self._limit(shares, place(shares, promised_to_others(self.lease_id)))
 
@@ -113,7 +113,9 @@ class LocalCluster(RunningCluster):
         except NoCapacity:
             return False
         except OSError as error:
-            raise ProviderError(f"the replacement could not be started: {error}") from error
+            raise ProviderError(
+                f"the replacement of {self._label(node)} could not be started: {error}"
+            ) from error
         self._hosts[node].go()
         drawn = draw_revocations(self.cluster, self._seed + self._started)
         if node in drawn:
@@ -179,15 +181,16 @@ class LocalCluster(RunningCluster):
         self._revoked.pop(index, None)
 
     def _limit(self, shares: Sequence[float | None], placed: Sequence[set[int]]) -> None:
-        """Set each host's CPU quota in cores (None: no quota), and pin it to the cores `placed`.
+        """Set each host's CPU quota to its entry of `shares`, in cores (None: no quota).
 
-        Raises ProviderError if that fails.
+        Each host is also pinned to its set of cores in `placed`. Raises ProviderError if quotas or
+        cores cannot be set.
         """
         try:
             for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
                 self._machine.shares.settle(self._name(index), cores, usable)
         except OSError as error:
-            raise ProviderError(f"the CPU quotas cannot be set: {error}") from error
+            raise ProviderError(f"the hosts' CPU quotas cannot be set: {error}") from error
 
     def _state(self, index: int) -> NodeState:
         if index in self._revoked:
@@ -199,7 +202,7 @@ class LocalCluster(RunningCluster):
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _revoke_later(self, index: int, after_s: float) -> None:
-        """Interrupt host `index` after `after_s` seconds, unless it was replaced or released."""
+        """Interrupt host `index` after `after_s` seconds, unless it is replaced or ended before."""
         host = self._hosts[index]
 
         def revoke() -> None:

@@ -27,8 +27,8 @@ _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 class CpuShares:
     """Limits the CPU time of hosts, with one cgroup per host below the folder `base`.
 
-    `version` is the cgroup version, 1 or 2. If `why_not` is not empty, quotas cannot be set, for
-    example by an ordinary user. `add` then pins each host to whole cores instead.
+    `version` is the cgroup version, 1 or 2. If `why_not` is not empty, it says why quotas cannot be
+    set, for example by an ordinary user. `add` then pins each host to whole cores instead.
     """
 
     version: int = 0
@@ -36,14 +36,18 @@ class CpuShares:
     why_not: str = ""
 
     def enforces(self, cores: float) -> bool:
-        """Return True if hosts can be limited to `cores` cores."""
+        """Return True if a host can be limited to `cores` cores.
+
+        Without quotas, only whole numbers of cores can be enforced.
+        """
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Move a host's first processes into a cgroup, which their child processes join.
+        """Move a host's first processes into the new cgroup `name`. Their children join it too.
 
-        Without quotas, pin the processes to `cores` free cores instead. Raises OSError if the
-        cgroup cannot be created or joined, and NoCapacity if too few whole cores are free.
+        `cores` matters only if quotas cannot be set: the processes are then pinned to this number
+        of free cores. Raises OSError if the cgroup cannot be created or joined, and NoCapacity if
+        too few cores are free.
         """
         if self.why_not:
             return _pin(pids, cores)
@@ -54,10 +58,10 @@ class CpuShares:
         return None
 
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
-        """Limit a host to `cores` cores (None: no limit) and pin its threads to the cores `usable`.
+        """Limit the host `name` to the CPU time of `cores` cores, and pin it to the cores `usable`.
 
-        Does nothing if quotas cannot be set on this computer. Raises OSError if the quota or the
-        affinity cannot be set.
+        If `cores` is None, remove the limit. Does nothing if quotas cannot be set on this computer.
+        Raises OSError if the quota or the affinity cannot be set.
         """
         if self.why_not:
             return
@@ -128,7 +132,7 @@ def _pin(pids: Sequence[int], cores: float) -> None:
             pinned = os.sched_getaffinity(pid)
             free -= pinned if len(pinned) < len(usable) else set()
     if len(free) < cores:
-        raise NoCapacity(f"{int(cores)} whole cores wanted, {len(free)} available")
+        raise NoCapacity(f"a host needs {int(cores)} free cores, but {len(free)} are free")
     for pid in pids:
         os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 
@@ -164,9 +168,9 @@ def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
 
 @cache
 def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
-    """Return the number of cores that cgroup quotas allow this process to use; inf without quota.
+    """Return the number of cores that cgroup quotas allow this process to use; inf without quotas.
 
-    The smallest quota among this process's cgroup and its parents counts.
+    This is the smallest quota of this process's cgroup and of its parent cgroups.
     """
     least = math.inf
     for version, top, home in _hierarchies(mounts, own):
@@ -179,9 +183,10 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
 
 
 def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Yield (version, mount point, cgroup) for each mounted hierarchy that may have CPU quotas.
+    """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy with CPU quotas.
 
-    `version` is 1 or 2. `cgroup` is the folder of this process's cgroup.
+    `version` is the cgroup version, 1 or 2. `cgroup` is the folder of this process's cgroup in this
+    hierarchy. A hierarchy of version 2 is also yielded if it has no CPU quotas.
     """
     paths = {
         controller: path.lstrip("/")
@@ -205,13 +210,13 @@ def _words(path: Path) -> list[str]:
 
 
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
-    """Choose the set of cores on which each host of a launch may run.
+    """Return, for each host of a launch, the set of cores on which it may run.
 
-    A host's share of n cores is rounded up to whole cores, and the least loaded cores are chosen.
-    If the load of a core would exceed 1, its hosts may use all cores instead.
+    Each host gets the least loaded cores, as many as its number of cores rounded up. If this puts a
+    load above 1 on a core, every host that got this core may use all usable cores instead.
 
-    shares: number of cores of each host, which may be a fraction.
-    promised: load of every usable core from the hosts of other launches; 1.0 is the whole core.
+    shares: number of cores of each host; may have a fraction.
+    promised: {usable core: load from the hosts of other launches}; a load of 1 is the whole core.
     """
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]
@@ -225,9 +230,10 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Return {core: load} for all usable cores, where hosts of other launches cause the load.
+    """Return {usable core: load from the hosts of other launches than `lease_id`}.
 
-    A load of 1.0 is the whole core.
+    The load is the CPU time that these hosts may use, as a fraction of the core. A host's number of
+    cores is spread evenly over the cores to which it is pinned.
     """
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():

@@ -77,7 +77,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Isolation:
-    """How hosts are separated.
+    """How hosts are separated: by Linux namespaces, or not at all.
 
     `kind` is "root" (namespaces made by root), "user" (namespaces inside a user namespace), or
     "none". `why_not` says why hosts cannot be separated.
@@ -91,22 +91,26 @@ class Isolation:
         return self.kind != "none"
 
     def give(self, *folders: Path) -> None:
-        """Create `folders` if they are missing, and let the code of hosts write to them."""
+        """Create `folders` if they are missing, and let the processes of hosts write to them."""
         for folder in folders:
             folder.mkdir(exist_ok=True)
             if self.kind == "root":
                 os.chown(folder, 65534, 65534)
 
     def powerless(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs `command` without root's rights. Needs namespaces."""
+        """Return a command that runs `command` without the privileges of root.
+
+        Returns `command` unchanged if `kind` is "none".
+        """
         return [*_POWERLESS[self.kind].split(), *command]
 
 
 @dataclass(frozen=True)
 class Host:
-    """A running host, whose agent starts when `go` is called.
+    """A running host. Its agent, which takes measurements, starts when `go` is called.
 
-    `inner_pid` is the PID of the first process inside the host's namespaces.
+    `inner_pid` is the PID of the first process inside the host's namespaces. Without namespaces, it
+    is the PID of `process`.
     """
 
     process: subprocess.Popen[bytes]
@@ -141,9 +145,10 @@ class HostNetwork:
         self.switch: subprocess.Popen[bytes] | None = None
 
     def open(self, log: Path) -> None:
-        """Start the process that holds the bridge. Does nothing without namespaces.
+        """Start the process that keeps the network bridge alive. Does nothing without namespaces.
 
-        Raises ProviderError on failure. The caller must then call `close`.
+        The process writes its output to the file `log`. Raises ProviderError on failure; the caller
+        must then call `close`.
         """
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
@@ -197,7 +202,7 @@ class HostNetwork:
         return host
 
     def run(self, script: str) -> None:
-        """Run a shell script in the network namespace of the bridge.
+        """Run a shell script in the network namespace that has the bridge between the hosts.
 
         Raises ProviderError with the script's error output if the script fails.
         """
@@ -206,7 +211,8 @@ class HostNetwork:
         done = _shell(enter)
         if done.returncode != 0:
             raise ProviderError(
-                f"the hosts could not be connected: {done.stderr.strip() or done.returncode}"
+                "the network between the hosts could not be made:"
+                f" {done.stderr.strip() or f'exit status {done.returncode}'}"
             )
 
     def close(self) -> None:
@@ -264,7 +270,7 @@ def detect() -> Isolation:
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command` like code on a host, but without a network.
+    """Return a command that runs `command` with the limited rights of a host, without a network.
 
     Returns `command` unchanged if this computer cannot make namespaces.
     """
@@ -279,9 +285,10 @@ def without_files(
 ) -> list[str]:
     """Return a command that runs `command` with a network, but without the files of this user.
 
-    It sees the system's files and `paths`. It may write to the first two paths: the folder of code,
-    where it runs, and the environment. A folder `root` is made beside the code. Returns `command`
-    unchanged if this computer cannot make namespaces.
+    `command` sees only the system's files and `paths`. It may write to the first two paths: the
+    folder of code, in which it runs, and the folder of its Python environment. Its file system is
+    mounted at a new folder `root` beside the folder of code. Returns `command` unchanged if this
+    computer cannot make namespaces.
     """
     if not isolation.namespaces:
         return list(command)
@@ -313,4 +320,7 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
         if found := ready():
             return found
         time.sleep(0.002)
-    raise ProviderError(f"namespaces could not be created (exit status {process.poll()})")
+    raise ProviderError(
+        f"namespaces were not ready within {_START_S:.0f} s; their process has exit status "
+        f"{process.poll()} (None while it runs)"
+    )

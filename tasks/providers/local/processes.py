@@ -1,8 +1,8 @@
 """Find and kill processes by PID and start time, because the kernel reuses PIDs.
 
 Every process of a launch has a PYTHONPATH inside the folder of its lease, the record of the launch.
-The first processes of a host have a mark in their command line. The PYTHONPATH and the mark
-identify the processes that a crashed launch left running.
+The command line of a host's first processes has an argument that identifies the host, a `HostMark`.
+Srift finds the processes that a crashed launch left running by PYTHONPATH and mark.
 """
 
 import os
@@ -32,7 +32,7 @@ class Process:
 
 @dataclass(frozen=True)
 class HostMark:
-    """The mark that identifies a host in its command line, which every user can read.
+    """An argument in a host's command line that identifies the host. Every user can read it.
 
     `home` is a hash of the path of the SRIFT_HOME that started the host. `index` is the host's
     index in its cluster. `cores` is the number of cores that the host may use.
@@ -48,7 +48,7 @@ class HostMark:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the mark in `text`, an argument of a command line; None if it is not a mark."""
+        """Return the HostMark in `text`, an argument of a command line; None if it has none."""
         try:
             mark, home, lease_id, index, cores = text.split(":")
             return cls(home, lease_id, int(index), float(cores)) if mark == _MARK else None
@@ -94,7 +94,7 @@ def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
 
 
 def hosts() -> dict[HostMark, list[int]]:
-    """Return {mark: PIDs of the host's first processes} for every host on this computer.
+    """Return {HostMark: PIDs of the host's first processes} for every host on this computer.
 
     The hosts of every SRIFT_HOME and user are included.
     """

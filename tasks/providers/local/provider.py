@@ -52,9 +52,9 @@ class LocalProvider(LocalMachine, Provider):
     ) -> Iterator[LocalCluster]:
         """Start hosts with agents, yield the cluster, and end the hosts after the block.
 
-        The hosts' mailbox files are kept. Raises NoCapacity if this computer has too few cores or
-        other hosts use them, NotSupported if the hosts can never run here, and ProviderError if
-        hosts cannot be started.
+        The mailbox (the folder with the hosts' files) is kept. Raises NoCapacity if this computer
+        has too few cores or other hosts use them, NotSupported if the hosts can never run here for
+        another reason, and ProviderError if hosts cannot be started.
         """
         if why := self.fits(cluster):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
@@ -99,11 +99,12 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End overdue and abandoned leases, and all processes that have no lease file.
+        """End overdue and abandoned leases, and hosts of this SRIFT_HOME that have no lease.json.
 
-        A lease is abandoned if its controller process has died. Returns a sentence for each lease
-        that was ended or could not be ended. Raises NotSwept at the end if a lease cannot be read;
-        its hosts continue to run.
+        A lease is overdue if its deadline has passed, and abandoned if its controller process has
+        died. If `all_of_them` is True, every lease is ended. Returns a sentence for each lease that
+        was ended or could not be ended. Raises NotSwept at the end if a lease cannot be read; its
+        hosts continue to run.
         """
         if not self.store.root.is_dir():
             return []
@@ -125,10 +126,10 @@ class LocalProvider(LocalMachine, Provider):
     def _end(
         self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
-        """End a lease if it is overdue or abandoned, and return a sentence on what was ended.
+        """End a lease if `reap` must end it. Return a sentence about it, or [] if nothing was done.
 
-        The result is empty if nothing had to be done. If `lease` is None, the lease has no file,
-        and its processes are ended.
+        `lease` is None if the lease has no lease.json; its processes are then ended. The processes
+        that an ended lease left running are ended too.
         """
         why = "it has no lease.json"
         if lease is not None:
