@@ -2,7 +2,8 @@
 
 A lease is the file that records a launch and its machines. Its controller is the process that
 launched the machines. The reaper ends machines whose deadline has passed or whose controller died.
-Machines and controller exchange files through a folder, the mailbox.
+Each machine runs an agent, the program that takes measurements. Agents and controller exchange
+files through a folder, the mailbox.
 
 ProviderError
 +-- NoCapacity       no machines are available now; the flow stores the refusal and continues
@@ -130,7 +131,7 @@ class NodeState:
 
 
 class RunningCluster(Protocol):
-    """Acquired machines, each with a node agent that reports to `mailbox`.
+    """Acquired machines. Each runs an agent, which takes measurements and writes to `mailbox`.
 
     `mailbox` is the folder for files from and to the machines. `cluster` has the zones and prices
     of the acquired machines. `addresses` are their IP addresses, in rank order. A machine whose
@@ -217,7 +218,7 @@ class Provider(Protocol):
     ) -> AbstractContextManager[RunningCluster]:
         """Return a context manager that launches the machines and ends them after the block.
 
-        Each machine runs an agent.
+        Each machine runs an agent, the program that takes measurements.
 
         deadline_s: seconds until the machines end themselves.
         seed: seed of simulated spot interruptions.

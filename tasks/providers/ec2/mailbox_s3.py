@@ -5,7 +5,8 @@ stored it. This process (the controller) writes its files for a machine into the
 `in/` on S3. The last of them is the manifest, which lists the files with their SHA-256. A machine
 chooses the names of its uploads, but no name leads out of the machine's local folder.
 
-While S3 does not respond, `now_unix` does not advance, so that no machine counts as silent.
+The age of a heartbeat is measured on the clock `now_unix`. While S3 does not respond, this clock
+stops, so that no machine is taken for lost.
 """
 
 import hashlib

@@ -60,7 +60,7 @@ class LaunchSpec:
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
     def name(self, *purpose: str) -> str:
-        """Return the name of a resource: a hash of the lease and `purpose`, such as "security"."""
+        """Return the name of a resource: "srift-" and a hash of the lease and of `purpose`."""
         return f"srift-{self.token(*purpose)[:16]}"
 
 

@@ -18,7 +18,7 @@ SPARE_CORES = 0.25  # reserved for the controller (the process that starts hosts
 class LocalMachine:
     """This computer with the local instance types of `srift.toml`.
 
-    `python` is the interpreter that runs the agents.
+    `python` is the interpreter that runs the agents, the programs that measure on the hosts.
     """
 
     def __init__(self, instance_types: Mapping[str, LocalInstanceType], python: str) -> None:

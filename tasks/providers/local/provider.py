@@ -50,7 +50,7 @@ class LocalProvider(LocalMachine, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[LocalCluster]:
-        """Start hosts with agents, yield the cluster, and end the hosts after the block.
+        """Start hosts, on which agents measure, yield the cluster, and end them after the block.
 
         The mailbox (the folder with the hosts' files) is kept. Raises NoCapacity if this computer
         has too few cores or other hosts use them, NotSupported if the hosts can never run here for
