@@ -254,7 +254,7 @@ class LeaseFolder(Generic[L]):
         lease = self.read(lease_id)
         if lease is not None and lease.ended_at is None:
             raise ProviderError(
-                f"lease {lease_id} was not deleted: its machines may be running. "
+                f"lease {lease_id} is still held: its machines may be running. "
                 "Run `srift reap` to end them first"
             )
         self.forget(lease_id)
