@@ -1,5 +1,6 @@
 """The command `srift`: exit codes, JSON, and what each command reads and writes."""
 
+import fcntl
 import json
 import os
 import stat
@@ -108,6 +109,17 @@ def test_outside_a_project_and_with_wrong_settings_it_exits_2(new, monkeypatch):
     assert_fails(srift("status"), 2, str(new))
 
 
+def test_a_second_refresh_of_a_home_exits_1(new, monkeypatch):
+    own_server = "tasks.workspace.prefect_server.own_server"
+    monkeypatch.setattr(own_server, lambda: pytest.fail("Prefect was started"))
+    (new / "state").mkdir()
+    with (new / "state" / "refresh.json").open("w") as file:
+        json.dump({"refresh_id": "r-1", "pid": 77, "started_at": "noon"}, file)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert_fails(srift("refresh"), 1, "r-1", "77")
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_ctrl_c_exits_1_and_a_bug_keeps_its_traceback(new, monkeypatch, error):
     def stumble(*_):
@@ -134,6 +146,8 @@ def test_the_table_is_filtered(used):
     assert len(firsts) == 8
     assert {row["workload"] for row in printed("table", "lm")} == {"lm"}
     assert {row["goal"] for row in printed("table", "--goal", "fastest")} == {"fastest"}
+    shown = srift("table", "lm", "--top", "3").stdout
+    assert "\x1b" not in shown and "conv" not in shown
 
 
 def test_offers_are_filtered(used):
@@ -185,6 +199,7 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(new):
 
 
 def test_an_import_is_loaded_once_listed_and_undone(new):
+    assert printed("forget", "--list") == []
     (new / "rows.csv").write_text(ROWS)
     found = [printed("import", "rows.csv", *more)["new"] for more in (("--dry-run",), (), ())]
     assert found == [2, 2, 0]
@@ -198,8 +213,9 @@ def test_a_backtest_reports_and_writes_its_predictions_alone(new):
     (new / "test.csv").write_text(ROWS.replace("2xs.small", "3xs.small") + "gpt,1xs.small,16,0.5\n")
     found = printed("backtest", "train.csv", "test.csv", "--predictions", "out.csv")
     assert (found["rows"], found["predicted"]) == (3, 2)
-    assert (new / "out.csv").exists()
+    assert len((new / "out.csv").read_text().splitlines()) == 4
     assert not list(new.rglob("*.duckdb"))
+    assert_fails(srift("backtest", "none.csv", "test.csv"), 1, "none.csv")
 
 
 @pytest.mark.parametrize(

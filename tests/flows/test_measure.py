@@ -13,6 +13,7 @@ from tests.fakes import FakeProvider, armed, ready
 from tests.flows.test_cli import enter, printed, srift
 from tests.installed import DescribedMachines, furnished, write_project
 from tests.warehouse.builders import PROFILE
+from warehouse.database import Warehouse
 
 flow = importlib.import_module("flows.measure")
 LOCAL = "tasks.providers.local.provider.LocalProvider"
@@ -64,6 +65,7 @@ def machines(described, monkeypatch, tmp_path):
 def test_named_machines_are_measured_beside_predictions_and_nothing_is_published(machines):
     before = printed("table")
     found = printed("measure", "conv", "--on", "2xs.small", "--on", "1xs.large")
+    assert machines.requested == ["2xs.small", "1xs.large"]
     assert [(row["kind"], row["cluster"], row["step_s"]) for row in found["runs"]] == [
         ("profile", "1xs.small", None),
         ("train", "2xs.small", 0.1234),
@@ -76,6 +78,8 @@ def test_named_machines_are_measured_beside_predictions_and_nothing_is_published
         assert low < middle < high
     assert printed("table") == before
     assert found["refresh_id"] in json.dumps(printed("spend", "--by", "campaign"))
+    runs = Warehouse(machines.fake.home / "warehouse.duckdb").select("run_details", {})
+    assert set(runs["cluster"]) == {"2xs.small", "1xs.large"}
 
 
 @pytest.mark.parametrize("cap", [("--max-usd", "0.00001"), ()])

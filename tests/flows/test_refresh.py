@@ -112,6 +112,8 @@ def test_the_command_takes_the_months_dollars(ec2_project, monkeypatch):
     words = ["refresh", "--provider", "ec2", "--max-usd", "0", "--month-spent", "5", "--json"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert spent_this_month(open_workspace("ec2"), datetime.now(UTC)) == (5.0, "")
+    for wrong in (["--dry-run"], ["--provider", "local"]):
+        assert CliRunner().invoke(app, [*words, *wrong]).exit_code == 2
 
 
 def test_a_second_refresh_of_a_home_is_cancelled_with_the_reason_and_does_nothing(

@@ -2,6 +2,7 @@
 newest checkpoint.
 """
 
+import math
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -108,6 +109,7 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     )
     assert 5 * EVERY <= second["step"] < STEPS and 0 <= second["lost_steps"] < EVERY
     assert [one["step"] for one in written] == list(range(EVERY, STEPS + 1, EVERY))
+    assert math.isfinite(body["last_loss"])
     (restart,) = launched(installation.warehouse, "local")[4].to_dict("records")
     assert (
         restart["outcome"] == outcome

@@ -207,10 +207,12 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert values["unequal"]["last_loss"] == pytest.approx(3.0, abs=1e-3)
     assert values["alone"]["last_loss"] == pytest.approx(0.0, abs=1e-3)
     assert values["alone"]["sync_s"] == 0.0
-    both = values["both"]
+    both, several = values["both"], (values["unequal"], values["both"])
     assert both["gradient_bytes"] == 4 * both["parameters"]
-    assert max(values["unequal"]["sync_s"], both["sync_s"]) > 0
+    assert all(found["sync_s"] < found["step_s"] for found in several)
+    assert any(found["sync_s"] > 0 for found in several)
     assert len(both["rank_compute_s"]) == 2 and 8 <= both["steps"] <= 12
+    assert both["peak_bytes"] > 50e6
     written = {run: found for run, found in values.items() if "checkpoint_s" in found}
     assert written and len(written) == len({records[run]["item"]["workload"] for run in written})
     for found in written.values():
@@ -218,10 +220,13 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
         assert 0 < found["checkpoint_s"] < 30
     rows = values["profile"]["rows"]
     assert [row["batch"] for row in rows] == [8, 64]
+    assert rows[0]["backward_s"] < rows[1]["backward_s"]
     buckets = values["profile"]["buckets"]
     assert sum(bucket["bytes"] for bucket in buckets) == both["gradient_bytes"]
     assert 0 < buckets[0]["ready_fraction"] < buckets[-1]["ready_fraction"] <= 1
     assert len(values) == 6 and all(0 <= found["taken_share"] <= 1 for found in values.values())
+    small, large = values["probe"]["rows"]
+    assert small["seconds"] < large["seconds"]
 
     agents.plan(2, workloads, [never], ranks=(1,))
     assert agents.finished(2, ranks=(1,))[0]["exit_code"] == 0

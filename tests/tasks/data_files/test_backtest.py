@@ -58,6 +58,7 @@ def test_the_test_rows_get_three_columns_more(here):
     assert out["step_s"][0] == "3.10e-2" and out["colour"][0] == "red, or so"
     assert (out["predicted_step_s"] != "").sum() == found.predicted
     assert 0.02 < float(out["predicted_step_s"][0]) < 0.06
+    assert found.as_json()["rows"] == 4 and len(found.summary)
 
 
 def test_measured_seconds_earlier_predictions_and_the_kind_of_file_change_nothing(here):

@@ -1,6 +1,7 @@
 """`srift import` and `srift forget`: what is loaded, refused, and counts afterwards."""
 
 import math
+from dataclasses import asdict
 
 import pandas as pd
 import pytest
@@ -67,6 +68,7 @@ def test_rows_and_facts_count_and_loading_twice_changes_nothing(warehouse):
     first = load(warehouse, facts=FACTS)
     assert (first.rows, first.new, first.counts["facts of workloads"]["new"]) == (3, 3, 1)
     assert first.counts["workload"] == {"tiny": 3}
+    assert first.counts["instance type"] == {"g4dn.12xlarge": 3}
     again = load(warehouse, facts=FACTS)
     assert (again.new, again.import_id) == (0, first.import_id)
     assert again.counts["facts of workloads"]["same"] == 1
@@ -189,6 +191,7 @@ def test_a_dry_run_loads_nothing(warehouse, tmp_path):
     files = ImportFiles(measurements=tmp_path / "rows.csv")
     twice = [import_measurements(none, files, NOON, dry_run=True).new for _ in range(2)]
     assert twice == [3, 3] and not none.exists()
+    assert asdict(found)["providers"] == ("ec2",)
 
 
 def test_a_forgotten_import_no_longer_counts_and_comes_back(warehouse):

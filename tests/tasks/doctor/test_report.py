@@ -158,7 +158,9 @@ def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(aws):
     ill = CliRunner().invoke(app, words)
     body = json.loads(ill.stdout)
     assert ill.exit_code == 1 and not body["well"]
+    assert {"check", "status", "says"} == set(body["findings"][0])
     policies = json.loads(CliRunner().invoke(app, ["doctor", "--print-policies"]).stdout)
+    assert "arn:aws:s3:::mailbox/srift/code/*" in json.dumps(policies["node-policy"])
     assert "arn:aws:iam::999988887777:role/srift-node" in json.dumps(policies["controller-policy"])
 
 

@@ -41,7 +41,8 @@ def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings)
     train, profile, probe = job.items
     assert [item.run_id for item in job.items] == ["L-000", "L-001", "L-002"]
     assert (train.nodes, train.batches, train.accumulation_steps) == ([0, 1, 2], [32, 8, 8], 2)
-    assert (profile.seed, probe.workload, probe.message_bytes) == (5, "", [4096])
+    assert (profile.workload, profile.nodes, profile.seed) == ("lm", [1], 5)
+    assert (probe.workload, probe.nodes, probe.message_bytes) == ("", [0, 3], [4096])
     assert job.deadline_s == 60.0 + START_UP_S and job.expected == (HOST,) * 4
 
 
@@ -56,6 +57,7 @@ def test_setups_describe_the_machines_that_take_part(settings):
         "market": "spot",
         "zone": "a",
         "usd_per_hour": pytest.approx(0.4 * (0.125 + 2 * 0.030)),
+        "expected_devices": [{"name": CPU, "count": 1, "threads": 1}] * 3,
         "reason_wanted": "a",
     }
     assert {name: train[name] for name in expected} == expected

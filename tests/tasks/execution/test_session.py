@@ -116,6 +116,7 @@ HALF_HERE = (only(0, "ready.json"), *waits(610), only(0, "armed-1.json"))
 
 # By name: runs, script, runs with a record, rows of the others, and the runs of the last attempt.
 ENDS = {
+    "all goes well": ("abc", [*GOES, reported(*"abc")], "abc", [], "abc"),
     "three attempts that die before any run are one row of the launch": (
         "abc",
         [ready, *(finished(attempt, **NO_MODULE) for attempt in (1, 2, 3))],

@@ -102,6 +102,15 @@ def test_unknown_names_and_types_without_an_image_are_limits():
     assert len(provider_of(Ec2(bucket="mine-1")).limits()) == len(right.limits()) - 1
 
 
+def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(request):
+    assert not ec2_api.has_credentials()
+    request.getfixturevalue("moto")
+    provider = provider_of(Ec2(instance_types=("g4dn.xlarge",)))
+    (kind,) = provider.instance_types()
+    assert (kind.name, kind.device, kind.bandwidth_gbps) == ("g4dn.xlarge", "T4", 5.0)
+    assert "very-secret-key" not in repr(vars(provider))
+
+
 BODY = {"spot_advisor": {"us-east-1": {}}}
 
 

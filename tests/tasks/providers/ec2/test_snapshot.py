@@ -19,6 +19,7 @@ def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced():
     as_of = packaged().prices_as_of
     assert {(offer.price_as_of, offer.price_source) for offer in east} == {(as_of, "")}
     assert {(offer.price_as_of, offer.price_source) for offer in west} == {(as_of, ESTIMATED)}
+    assert packaged().usd["us-east-1"]["p5.48xlarge"] == 55.04
 
 
 def test_sources_are_combined_by_type_and_region_without_surcharges():
