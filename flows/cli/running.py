@@ -23,6 +23,8 @@ def refresh(
     as_json: Json = False,
 ) -> None:
     """Update the prices, the measurements, the model and the published table once."""
+    if month_spent is not None and (dry_run or provider == "local"):
+        raise typer.BadParameter("--month-spent needs --provider ec2, and no --dry-run")
     if dry_run:
         _show_launches(as_json, provider, max_usd)
         return

@@ -83,9 +83,9 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
 
 
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
-    """Compare the losses of DDP's runs (`dense`) with those of the strategy's runs (`own`).
+    """Return whether a strategy's runs (`own`) converge like DDP's runs (`dense`).
 
-    Both frames have a row per seed, in the same order. Returns None if DDP diverged, if the runs
+    Both frames have a row of losses per seed, in the same order. Returns None if DDP diverged, if the runs
     are too short, if DDP's loss fell by no more than its seeds differ, or if the differences
     between the runs of a seed vary too much to decide.
     """

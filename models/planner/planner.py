@@ -126,19 +126,24 @@ def plan(
         clusters=found.compared(),
         notes=notes,
     )
-    shown = [row for row in published if row["cluster"]]
-    if shown:
-        frame = pd.DataFrame(shown)
-        terms = model.field_terms(frame, frame["step_s"].to_numpy(float))
-        for row, known in zip(shown, terms.to_dict("records"), strict=True):
-            row |= {str(name): value for name, value in known.items() if not math.isnan(value)}
     return Recommendation(
-        rows=published,
+        rows=_with_field_terms(published, model),
         frontier=_frontier(costs, np.searchsorted(rows, front), goals),
         ranked=[setups[at] for at in np.searchsorted(rows, drawn).tolist()],
         candidates=len(found),
         looked_at=len(looked),
     )
+
+
+def _with_field_terms(rows: list[Row], model: StepTimeModel) -> list[Row]:
+    """Return `rows` with throughput, utilisation and memory, as far as they are known."""
+    shown = [row for row in rows if row["cluster"]]
+    if shown:
+        frame = pd.DataFrame(shown)
+        terms = model.field_terms(frame, frame["step_s"].to_numpy(float))
+        for row, known in zip(shown, terms.to_dict("records"), strict=True):
+            row |= {str(name): value for name, value in known.items() if not math.isnan(value)}
+    return rows
 
 
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:

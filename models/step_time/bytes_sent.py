@@ -57,7 +57,7 @@ from .machine_specs import Machine
 # Fraction of entries that ddp-mstopk sends, as in tasks/node/strategies/compression.py.
 DENSITY = 0.01
 _BYTES_PER_VALUE = 4.0
-# Seconds per value to select the entries to send. GPU: 20 passes over 4 bytes at the 300 GB/s of
+# Seconds per value to select the entries to send. GPU: about 20 passes over 4 bytes at the 300 GB/s of
 # slow GPUs [D]. CPU core: measured on local hosts.
 _SELECTION_S_GPU, _SELECTION_S_CORE = 0.3e-9, 12e-9
 
@@ -76,7 +76,7 @@ class Communication(NamedTuple):
             backward pass use the same device. In tensor parallelism, a layer needs the result of
             the previous exchange.
         passes: the number of passes over all values that compression or Adasum needs, divided by
-            the 20 passes of ddp-mstopk [D].
+            the about 20 passes of ddp-mstopk [D].
     """
 
     sent: float = 1.0

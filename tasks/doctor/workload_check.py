@@ -20,10 +20,12 @@ import psutil
 from models.domain.workload import COMBINED, COMPRESSED, SWITCHES
 
 from ..node import agent
+from ..node.record import WorkloadFile
 from ..node.requirements import NotInstalled, unpack
 from ..providers.local.network import detect, without_network
 from ..workspace.environments import install_at
 from ..workspace.settings import Settings
+from ..workspace.sources import Source
 
 _SHARE = 4  # the check uses a quarter of the smallest global batch, like one of four devices
 
@@ -67,14 +69,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
         answer, folder = place / "answer.json", place / "home"
-        content, target = source.travels_as(source.read()), folder / file.file
-        target.parent.mkdir(parents=True)
-        if file.folder:
-            unpack(content, folder / file.folder)
-        else:
-            target.write_bytes(content)
-        package, ignore = Path(agent.__file__).parent, shutil.ignore_patterns("__pycache__")
-        shutil.copytree(package, place / "code" / "node", ignore=ignore)
+        _lay_out(place, file, source)
         isolation.give(place, folder, folder / file.folder)
         question = {
             "workload": asdict(file),
@@ -123,6 +118,18 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         "notes": notes,
         "precisions": precisions,
     }
+
+
+def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
+    """Write the workload's code and the agent's package below `place`, as on a machine."""
+    content, target = source.travels_as(source.read()), place / "home" / file.file
+    target.parent.mkdir(parents=True)
+    if file.folder:
+        unpack(content, place / "home" / file.folder)
+    else:
+        target.write_bytes(content)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(agent.__file__).parent, place / "code" / "node", ignore=ignored)
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:

@@ -156,7 +156,7 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 def with_acquired(
     run_setups: RunSetups, items: Iterable[Item], got: RunningCluster
 ) -> dict[str, RunSetup]:
-    """Return a copy of `run_setups` with the market, zone, price and image of acquired machines.
+    """Return a copy of `run_setups` with the market, zone, price and image of the machines.
 
     items: the runs whose setups change. got: the acquired machines.
     """

@@ -128,7 +128,7 @@ class Session:
                 self.served.lacked_data[spec.name] = why
 
     def plan(self, items: Sequence[Item], **more: Any) -> Plan:
-        """Write the plan of the next attempt to the mailbox, and return it.
+        """Write the next attempt's plan to the mailbox, and return the plan.
 
         items: the attempt's runs. more: additional fields of `Plan`.
         """

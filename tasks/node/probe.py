@@ -145,9 +145,9 @@ class _Links:
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
     def _slower(self, mine: list[float]) -> Matrix:
-        """Return the (n, n) matrix of link times. Both ends measure a link; the larger time counts.
+        """Return the (n, n) matrix of times between ranks; for each pair, the larger of both times.
 
-        `mine` lists the times that this rank measured on its link to each rank.
+        `mine` lists the times that this rank measured to each rank. Both ranks of a pair measure.
         """
         rows = of_ranks(mine, self.group)
         columns = zip(*rows, strict=True)
