@@ -37,12 +37,16 @@ def field_terms(
         rates = [peak_tflops(each, mode.precision) for each in machines]
         ours = arrays.take(rows)
         peak[rows] = (ours.layout * ours.by_type(rates, 0.0)).sum(axis=1) * 1e12
-        for row, ranks, several in zip(rows, ours.ranks, ours.accumulation > 1, strict=True):
-            for at in np.flatnonzero(arrays.present[row]):
-                name, batch = arrays.names[arrays.kind[row, at]], arrays.batch[row, at]
-                needed[row, at] = peak_bytes(
-                    workload, name, batch, int(ranks), mode=mode, accumulates=bool(several)
-                )
+        ranks, several = ours.ranks.astype(int).tolist(), (ours.accumulation > 1).tolist()
+        for row, at in np.argwhere(ours.present).tolist():
+            needed[rows[row], at] = peak_bytes(
+                workload,
+                ours.names[ours.kind[row, at]],
+                ours.batch[row, at],
+                ranks[row],
+                mode=mode,
+                accumulates=several[row],
+            )
     samples_per_s, needed = arrays.samples / step_s, needed / _BYTES_PER_GIB
     fullest = np.arange(len(gib)), np.argmin(gib - needed, axis=1)
     finite = np.isfinite(gib[fullest] - needed[fullest])
