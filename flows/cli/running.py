@@ -23,7 +23,9 @@ def refresh(
     as_json: Json = False,
 ) -> None:
     """Update the prices, the measurements, the model and the published table once."""
-    if month_spent is not None and (dry_run or provider == "local"):
+    from tasks.workspace.workspace import spends_money
+
+    if month_spent is not None and (dry_run or not spends_money(provider)):
         raise typer.BadParameter("--month-spent needs --provider ec2, and no --dry-run")
     if dry_run:
         _show_launches(as_json, provider, max_usd)

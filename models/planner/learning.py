@@ -85,9 +85,9 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     """Return whether a strategy's runs (`own`) converge like DDP's runs (`dense`).
 
-    Both frames have a row of losses per seed, in the same order. Returns None if DDP diverged, if the runs
-    are too short, if DDP's loss fell by no more than its seeds differ, or if the differences
-    between the runs of a seed vary too much to decide.
+    Both frames have a row of losses per seed, in the same order. Returns None if DDP diverged, if
+    the runs are too short, if DDP's loss fell by no more than its seeds differ, or if the
+    differences between the runs of a seed vary too much to decide.
     """
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]

@@ -57,8 +57,8 @@ from .machine_specs import Machine
 # Fraction of entries that ddp-mstopk sends, as in tasks/node/strategies/compression.py.
 DENSITY = 0.01
 _BYTES_PER_VALUE = 4.0
-# Seconds per value to select the entries to send. GPU: about 20 passes over 4 bytes at the 300 GB/s of
-# slow GPUs [D]. CPU core: measured on local hosts.
+# Seconds per value to select the entries to send. GPU: about 20 passes over 4 bytes at the 300 GB/s
+# of slow GPUs [D]. CPU core: measured on local hosts.
 _SELECTION_S_GPU, _SELECTION_S_CORE = 0.3e-9, 12e-9
 
 
