@@ -194,6 +194,16 @@ create table raw_leases (
     outcome varchar not null
 );
 
+-- Grain: one row per size and bucket region of the data that EC2 machines downloaded for a workload.
+create table raw_downloads (
+    workload varchar not null,
+    workload_digest varchar not null,
+    region varchar not null,
+    bytes bigint not null,
+    files bigint not null,
+    planned_at timestamp not null
+);
+
 -- Grain: one row per machine of a lease; a replacement has the next number. asked_at is the time of
 -- the request by the controller's clock. startup_s is null if the machine was never ready for work.
 create table raw_machines (

@@ -72,8 +72,9 @@ class Offer:
     `usd_per_hour` is the price that the user's account pays for the machine; None means unknown,
     not free. If this price differs from the public price, `own_price` says why, and
     `public_usd_per_hour` is the public price. `storage_usd_per_hour` is the price of the volume.
-    `other_usd_per_hour` is the price of the public IP address and of requests to S3. If the price
-    is an estimate, `price_source` says so.
+    `other_usd_per_hour` is the price of the public IP address and of requests to S3. `start_usd` is
+    the price of the workload's data that the machine downloads each time it starts. If the price is
+    an estimate, `price_source` says so.
     """
 
     instance_type: InstanceType
@@ -85,6 +86,7 @@ class Offer:
     price_as_of: datetime
     storage_usd_per_hour: float = 0.0
     other_usd_per_hour: float = 0.0
+    start_usd: float = 0.0
     public_usd_per_hour: float | None = None
     own_price: str = ""
     price_source: str = ""
@@ -159,6 +161,11 @@ class Cluster:
         """
         machines, storage, other = self.bill_per_hour
         return None if machines is None else machines + storage + other
+
+    @property
+    def start_usd(self) -> float:
+        """Return the dollars of the data that all machines download when the job starts."""
+        return sum(offer.start_usd for offer in self.members)
 
     @property
     def market(self) -> str:

@@ -1,10 +1,11 @@
 """Estimate the hours and dollars of the whole job on each setup, with random draws of both.
 
     hours = expected_hours(ceil(samples / global batch) step_s / 3600)
-    usd   = hours x usd_per_hour
+    usd   = hours x usd_per_hour + download_usd
 
 `expected_hours` adds start-up, checkpoints and interruptions (duration.py). usd_per_hour is the
-price of the cluster: machines, storage, IP addresses and S3 requests.
+price of the cluster: machines, storage, IP addresses and S3 requests. download_usd is the price of
+the data that each machine downloads when it starts; an interruption replaces one machine.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class JobCosts:
     - `predictions` has the step time of each setup.
     - `conditions` has the start-up, checkpoint and interruption parameters of each setup.
     - `usd_per_hour` is the price of the whole cluster, or NaN if a price is unknown.
+    - `download_usd` are the expected dollars of downloads.
     - `hours` are expected hours.
     - `hours_by_draw` are the expected hours for each draw of the step time.
     - `sampled_hours` are hours with drawn step time, start-up, checkpoints and interruptions.
@@ -51,6 +53,7 @@ class JobCosts:
     predictions: pd.DataFrame
     conditions: Conditions
     usd_per_hour: FloatArray
+    download_usd: FloatArray
     hours: FloatArray
     hours_by_draw: FloatArray
     sampled_hours: FloatArray
@@ -79,7 +82,7 @@ class JobCosts:
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
         """Return `hours`, or their price if `what` is "usd". An unknown price is NaN."""
-        return hours if what == "hours" else (self.usd_per_hour * hours.T).T
+        return hours if what == "hours" else (self.usd_per_hour * hours.T + self.download_usd).T
 
 
 def cost_at(
@@ -127,15 +130,19 @@ def job_costs(
         for cluster in clusters
     )
     usd_per_hour = [cluster.total_usd_per_hour for cluster in clusters]
+    interruptions = expected_interruptions(work_hours, conditions)
+    start_usd = [(cluster.start_usd, len(cluster.members)) for cluster in clusters]
+    first_usd, count = np.array(start_usd, dtype=float).reshape(-1, 2).T
     return JobCosts(
         setups=setups,
         predictions=predictions.reset_index(drop=True),
         conditions=conditions,
         usd_per_hour=np.array(usd_per_hour, dtype=float),  # None becomes NaN
+        download_usd=first_usd * (1 + interruptions / count),
         hours=expected_hours(work_hours, conditions),
         hours_by_draw=expected_hours(work_by_draw, conditions),
         sampled_hours=drawn_hours(work_by_draw, work_hours, conditions, seed=seed),
-        interruptions=expected_interruptions(work_hours, conditions),
+        interruptions=interruptions,
         interruption_risk=interruption_risk(work_hours, conditions, seed=seed),
         cluster=numbered(machines)[1],
     )

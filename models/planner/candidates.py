@@ -53,7 +53,8 @@ class Candidates:
     The columns `split`, `zone` and `condition` of `frame` are positions in `splits`, `zones` and
     `conditions`. The column `cluster` is equal for candidates with the same machines in the same
     market and zone. The column `usd_per_hour` is the price of all machines with storage and other
-    costs; it is NaN if a price is unknown.
+    costs; it is NaN if a price is unknown. The column `start_usd` is the price of the data that all
+    machines download when the job starts.
 
     Each entry of `zones` maps instance types to the offers of one market and zone. `compile_s` is a
     (modes,) array with the seconds of compilation before the first step. `frame` may contain
@@ -118,7 +119,8 @@ class Candidates:
         later_s = self.compile_s[self.splits.mode][split]
         conditions = self.conditions.take(self.column("condition")).later(later_s)
         hours = expected_hours((step_s * steps / 3600)[split], conditions)
-        frame = self.frame.assign(hours=hours, usd=hours * self.frame["usd_per_hour"])
+        start_usd = self.frame["start_usd"]
+        frame = self.frame.assign(hours=hours, usd=hours * self.frame["usd_per_hour"] + start_usd)
         return replace(self, frame=frame)
 
 
@@ -147,12 +149,14 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
         offers = [zone[one.name] for one in types if one.name in zone]
         prices = np.array([one.total_usd_per_hour for one in offers], dtype=float)
         usd = np.where(bought > 0, bought * prices, 0.0).sum(axis=1)
+        start_usd = bought @ np.array([one.start_usd for one in offers], dtype=float)
         columns = {
             "split": rows,
             "zone": number,
             "cluster": number * len(counts) + splits.cluster[rows],
             "condition": first + back,
             "usd_per_hour": usd[back],
+            "start_usd": start_usd[back],
         }
         frames.append(pd.DataFrame(columns))
         pools = [Pool.of(one) for one in offers]
@@ -206,7 +210,7 @@ def _zone(offer: Offer) -> Zone:
 
 
 def _beats(ours: Mapping[str, Offer], theirs: Mapping[str, Offer]) -> bool:
-    """Return True if `ours` has all types of `theirs` at no higher price and interruption rate.
+    """Return True if `ours` has all types of `theirs` at no higher prices and interruption rate.
 
     Each argument maps instance types to the offers of one market and zone. Offers of different
     markets never beat each other.
@@ -215,6 +219,7 @@ def _beats(ours: Mapping[str, Offer], theirs: Mapping[str, Offer]) -> bool:
         (own := ours.get(name)) is not None
         and own.market == offer.market
         and price_or_inf(own) <= price_or_inf(offer)
+        and own.start_usd <= offer.start_usd
         and own.interruptions_per_hour <= offer.interruptions_per_hour
         for name, offer in theirs.items()
     )

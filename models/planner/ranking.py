@@ -194,7 +194,8 @@ def summary(costs: JobCosts, at: int) -> Row:
     """
     setup, hours = costs.setups[at], float(costs.hours[at])
     price, storage, other = setup.cluster.bill_per_hour
-    items = {"usd_storage": hours * storage, "usd_other": hours * other}
+    other_usd = hours * other + float(costs.download_usd[at])
+    items = {"usd_storage": hours * storage, "usd_other": other_usd}
     machines = None if price is None else hours * price
     usd = None if machines is None else machines + items["usd_storage"] + items["usd_other"]
     columns = setup.row()
@@ -227,6 +228,7 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
     shown = summary(costs, at)
     hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))
+    usd_p90 = float(costs.usd_per_hour[at] * hours_p90 + costs.download_usd[at])
     known = shown["usd"] is not None
     seconds = ("step_s", "step_low_s", "step_high_s", *_PARTS)
     return {
@@ -237,7 +239,7 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
         "region": "+".join(sorted({offer.region for offer in setup.cluster.members})),
         "samples_per_s": setup.global_batch / float(predicted["step_s"]),
         "hours_p90": hours_p90,
-        "usd_p90": float(costs.usd_per_hour[at] * hours_p90) if known else None,
+        "usd_p90": usd_p90 if known else None,
         "usd_per_million_samples": shown["usd"] / workload.samples * 1e6 if known else None,
         "bottleneck": str(predicted["bottleneck"]),
         "interruption_risk": float(costs.interruption_risk[at]),

@@ -128,10 +128,18 @@ class DataCarrier:
     def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
         """Transfer the files of `plan`, if needed. The dollars of an upload are stored before.
 
+        The size of what EC2 machines will download is stored too, so that answers include its price.
         Returns a plan that needs no transfer and no upload dollars, or one with a `problem` if the
         transfer failed.
         """
         data, now = self._settings.data(plan.name), datetime.now(UTC)
+        warehouse = self._workspace.warehouse
+        if plan.size and plan.region:
+            row = {"workload": plan.name, "region": plan.region, "planned_at": now}
+            row |= {"workload_digest": self._settings.workload_digest(plan.name)}
+            row |= {"bytes": plan.size, "files": len(plan.files or ())}
+            with warehouse.transact() as connection:
+                append(connection, "raw_downloads", [row])
         if not plan.move or data is None:
             return plan
         if plan.upload_usd:
@@ -139,7 +147,7 @@ class DataCarrier:
             row = {"lease_id": charge, "cluster": "data", "market": "", "usd": plan.upload_usd}
             row |= {"started_at": now, "ended_at": now, "outcome": "uploaded"}
             row |= {"provider": self._workspace.provider.name, "refresh_id": refresh_id}
-            with self._workspace.warehouse.transact() as connection:
+            with warehouse.transact() as connection:
                 append(connection, "raw_leases", [row])
             Ec2Leases(self._settings.home).note_spent(charge, now, plan.upload_usd)
         try:

@@ -25,6 +25,7 @@ from warehouse import reads
 from ..data_files.public import ORIGIN, only_public
 from ..market.job_conditions import Experience, experience_of
 from ..market.offers import with_known_facts
+from ..providers.ec2.prices import download_usd
 from ..reporting.tables import as_caution
 from ..training.registry import Champion
 from ..workspace.workspace import Workspace, refresh_command
@@ -217,7 +218,13 @@ def supply_of(
     """Return the clusters and modes from which the planner may choose for `workload`.
 
     A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
+    Machines that cost money also pay for downloads of the size that the last launch planned.
     """
+    if workspace.spends_money:
+        stored = {"workload": workload.name, "workload_digest": workload.digest}
+        downloads = workspace.warehouse.select("raw_downloads", stored).sort_values("planned_at")
+        for row in downloads.tail(1).to_dict("records"):
+            offers = [replace(one, start_usd=_start_usd(workspace, row, one)) for one in offers]
     learning = reads.learning(workspace.warehouse, workspace.provider.name)
     return Supply(
         offers=without_beaten_zones(offers),
@@ -226,6 +233,13 @@ def supply_of(
         job_conditions=conditions,
         vetoes=vetoes(learning, workload),
     )
+
+
+def _start_usd(workspace: Workspace, stored: Row, offer: Offer) -> float:
+    """Return the dollars of one machine's download. `stored` is a row of raw_downloads."""
+    size, files, source = (stored[name] for name in ("bytes", "files", "region"))
+    public = workspace.settings.ec2.public
+    return download_usd(size, files, source=source, region=offer.region, public=public)
 
 
 def contending(

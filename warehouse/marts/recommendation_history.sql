@@ -48,7 +48,7 @@ comment on column recommendation_history.model_version is 'Version of the regist
 comment on column recommendation_history.market is 'Market of the machines: on-demand, spot, or mixed for a cluster with both. NULL if no cluster is named.';
 comment on column recommendation_history.usd_machines is 'Part of usd for the machines, at negotiated prices if srift.toml states them. Unit: US dollars. NULL if a price is unknown.';
 comment on column recommendation_history.usd_storage is 'Part of usd for the machines'' volumes; 0 for local hosts, which have none. Unit: US dollars.';
-comment on column recommendation_history.usd_other is 'Part of usd for public addresses and requests to S3; 0 for local hosts, which have none. usd is usd_machines + usd_storage + usd_other, added in that order. Unit: US dollars.';
+comment on column recommendation_history.usd_other is 'Part of usd for public addresses, requests to S3, and downloads of the workload''s data as in its last launch on EC2; 0 for local hosts, which have none. usd is usd_machines + usd_storage + usd_other, added in that order. Unit: US dollars.';
 comment on column recommendation_history.interruption_risk is 'Probability that the job is interrupted at least once before it is done; 0 without spot machines. Unit: fraction, 0 to 1.';
 comment on column recommendation_history.expected_interruptions is 'Expected number of interruptions of the whole job. Unit: interruptions.';
 comment on column recommendation_history.interruption_source is 'Source of interruption_risk and its age: launches of Srift, Spot Advisor, a stated prior, or srift.toml. Text; NULL without spot machines.';

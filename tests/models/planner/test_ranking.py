@@ -21,7 +21,7 @@ MODEL = LineModel()
 DEADLINE = Goal(goal="cheapest_within_deadline", hours=0.45, p_required=0.9)
 BUDGET = Goal(goal="fastest_within_budget", usd=0.08, p_required=0.9)
 CHEAPEST, FASTEST = Goal(goal="cheapest"), Goal(goal="fastest")
-BESIDE = {"storage_usd_per_hour": 0.013, "other_usd_per_hour": 0.007}
+BESIDE = {"storage_usd_per_hour": 0.013, "other_usd_per_hour": 0.007, "start_usd": 0.01}
 
 
 def costs_of(job, sold=None):
@@ -142,9 +142,11 @@ def test_figures_hang_together_and_a_bill_is_the_sum_of_its_items():
         machines = sum(one["count"] * one["usd_per_hour"] for one in row["cluster_offers"])
         count = sum(one["count"] for one in row["cluster_offers"])
         rates = (machines, 0.013 * count, 0.007 * count)
-        bill = [row["usd_machines"], row["usd_storage"], row["usd_other"]]
+        downloads = 0.01 * (count + row["expected_interruptions"])
+        bill = [row["usd_machines"], row["usd_storage"], row["usd_other"] - downloads]
         assert bill == pytest.approx([row["hours"] * usd for usd in rates])
-        assert row["usd_p90"] == pytest.approx(row["hours_p90"] * (machines + count * 0.02))
+        hourly = row["hours_p90"] * (machines + count * 0.02)
+        assert row["usd_p90"] == pytest.approx(hourly + downloads)
         assert row["usd_per_million_samples"] == pytest.approx(row["usd"] / 0.6)
         assert row["samples_per_s"] == pytest.approx(row["global_batch"] / row["step_s"])
         assert 0 <= row["p_best"] <= 1

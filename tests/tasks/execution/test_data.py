@@ -124,6 +124,8 @@ def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     here = carrier(ADDRESS, "ec2")
     plan = brought(here)
     assert (plan.place, plan.size, plan.problem) == (ADDRESS, 30, "")
+    (stored,) = here._workspace.warehouse.select("raw_downloads").to_dict("records")
+    assert (stored["workload"], stored["region"], stored["bytes"]) == ("conv", REGION, 30)
     monkeypatch.setattr("tasks.providers.ec2.api.has_credentials", lambda: False)
     unlisted = planned(DataCarrier(here._workspace))
     assert (unlisted.place, unlisted.size, fetch_s(unlisted)) == (ADDRESS, None, 0.0)

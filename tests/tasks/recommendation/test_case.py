@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from models.domain.workload import Mode
+from models.job.job_conditions import Stated
 from models.step_time.model import fit
 from tasks.providers.base import ProviderError
 from tasks.recommendation import table
@@ -14,7 +15,9 @@ from tasks.recommendation.case import Case, supply_of, with_usual_goals
 from tasks.recommendation.table import recommend_all
 from tasks.training.registry import Champion
 from tests.installed import NOON, DescribedMachines, champion, changed, install, measured
+from warehouse.append import append
 
+REGIONS = ["us-east-1", "eu-west-1"]
 GOALS = ["cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"]
 
 
@@ -154,6 +157,27 @@ def test_a_strategy_without_proof_of_learning_is_vetoed(here):
     case = case_of(here, modes=(Mode(), sparse))
     supply = supply_of(here, case.workload, case.known, case.experience.conditions)
     assert list(supply.vetoes) == [sparse]
+
+
+def test_downloads_from_another_region_are_part_of_the_dollars(tmp_path):
+    here = install(tmp_path, provider=DescribedMachines(name="ec2"))
+    conv = here.workloads[0]
+    row = {"workload": "conv", "workload_digest": conv.digest, "region": "us-east-1"}
+    row |= {"bytes": 200e9, "files": 1000, "planned_at": NOON}
+    with here.warehouse.transact() as connection:
+        append(connection, "raw_downloads", [row])
+    offers = [replace(one, region=at) for one in here.provider.offers(NOON) for at in REGIONS]
+    supply = supply_of(here, conv, offers, Stated())
+    usd = {offer.region: offer.start_usd for offer in supply.offers}
+    assert list(usd) == ["us-east-1"]  # the other region costs as much, and downloads
+    dearer = [
+        replace(one, usd_per_hour=2.0) if one.region == "us-east-1" else one for one in offers
+    ]
+    supply = supply_of(here, conv, dearer, Stated())
+    usd = {offer.region: offer.start_usd for offer in supply.offers}
+    assert (
+        usd["eu-west-1"] == pytest.approx(200 * 0.02 + usd["us-east-1"]) and usd["us-east-1"] < 0.1
+    )
 
 
 @pytest.mark.parametrize(("patience", "most", "asked"), [(1, 20, 2), (1000, 1, 1)])
