@@ -128,7 +128,7 @@ class DataCarrier:
     def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
         """Transfer the files of `plan`, if needed. The dollars of an upload are stored before.
 
-        The size of what EC2 machines will download is stored too, so that answers include its price.
+        The size of the downloads of EC2 machines is stored too: answers include their price.
         Returns a plan that needs no transfer and no upload dollars, or one with a `problem` if the
         transfer failed.
         """

@@ -235,7 +235,7 @@ def supply_of(
     )
 
 
-def _start_usd(workspace: Workspace, stored: Row, offer: Offer) -> float:
+def _start_usd(workspace: Workspace, stored: Mapping[Any, Any], offer: Offer) -> float:
     """Return the dollars of one machine's download. `stored` is a row of raw_downloads."""
     size, files, source = (stored[name] for name in ("bytes", "files", "region"))
     public = workspace.settings.ec2.public
