@@ -112,7 +112,8 @@ class Learned:
             seconds = self.restarts.expected_s("replaced", types)
             again_s, _ = self._with_refusals(seconds, np.zeros(len(pools)), pools, alone)
         replaced_s = losses @ again_s / np.maximum(losses.sum(axis=1), 1e-300)
-        write_s, write_log_sd = self.checkpoints.seconds(state_bytes, types)
+        median_s, write_log_sd = self.checkpoints.seconds(state_bytes, types)
+        write_s = median_s * np.exp(write_log_sd**2 / 2)  # the mean of a lognormal variable
         writer = np.where(counts > 0, write_s, 0.0).argmax(axis=1)
         return Conditions(
             hazard_per_hour=hazard,
