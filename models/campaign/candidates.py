@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations, product
 from typing import Any
 
@@ -104,7 +104,7 @@ class PlannedRun:
     def cluster(self) -> str:
         return cluster_name(self.members)
 
-    @property
+    @cached_property
     def key(self) -> Key:
         """The key of the setup; see `domain.setup_table.setup_key`."""
         machines = zip(self.members, self.layout, self.batches, strict=True)

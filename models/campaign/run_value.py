@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,7 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     return kind, (trained, members[0]) if kind == "profile" else members
 
 
+@cache
 def _features(key: Key) -> list[Feature]:
     workload, mode, machines, steps = key
     cluster = tuple(name for name, _, _ in machines)

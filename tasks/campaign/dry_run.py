@@ -56,7 +56,8 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
         launches = launches_for(case, wish)
     if launches and (warning := outdating(workspace)):
         reporter().say(warning)
-    return planned(workspace, launches, offers, tally, now)
+    with workspace.warehouse.read():  # each launch reads the spent dollars: open the file once
+        return planned(workspace, launches, offers, tally, now)
 
 
 def planned(
