@@ -14,6 +14,7 @@ import typer
 
 from models.step_time.dataset import TrainingData
 from models.step_time.machine_specs import data_sheets
+from tasks.data_files.public import FACTS
 from tasks.workspace.blas_threads import one_thread
 from tests.benchmarks.claims import ROOT, Claim, Write, report
 from tests.benchmarks.held_out_groups import (
@@ -47,14 +48,14 @@ _PUBLISHED = {
 
 
 def training_data(folder: Path = DATA) -> TrainingData:
-    """The rows of the three kinds, as `described`, with facts and instance types."""
+    """The rows of the three kinds, as `described`, with the packaged facts and instance types."""
     names = ("training_runs.csv", "training_runs_gpus.csv")
     runs = pd.concat([pd.read_csv(folder / name) for name in names], ignore_index=True)
     columns = ["name", "devices", "device", "cores", "bandwidth_gbps"]
     types = [(name, *machine) for name, machine in MACHINES.items()]
     return data_of(
         runs=described(runs.assign(provider="ec2")),
-        workloads=pd.read_csv(folder / "workloads.csv"),
+        workloads=pd.read_csv(FACTS),
         instance_types=pd.DataFrame(types, columns=columns),
     )
 
