@@ -57,15 +57,20 @@ def main() -> None:
     workload = WorkloadFile(**question["workload"])
     folder, batch = Path(question["folder"]), question["batch"]
     # before this process has threads, since processes are forked
-    problems = [compared(question, name) for name in question["strategies"] if name in EQUAL_TO_DDP]
+    first = question["precisions"][0]
+    problems = [
+        compared(folder, workload, name, first, batch=batch)
+        for name in question["strategies"]
+        if name in EQUAL_TO_DDP
+    ]
     answers = [checked(folder, workload, name, batch=batch) for name in question["precisions"]]
     if answers[0]["figures"]:
         answers[0]["problem"] = "; ".join(filter(None, problems))
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
 
-def compared(question: dict[str, Any], name: str) -> str:
-    """Compare strategy `name` with ddp in the first precision, on the fewest processes that fit.
+def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
+    """Compare strategy `name` with ddp in `precision`, on the fewest processes that fit.
 
     Returns why the strategy does not train what ddp trains; empty if it does, or if ddp cannot
     train here.
@@ -75,11 +80,10 @@ def compared(question: dict[str, Any], name: str) -> str:
         run_id="check",
         kind="train",
         nodes=[*range(ranks)],
-        batches=[question["batch"]] * ranks,
+        batches=[batch] * ranks,
         strategy=name,
-        precision=question["precisions"][0],
+        precision=precision,
     )
-    folder, workload = Path(question["folder"]), WorkloadFile(**question["workload"])
     file = f"file://{sys.argv[1]}-{name}"
 
     def train(rank: int) -> None:

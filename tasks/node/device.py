@@ -23,10 +23,9 @@ def own_device(expected: Devices) -> torch.device:
     Otherwise the device is `cuda:<local rank>`. Raises RuntimeError if the machine lacks the
     expected devices. A CPU never replaces a GPU.
     """
-    has_gpu = torch.cuda.is_available() and expected.name != CPU
-    if not has_gpu and expected.name in (CPU, ANY):
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if expected.name == CPU or (expected.name == ANY and not count):
         return torch.device("cpu")
-    count = torch.cuda.device_count() if has_gpu else 0
     names = [torch.cuda.get_device_name(index) for index in range(count)]
     problem = missing_devices(expected, names)
     if problem:
@@ -86,8 +85,7 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # otherwise glibc keeps memory that earlier runs freed
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise glibc keeps memory that earlier runs freed
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -81,7 +81,7 @@ class LoadedWorkload:
 
     @property
     def gradient_bytes(self) -> int:
-        return sum(weights.numel() * weights.element_size() for weights in self.trained)
+        return sum(weights.nbytes for weights in self.trained)
 
 
 def build(
@@ -130,15 +130,16 @@ def build(
     data = {"data": workload.data} if workload.data else {}
     with _CPU if shared else device:
         parts = function(**workload.arguments, **data)
-    wrong = f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)"
-    if not isinstance(parts, tuple) or len(parts) != 4:
-        raise WorkloadError(wrong)
-    model, loss, batches, optimizer = parts
-    is_loader = isinstance(batches, DataLoader)
-    makes_batches = callable(loss) and (is_loader or callable(batches))
-    is_trainable = isinstance(model, nn.Module) and isinstance(optimizer, torch.optim.Optimizer)
-    if not (makes_batches and is_trainable):
-        raise WorkloadError(wrong)
+    match parts:
+        case (nn.Module() as model, loss, batches, torch.optim.Optimizer() as optimizer) if (
+            callable(loss) and (callable(batches) or isinstance(batches, DataLoader))
+        ):
+            is_loader = isinstance(batches, DataLoader)
+        case _:
+            raise WorkloadError(
+                f"{workload.function} must return (model, loss, make_batch or a DataLoader,"
+                " optimizer)"
+            )
     computing.hold()  # user code may have changed torch's precision of products
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):

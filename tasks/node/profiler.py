@@ -43,7 +43,7 @@ def profile(
     rows: list[Profile] = []
     if built.loader is not None:
         built.close()
-        built.loader.in_process = True
+        built.loader.workers = 0  # in this process
         built.loader.as_in_later_epochs()
     for batch in sorted(item.batches):
         try:
@@ -52,13 +52,13 @@ def profile(
             if not rows or "memory" not in repr(error).lower():
                 raise
             break
-    typical, smallest = int(rows[len(rows) // 2]["batch"]), min(item.batches)
+    typical, smallest = rows[len(rows) // 2]["batch"], min(item.batches)
     loading = [sample for row in rows for sample in row.pop("loading")]
     values: Profile = {}
     if built.loader is not None:
         names = ("load_s", "load_wait_s", "sample_bytes")
         values = dict(zip(names, map(median, zip(*loading, strict=True)), strict=True))
-        values["loader_workers"] = built.loader.workers
+        values["loader_workers"] = built.loader.given.num_workers
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
         built = replace(built, make_batch=made.__getitem__)
     with torch.no_grad():

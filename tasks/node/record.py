@@ -21,7 +21,7 @@ number of the attempt, from 1. This module imports only the standard library.
         armed-<a>.json      the rank has joined the process group and waits for go; the first
                             machine adds `pairs`, the links that probe.pairs measured, if the plan
                             requests them
-        progress.json       attempt, run_id and index of the current item
+        progress.json       attempt and run_id of the current item
         records/<run_id>.json   a run's record, by its first node or by the node that failed
     node-<i>/, courier (root process on EC2)
         data.json           progress of the downloads
@@ -333,7 +333,7 @@ def record_of(
     """Return the record of a run. Its fields are described in tasks/execution/record_loader.py.
 
     `problem` is why the run failed; "" for a measured run. The record's `status` is "failed" or
-    "measured". `values` are the measured values; a failed record has none. `devices` are the
+    "measured". `values` are the measured values; a failed run has none. `devices` are the
     devices that the run used, one entry per node. The record's `cause` is DATA if the workload's
     data were missing, else "". A failed record without a cause means that the workload is at fault.
     `fail_runs` sets other causes.
@@ -346,14 +346,14 @@ def record_of(
         "kind": item.kind,
         "status": "failed" if problem else "measured",
         "reason": problem,
-        "item": asdict(item),
+        "item": item,
         "workload_digest": "" if workload is None else workload.digest,
         "started_unix": started_unix,
         "ended_unix": time.time(),
         "fingerprint": fingerprint(),
         "torch_version": torch_version(),
-        "values": (not problem and values) or {},
-        "devices": list(map(asdict, devices)),
+        "values": values or {},
+        "devices": list(devices),
         "cause": DATA if _DATA_MISSING in problem else "",
     }
 
@@ -376,8 +376,8 @@ def fail_runs(
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write a dictionary or a dataclass as JSON, atomically. Raises OSError if that fails."""
-    write_file(path, json.dumps(body if isinstance(body, dict) else asdict(body)).encode())
+    """Write a dictionary or a dataclass, also nested ones, as JSON, atomically. Raises OSError if that fails."""
+    write_file(path, json.dumps(body, default=asdict).encode())
 
 
 def write_file(path: Path, content: bytes) -> None:

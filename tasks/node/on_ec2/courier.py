@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..agent import clean_environment
+from ..agent import EXIT_DEADLINE, clean_environment
 from ..data import FILE as DATA_FILE
 from ..processes import adopt_orphans, end_descendants
 from .fetch import Fetcher
@@ -39,7 +39,6 @@ _NOTICE_EVERY_S = 2.0  # AWS recommends 5 s; a notice comes two minutes before t
 _FLUSH_S = 20.0  # seconds for uploads after a notice, or while the machine shuts down
 _REST_S = 60.0  # seconds for uploads at the end; only records may take longer
 _GRACE_S = 60.0  # the agent ends this long before the machine, to leave time for uploads
-_LEFT = (0, 3)  # the agent's exit codes after done.json and at its deadline
 _PATIENCE_S = 10.0  # seconds for the agent to end its launch
 _DATA_REPORTED_EVERY_S = 5.0
 _LOG = "agent.txt"  # the agent's output; the file belongs to root
@@ -117,7 +116,7 @@ class Delivery:
         Stops earlier if the deadline is near. Returns why the machine could not do its work; "" if
         it could. Raises OSError if the agent cannot be started.
         """
-        self._publish("booted.json", {"booted_unix": time.time()})
+        self._publish("booted.json", {})
         rank = self._wait_for_rank()
         if rank is None:
             never = "the controller did not give this machine a rank before its deadline"
@@ -139,7 +138,7 @@ class Delivery:
         self._flush(outbox, outbox.waiting, min(self.ends, time.monotonic() + rest_s))
         if not self.leaving:
             self._flush(outbox, outbox.records_wait, self.ends)
-        if code is None or code in _LEFT:
+        if code in (None, 0, EXIT_DEADLINE):
             return ""
         output = (self.data.mailbox / _LOG).read_text(errors="replace").strip()[-1000:]
         return f"the agent ended with exit code {code}: {output}"
@@ -258,8 +257,7 @@ def serve(given: argparse.Namespace) -> None:
     if reason:
         print(f"srift: {reason}", flush=True)
         store.client = data.client  # has longer timeouts, and nothing else is waiting now
-        body = {"reason": reason, "failed_unix": time.time()}
-        store.put("failed.json", json.dumps(body).encode())
+        store.put("failed.json", json.dumps({"reason": reason}).encode())
 
 
 def deliver(
