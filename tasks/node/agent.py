@@ -158,7 +158,6 @@ class Agent:
                 "node-rank": list(layout.devices).index(self.node),
                 "master-addr": host,
                 "master-port": port,
-                "max-restarts": 0,
                 "rdzv-conf": f"timeout={plan.meet_s:.0f}",
             }
         else:

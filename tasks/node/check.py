@@ -33,8 +33,6 @@ from .record import Item, WorkloadFile
 from .steps import train
 from .strategies.refusals import EQUAL_TO_DDP, fits
 
-# The first step of a process is several times slower, so only the second step is timed.
-_STEPS: dict[str, Any] = {"warmup_steps": 1, "least_steps": 1, "most_steps": 1}
 _BUSY = 0.2  # share of the steps' seconds that the process waited for a CPU
 _NAMED = 3  # maximum number of parameters that a message names
 _SLOW_INPUT = 0.1  # share of the step time above which input may limit training
@@ -144,7 +142,16 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
     would wait for it forever. Also raises the errors of `train`.
     """
-    item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **_STEPS)
+    # The first step of a process is several times slower, so only the second step is timed.
+    item = Item(
+        run_id="check",
+        kind="train",
+        nodes=[0],
+        batches=[batch],
+        warmup_steps=1,
+        least_steps=1,
+        most_steps=1,
+    )
     queued_s = thread_counters()[2]
     figures = train(item, built, None, Patience(), place=0)
     queued_s = thread_counters()[2] - queued_s

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
     Returns a dictionary with `checkpoint_bytes` and `checkpoint_s`. The key `checkpoint_s` is
     missing if the state is too large to be timed or cannot be written.
     """
-    state = {"model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
+    state = {name: part.state_dict() for name, part in built.stateful.items()}
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
     size = sum(tensor.nbytes for tensor in tensors)
     values: dict[str, Any] = {"checkpoint_bytes": size}
@@ -87,17 +88,15 @@ class Checkpoints:
         The tensors of the state are on `device`.
         """
         for path in sorted(self.folder.glob("step-*.pt"), reverse=True):
-            try:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # incomplete, or just deleted
                 manifest = json.loads(path.with_suffix(".json").read_text())
                 content = path.read_bytes()
-                if (len(content), zlib.crc32(content)) == (manifest["bytes"], manifest["crc32"]):
+                if zlib.crc32(content) == manifest["crc32"]:
                     # The checksum matches, so this training wrote the file. The state may contain
                     # objects other than tensors.
                     return manifest, torch.load(
                         io.BytesIO(content), map_location=device, weights_only=False
                     )
-            except (OSError, ValueError, KeyError, TypeError):  # incomplete, or just deleted
-                pass
             print(f"{path.name} is damaged: the previous checkpoint is used", flush=True)
         return None
 

@@ -4,9 +4,10 @@ import contextlib
 import ctypes
 import gc
 import os
-import resource
+import re
 import time
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -100,8 +101,5 @@ def peak_bytes(device: torch.device) -> int:
         free, whole = torch.cuda.mem_get_info(device)
         beside = whole - free - torch.cuda.memory_reserved(device)
         return torch.cuda.max_memory_allocated(device) + max(0, beside)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    return 1024 * (int(found[1]) if found else getrusage(RUSAGE_SELF).ru_maxrss)

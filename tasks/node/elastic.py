@@ -115,8 +115,7 @@ class ElasticRun(Worker):
         starts = len(self.checkpoints.starts())
         if not starts:
             return self.plan.timeout_s
-        restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        failed = max(0, restarts - starts)
+        failed = max(0, int(os.environ["TORCHELASTIC_RESTART_COUNT"]) - starts)
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
     def restore(self, built: LoadedWorkload) -> dict[str, Any]:
@@ -133,9 +132,8 @@ class ElasticRun(Worker):
         if found is not None:
             manifest, state = found
             step = manifest["step"]
-            built.model.load_state_dict(state["model"])
-            built.optimizer.load_state_dict(state["optimizer"])
-            built.arithmetic.scaler.load_state_dict(state["scaler"])
+            for name, part in built.stateful.items():
+                part.load_state_dict(state[name])
             torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + step)
             seconds = now(self.device) - began
             taken = {"step": step, "restore_s": seconds, "restore_bytes": manifest["bytes"]}
@@ -208,17 +206,12 @@ class ElasticRun(Worker):
             return
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after {step} steps: it must be finite")
-        state = {
-            "model": built.model.state_dict(),
-            "optimizer": built.optimizer.state_dict(),
-            "scaler": built.arithmetic.scaler.state_dict(),
-        }
+        state = {name: part.state_dict() for name, part in built.stateful.items()}
         self.checkpoints.write(step, state, loss=loss, **about)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
         """Return the measured values of the run for its record."""
         written = self.checkpoints.manifests()
-        columns = ("step", "bytes", "seconds", "ended_unix", "steps", "steps_s")
         return {
             "steps": self.item.most_steps,
             "first_loss": written[0]["loss"],
@@ -226,7 +219,7 @@ class ElasticRun(Worker):
             "parameters": built.parameters,
             "gradient_bytes": built.gradient_bytes,
             "starts": self.checkpoints.starts(),
-            "checkpoints": [{name: manifest[name] for name in columns} for manifest in written],
+            "checkpoints": written,
         }
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:

@@ -71,6 +71,12 @@ class LoadedWorkload:
             self.loader.close()
 
     @property
+    def stateful(self) -> dict[str, Any]:
+        """Return the parts of the training that a checkpoint saves."""
+        scaler = self.arithmetic.scaler
+        return {"model": self.model, "optimizer": self.optimizer, "scaler": scaler}
+
+    @property
     def trained(self) -> list[nn.Parameter]:
         return [weights for weights in self.model.parameters() if weights.requires_grad]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from .data import data_path
 from .device import backend, name_of, own_device
@@ -136,8 +136,7 @@ class Launch(Worker):
         dist.init_process_group(backend(self.device), timeout=timeout)
         # torchrun's store outlives the workers of other nodes. With a second connection to this
         # store, a waiting rank does not block the process groups.
-        store = TCPStore(*self.master, is_master=False, timeout=_DAY)
-        self.store = PrefixStore(f"srift-{plan.attempt}", store)
+        self.store = TCPStore(*self.master, is_master=False, timeout=_DAY)
         wanted = {self.layout.ranks(item) for item in plan.items} | {
             (rank,) for rank in range(dist.get_world_size())
         }
@@ -147,7 +146,7 @@ class Launch(Worker):
         if plan.pairs and _ORDERS:
             firsts = [self.layout.places.index((node, 0)) for node in self.layout.devices]
             between = dist.new_group(firsts, timeout=timeout, backend="gloo")
-            if self.rank in firsts:
+            if self.reports:
                 self.pairs = pairs(between) | {"nodes": list(self.layout.devices)}
         self.devices: list[Devices] = of_ranks(self.described, dist.group.WORLD)
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
@@ -209,8 +208,7 @@ class Launch(Worker):
         for index in indices:
             key = f"item-{index}-done"
             try:
-                self.store.wait([key], _DAY)
-                end = self.store.get(key)
+                end = self.store.get(key)  # waits for the key
             except dist.DistError as error:
                 leave(EXIT_LOST_PEER, f"the launch's store cannot be reached: {explain(error)}")
             if end == b"abort":

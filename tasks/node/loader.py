@@ -58,7 +58,6 @@ class Loader:
         self.given, self.seed = given, seed
         self.workers = given.num_workers
         self._places: Sequence[int] = ()  # indices of the samples to draw from; empty means all
-        self._batch = 0
         self._iterator: Iterator[Any] | None = None
         self._rebuilt: DataLoader[Any] | None = None
         if type(given).__iter__ is not DataLoader.__iter__:
@@ -78,9 +77,9 @@ class Loader:
         no batch, or if a batch has another number of samples. Also raises the errors of torch and
         of user code.
         """
-        if self._rebuilt is None or self._batch != batch:
+        if self._rebuilt is None or self._rebuilt.batch_size != batch:
             self.close()
-            self._batch, self._rebuilt = batch, self._rebuild(batch)
+            self._rebuilt = self._rebuild(batch)
         made = None if self._iterator is None else next(self._iterator, None)
         if made is None:  # at the start, and after the last batch of the data
             self._iterator = iter(self._rebuilt)
@@ -107,7 +106,9 @@ class Loader:
         self.close()
         for cached in caches:
             cached.begin_part(1.0)
-        order = torch.randperm(len(dataset), generator=self._generator()).tolist()
+        order = torch.randperm(
+            len(dataset), generator=torch.Generator().manual_seed(self.seed)
+        ).tolist()
         until = time.perf_counter() + _READ_S
         for read, place in enumerate(order[:_MAX_READ], 1):
             dataset[place]
@@ -169,12 +170,9 @@ class Loader:
                 dataset,  # type: ignore[arg-type]
                 replacement=True,
                 num_samples=sys.maxsize,
-                generator=self._generator(),
+                generator=torch.Generator().manual_seed(self.seed),
             )
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
-
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)
 
 
 def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:

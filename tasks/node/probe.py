@@ -94,7 +94,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
         slowness[i, j] = alone_s[i, j] / sizes[i][j]
     # Choose the slowest pair, then the slowest pair of the remaining machines, and so on.
     together: dict[Pair, float] = {}
-    for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
+    for pair in sorted(slowness, key=slowness.__getitem__, reverse=True):
         if not any(set(pair) & set(other) for other in together):
             together[pair] = alone_s[pair]
     sharing = [links.sharing(together) for _ in range(SWEEPS)]

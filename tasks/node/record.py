@@ -282,9 +282,7 @@ class RankLayout:
         """
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
-        by_node = {"nodes": item.nodes, "devices": item.devices}
-        if item.kind in TRAINING:
-            by_node["batches"] = item.batches
+        by_node = {"nodes": item.nodes, "devices": item.devices, "batches": item.batches}
         order = sorted(range(len(item.nodes)), key=lambda i: self.sending.index(item.nodes[i]))
         moved = {name: [values[i] for i in order] for name, values in by_node.items() if values}
         return replace(item, **moved)  # type: ignore[arg-type]

@@ -278,7 +278,6 @@ def train(
         raise NotMeasured(
             f"training diverged: the loss goes from {losses['first_loss']} to {losses['last_loss']}"
         )
-    workers = {} if loader is None else {"loader_workers": loader.workers}
     return {
         "step_s": step_s,
         "step_spread": measuring.spread(seconds),
@@ -289,7 +288,7 @@ def train(
         "build_s": build_s,
         "warmup_s": warmup_s,
         "peak_bytes": max(peaks),
+        "loader_workers": None if loader is None else loader.workers,
         **sizes,
         **losses,
-        **workers,
     }

@@ -92,7 +92,6 @@ class Delivery:
     owner: int
     ends: float
     data: Fetcher
-    outbox: Outbox | None = None
     next_inbox: float = -math.inf
     next_notice: float = -math.inf
     next_report: float = -math.inf
@@ -100,10 +99,13 @@ class Delivery:
     last_message: str = ""
     leaving: bool = False
     inbox: Inbox = field(init=False)
+    outbox: Outbox = field(init=False)
     grace_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.inbox = Inbox(self.data.mailbox, self.store.get)
+        # nothing is there to upload until the rank decides the folder
+        self.outbox = Outbox(self.data.mailbox / "node", owner=self.owner, put=self.store.put)
         self.grace_s = min(_GRACE_S, (self.ends - time.monotonic()) / 5)
 
     def leave(self, *_: Any) -> None:
@@ -124,10 +126,10 @@ class Delivery:
         folder = self.data.mailbox / f"node-{rank}"
         folder.mkdir(exist_ok=True)
         os.chown(folder, self.owner, -1)
-        outbox = self.outbox = Outbox(folder, owner=self.owner, put=self.store.put)
+        self.outbox.folder = folder
         agent = self.start(rank, time.time() + self.ends - self.grace_s - time.monotonic())
         while agent.poll() is None and not self._over(before_s=self.grace_s / 2):
-            self._round(outbox)
+            self._round()
             time.sleep(POLL_S)
         code = agent.poll()
         agent.terminate()
@@ -135,9 +137,9 @@ class Delivery:
             agent.wait(_PATIENCE_S)
         end_descendants()
         rest_s = _FLUSH_S if self.leaving else _REST_S
-        self._flush(outbox, outbox.waiting, min(self.ends, time.monotonic() + rest_s))
+        self._flush(self.outbox.waiting, min(self.ends, time.monotonic() + rest_s))
         if not self.leaving:
-            self._flush(outbox, outbox.records_wait, self.ends)
+            self._flush(self.outbox.records_wait, self.ends)
         if code in (None, 0, EXIT_DEADLINE):
             return ""
         output = (self.data.mailbox / _LOG).read_text(errors="replace").strip()[-1000:]
@@ -171,14 +173,14 @@ class Delivery:
                 time.sleep(1.0)
         return None
 
-    def _round(self, outbox: Outbox) -> None:
+    def _round(self) -> None:
         """Upload files, download files, and look for notices, each at most once.
 
         Uploads come first, because a record matters more than a new plan.
         """
         now = time.monotonic()
         try:
-            outbox.carry()
+            self.outbox.carry()
             if now >= self.next_inbox:
                 self.next_inbox = now + _INBOX_EVERY_S
                 self.inbox.fetch()
@@ -203,10 +205,9 @@ class Delivery:
             notice = self.notice()
             if notice and notice != self.sent.get("notice.json"):
                 self._publish("notice.json", notice, seen_unix=time.time())
-                if self.outbox is not None:
-                    self._flush(self.outbox, self.outbox.waiting, time.monotonic() + _FLUSH_S)
+                self._flush(self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
-    def _flush(self, outbox: Outbox, waiting: Callable[[], object], until: float) -> None:
+    def _flush(self, waiting: Callable[[], object], until: float) -> None:
         """Upload all new and changed files, and repeat this until `waiting()` returns no files.
 
         Changed files are uploaded even if they were uploaded a moment ago. Errors are printed.
@@ -215,7 +216,7 @@ class Delivery:
         pause_s = POLL_S
         while True:
             try:
-                outbox.carry(until=until, due_only=False)
+                self.outbox.carry(until=until, due_only=False)
             except FAULTS as error:
                 self._complain(str(error))
             if not waiting() or time.monotonic() + pause_s >= until:
