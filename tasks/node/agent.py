@@ -67,12 +67,14 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.leave(128 + number))
         self.scratch.mkdir(parents=True, exist_ok=True)
-        ready = {
-            "address": self.address,
-            "fingerprint": fingerprint(),
-            "torch_version": torch_version(),
-        }
-        self.write("ready.json", ready)
+        self.write(
+            "ready.json",
+            {
+                "address": self.address,
+                "fingerprint": fingerprint(),
+                "torch_version": torch_version(),
+            },
+        )
         while True:
             if (self.mailbox / "done.json").exists():
                 self.leave(0)
@@ -180,8 +182,8 @@ class Agent:
                 "rdzv-conf": ",".join(f"{name}={value}" for name, value in settings.items()),
             }
         words = [f"--{name}={value}" for name, value in options.items()]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
-        return [sys.executable, "-m", "node.prepare", *torchrun]
+        prepare = [sys.executable, "-m", "node.prepare"]
+        return [*prepare, sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
 
     def end_launch(self) -> None:
         """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`.
@@ -196,17 +198,19 @@ class Agent:
         end_descendants()
         self.launch = None
         log = self.log_path.read_text(errors="replace")[-_READ:]
-        worker_code = worker_exit_code(log) if code else 0
+        worker_code = worker_exit_code(log)
         if worker_code is None and code in FAULTS:
             worker_code = code  # `node.prepare` failed before it started torchrun
-        body = {
-            "exit_code": code,
-            "worker_exit_code": worker_code,
-            "reason": exit_reason(log, worker_code) if code else "",
-            "run_id": self.run_id(),
-            "log_tail": log[-_LOG_TAIL:],
-        }
-        self.write(f"finished-{self.attempt}.json", body)
+        self.write(
+            f"finished-{self.attempt}.json",
+            {
+                "exit_code": code,
+                "worker_exit_code": worker_code,
+                "reason": exit_reason(log, worker_code),
+                "run_id": self.run_id(),
+                "log_tail": log[-_LOG_TAIL:],
+            },
+        )
 
     @property
     def log_path(self) -> Path:

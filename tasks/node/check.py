@@ -55,9 +55,8 @@ def main() -> None:
     workload = WorkloadFile(**question["workload"])
     folder, batch = Path(question["folder"]), question["batch"]
     # before this process has threads, since processes are forked
-    first = question["precisions"][0]
     problems = [
-        compared(folder, workload, name, first, batch=batch)
+        compared(folder, workload, name, question["precisions"][0], batch=batch)
         for name in question["strategies"]
         if name in EQUAL_TO_DDP
     ]
@@ -87,7 +86,7 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
     def train(rank: int) -> None:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
-        computing = arithmetic(item.precision, _CPU)
+        computing = arithmetic(precision, _CPU)
         built = partial(build, folder, workload, seed=0, rank=rank, computing=computing)
         compare(item, built, dist.group.WORLD)
 
@@ -165,9 +164,8 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
             f"{', '.join(idle[:_NAMED])} had no part in the loss, so data parallelism"
             " would wait for their gradients: use them, or set their requires_grad to False"
         )
-    losses = [figures["first_loss"], figures["last_loss"]]
     return figures | {
-        "losses": losses,
+        "losses": [figures["first_loss"], figures["last_loss"]],
         "queued_share": queued_s / (figures["warmup_s"] + figures["step_s"]),
     }
 
@@ -186,8 +184,10 @@ def _notes(
         if weights.requires_grad and id(weights) not in held
     ]
     if left:
-        lacking = ", ".join(left[:_NAMED])
-        yield f"the optimizer lacks {lacking}: their gradients are exchanged but not used"
+        yield (
+            f"the optimizer lacks {', '.join(left[:_NAMED])}: their gradients are exchanged but not"
+            " used"
+        )
     share = figures["input_s"] / figures["step_s"]
     if share >= _SLOW_INPUT:
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"

@@ -29,9 +29,8 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
     Returns a dictionary with `checkpoint_bytes` and `checkpoint_s`. The key `checkpoint_s` is
     missing if the state is too large to be timed or cannot be written.
     """
-    state = {name: part.state_dict() for name, part in built.stateful.items()}
-    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
-    size = sum(tensor.nbytes for tensor in tensors)
+    state = built.state()
+    size = sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
     values: dict[str, Any] = {"checkpoint_bytes": size}
     try:
         if size > min(_MOST_BYTES, _MOST_OF_FREE * shutil.disk_usage(tempfile.gettempdir()).free):

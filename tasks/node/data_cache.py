@@ -95,8 +95,8 @@ class Cached(Dataset[Any]):
         # Pickles name this module's functions, so the module's name counts.
         names = (__name__, kind.__module__, kind.__qualname__)
         versions = (sys.version_info[:2], str(torch.__version__))
-        identity = repr((self._samples, key, names, versions))
-        self._digest = hashlib.sha256(identity.encode()).digest()
+        identity = (self._samples, key, names, versions)
+        self._digest = hashlib.sha256(repr(identity).encode()).digest()
         if folder is None:
             self._store = _Store("", self._digest, self._samples, memory_gib * _GIB)
         else:
@@ -228,8 +228,11 @@ class _Store:
         except OSError as error:
             if not self.is_full:
                 self._full.fill_(1)
-                message = "data cache: %s stores no more samples (%s); the rest is read every epoch"
-                _LOG.warning(message, self._path, error)
+                _LOG.warning(
+                    "data cache: %s stores no more samples (%s); the rest is read every epoch",
+                    self._path,
+                    error,
+                )
 
 
 class _Pickler(pickle.Pickler):

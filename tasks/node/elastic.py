@@ -35,7 +35,6 @@ from .steps import one_step
 from .strategies import strategy
 from .strategies.refusals import DDP
 from .strategies.replicas import of_ranks
-from .switches import NONE
 from .worker import lost_peer
 
 _MARK = struct.Struct("<qd")  # the number of finished steps, and the Unix time of the last step
@@ -79,15 +78,11 @@ class ElasticRun(Worker):
     def built(self) -> LoadedWorkload:
         """Build the workload. At the first start, also try one forward and backward pass.
 
-        Raises ValueError if the run has a strategy or switches that elastic runs do not support.
-        Also raises the errors of `load` and `try_once`.
+        Raises the errors of `load` and `try_once`.
         """
-        item = self.item
-        if item.strategy != DDP or item.switches != NONE:
-            raise ValueError(f"an elastic run supports only strategy {DDP} with no switches")
-        found = self.load(item)
+        found = self.load(self.item)
         if not self.checkpoints.starts():
-            try_once(found, item.batches[item.nodes.index(self.node)])
+            try_once(found, self.item.batches[self.item.nodes.index(self.node)])
         return found
 
     def join(self) -> None:
@@ -135,8 +130,11 @@ class ElasticRun(Worker):
             for name, part in built.stateful.items():
                 part.load_state_dict(state[name])
             torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + step)
-            seconds = now(self.device) - began
-            taken = {"step": step, "restore_s": seconds, "restore_bytes": manifest["bytes"]}
+            taken = {
+                "step": step,
+                "restore_s": now(self.device) - began,
+                "restore_bytes": manifest["bytes"],
+            }
         steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
             raise RuntimeError(
@@ -187,13 +185,19 @@ class ElasticRun(Worker):
                 if self.leads:
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)
                 if step % item.checkpoint_every == 0 or step == item.most_steps:
-                    about = {"steps": step - at, "steps_s": now(self.device) - began}
-                    self.checkpoint(built, step, loss * sum(sizes) / global_batch, about)
+                    steps_s = now(self.device) - began
+                    self.checkpoint(
+                        built,
+                        step,
+                        loss * sum(sizes) / global_batch,
+                        steps=step - at,
+                        steps_s=steps_s,
+                    )
                     at, began = step, now(self.device)
         return self.values(built) if self.leads else {}
 
     def checkpoint(
-        self, built: LoadedWorkload, step: int, partial_loss: float, about: dict[str, Any]
+        self, built: LoadedWorkload, step: int, partial_loss: float, **about: float
     ) -> None:
         """Write a checkpoint after `step`. Every rank must call this; the leading rank writes.
 
@@ -206,8 +210,7 @@ class ElasticRun(Worker):
             return
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after {step} steps: it must be finite")
-        state = {name: part.state_dict() for name, part in built.stateful.items()}
-        self.checkpoints.write(step, state, loss=loss, **about)
+        self.checkpoints.write(step, built.state(), loss=loss, **about)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
         """Return the measured values of the run for its record."""

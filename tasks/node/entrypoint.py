@@ -73,8 +73,14 @@ class LoadedWorkload:
     @property
     def stateful(self) -> dict[str, Any]:
         """Return the parts of the training that a checkpoint saves."""
-        scaler = self.arithmetic.scaler
-        return {"model": self.model, "optimizer": self.optimizer, "scaler": scaler}
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scaler": self.arithmetic.scaler,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.stateful.items()}
 
     @property
     def trained(self) -> list[nn.Parameter]:

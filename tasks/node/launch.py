@@ -91,8 +91,7 @@ class Worker:
     def begin(self, item: Item) -> None:
         """Report that the run `item` begins."""
         if self.reports:
-            progress = {"attempt": self.plan.attempt, "run_id": item.run_id}
-            self.report("progress.json", progress)
+            self.report("progress.json", {"attempt": self.plan.attempt, "run_id": item.run_id})
 
     def write_record(self, item: Item, **facts: Any) -> None:
         """Write the record of the run `item`. `facts` are passed to `record_of`."""

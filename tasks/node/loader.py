@@ -155,8 +155,9 @@ class Loader:
         if self.workers:
             options |= {name: getattr(given, name) for name in _KEPT_WITH_WORKERS}
             options["timeout"] = min(self.given.timeout or _MAX_WAIT_S, _MAX_WAIT_S)
-            begin = partial(_begin_worker, given.worker_init_fn, _folder_of_sockets())
-            options["worker_init_fn"] = begin
+            options["worker_init_fn"] = partial(
+                _begin_worker, given.worker_init_fn, _folder_of_sockets()
+            )
         if not isinstance(dataset, IterableDataset):
             samples = len(dataset)  # type: ignore[arg-type]
             if samples < batch:

@@ -84,8 +84,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
         with the slowest pairs that have no machine in common.
     """
     links = _Links(group)
-    sweeps = [links.sweep() for _ in range(SWEEPS)]
-    latency_s, byte_s = zip(*sweeps, strict=True)
+    latency_s, byte_s = zip(*(links.sweep() for _ in range(SWEEPS)), strict=True)
     sizes = of_ranks(links.sizes, group)
     alone_s, slowness = {}, {}
     for i, j in combinations(range(len(sizes)), 2):
@@ -97,8 +96,11 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     for pair in sorted(slowness, key=slowness.__getitem__, reverse=True):
         if not any(set(pair) & set(other) for other in together):
             together[pair] = alone_s[pair]
-    sharing = [links.sharing(together) for _ in range(SWEEPS)]
-    return {"latency_s": latency_s, "byte_s": byte_s, "sharing": sharing}
+    return {
+        "latency_s": latency_s,
+        "byte_s": byte_s,
+        "sharing": [links.sharing(together) for _ in range(SWEEPS)],
+    }
 
 
 class _Links:

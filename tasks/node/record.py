@@ -128,14 +128,15 @@ class Item:
         each node. A run uses the first devices of a machine. A node starts as many ranks as its
         largest run needs.
     batches: for train, learn and elastic, the samples per device and micro-step on each of `nodes`.
-        For profile, which runs on one device of one node, the batch sizes to profile.
+        For profile, which runs on one device of one node with ddp, the batch sizes to profile, in
+        ascending order.
     message_bytes: for probe, the sizes in bytes of the messages to all-reduce.
 
     A learn run records training losses. Its `most_steps` steps are divided into `windows` groups of
     equal length, and it stops after the group in which `most_s` seconds pass. Losses are comparable
     between runs with the same seed, nodes, devices and batches.
 
-    An elastic run is the only run of its plan. The nodes that are present divide the global batch.
+    An elastic run is the only run of its plan, with ddp and without switches. The nodes that are present divide the global batch.
     A checkpoint is written every `checkpoint_every` steps, until `most_steps` steps are done. When
     a node is lost, the other nodes wait `wait_s` seconds for a replacement. The first node must not
     be lost.
@@ -368,7 +369,7 @@ def fail_runs(
         if node in item.nodes:
             problem = f"node {node}: {reason}"
             record = record_of(plan, item, started_unix=time.time(), problem=problem)
-            path = mailbox / f"node-{node}" / "records" / f"{item.run_id}.json"
+            path = mailbox / f"node-{node}/records/{item.run_id}.json"
             write_json(path, record | {"cause": cause})
     leave(code, reason)
 

@@ -25,7 +25,7 @@ from .measuring import NotMeasured
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave
 from .profiler import profile
-from .record import LEARN, TRAINING, Item, task_of_process
+from .record import LEARN, Item, task_of_process
 from .steps import learn, train
 from .strategies import strategy
 from .strategies.refusals import DDP, EQUAL_TO_DDP, refuse_model, refuse_training, shares_out
@@ -121,13 +121,11 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     try:
         strategy(item.strategy, item.switches, launch.device, machines=item.used)
         refuse_training(item.strategy, item.precision, item.batches)
-        is_training, is_shared = item.kind in TRAINING, shares_out(item.strategy)
-        built = launch.load(item, shared=is_training and is_shared)
+        shared = shares_out(item.strategy)
+        built = launch.load(item, shared=shared)
         refuse_model(item.strategy, built.model, item.used)
-        switch_on(built.model, item.switches, whole=not is_shared)
-        place = item.nodes.index(launch.node)
-        batch = item.batches[place] if is_training else min(item.batches)
-        try_once(built, batch, shared=is_training and is_shared)
+        switch_on(built.model, item.switches, whole=not shared)
+        try_once(built, item.batches[item.nodes.index(launch.node)], shared=shared)
         return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()

@@ -118,7 +118,7 @@ class Delivery:
         Stops earlier if the deadline is near. Returns why the machine could not do its work; "" if
         it could. Raises OSError if the agent cannot be started.
         """
-        self._publish("booted.json", {})
+        self._publish("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
         if rank is None:
             never = "the controller did not give this machine a rank before its deadline"
@@ -304,8 +304,7 @@ def main() -> None:
     adopt_orphans()
     _score(os.getpid(), "-500")  # records must survive if a workload exhausts the memory
     with suppress(OSError, ValueError):  # network cards such as EFA pin memory
-        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
     try:
         serve(given)
     except Exception:

@@ -59,8 +59,9 @@ def distribute(
     module = model
     if any(weight.requires_grad for weight in model.parameters()):
         module = DistributedDataParallel(model, process_group=group)
-    choose = partial(_choose_owners, lookups, optimizer, group)
-    module.register_forward_pre_hook(choose, with_kwargs=True)
+    module.register_forward_pre_hook(
+        partial(_choose_owners, lookups, optimizer, group), with_kwargs=True
+    )
     return module
 
 
