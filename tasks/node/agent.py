@@ -67,8 +67,14 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.leave(128 + number))
         self.scratch.mkdir(parents=True, exist_ok=True)
-        ready = {"fingerprint": fingerprint(), "torch_version": torch_version()}
-        self.write("ready.json", {"address": self.address} | ready)
+        self.write(
+            "ready.json",
+            {
+                "address": self.address,
+                "fingerprint": fingerprint(),
+                "torch_version": torch_version(),
+            },
+        )
         while True:
             if (self.mailbox / "done.json").exists():
                 self.leave(0)
@@ -95,14 +101,7 @@ class Agent:
             return None
         self.plan_text = text
         plan = plan_from_json(text)
-        if plan.attempt <= self.attempt:
-            return None
-        # Workers read this copy, because the controller may replace the plan at any time.
-        self.plan_path(plan.attempt).write_text(text)
-        return plan
-
-    def plan_path(self, attempt: int) -> Path:
-        return self.scratch / f"plan-{attempt}.json"
+        return plan if plan.attempt > self.attempt else None
 
     def start(self, plan: Plan) -> None:
         """Start torchrun for `plan`, if this machine takes part in the attempt."""
@@ -110,7 +109,10 @@ class Agent:
         devices = RankLayout.of(plan).devices
         if not plan.items or self.node not in devices:
             return
-        self.progress_path.unlink(missing_ok=True)
+        (self.folder / "progress.json").unlink(missing_ok=True)
+        # Workers read this copy, because the controller may replace the plan at any time.
+        copy = self.scratch / f"plan-{plan.attempt}.json"
+        copy.write_text(self.plan_text)
         interface = interface_of(self.address)
         threads = str(plan.expected[self.node].threads or cores())
         variables = clean_environment(self.scratch) | {
@@ -119,7 +121,7 @@ class Agent:
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "SRIFT_MAILBOX": str(self.mailbox),
-            "SRIFT_PLAN": str(self.plan_path(plan.attempt)),
+            "SRIFT_PLAN": str(copy),
             "SRIFT_NODE": str(self.node),
         }
         if plan.elastic is not None:
@@ -158,7 +160,6 @@ class Agent:
                 "node-rank": list(layout.devices).index(self.node),
                 "master-addr": host,
                 "master-port": port,
-                "max-restarts": 0,
                 "rdzv-conf": f"timeout={plan.meet_s:.0f}",
             }
         else:
@@ -181,8 +182,8 @@ class Agent:
                 "rdzv-conf": ",".join(f"{name}={value}" for name, value in settings.items()),
             }
         words = [f"--{name}={value}" for name, value in options.items()]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
-        return [sys.executable, "-m", "node.prepare", *torchrun]
+        prepare = [sys.executable, "-m", "node.prepare"]
+        return [*prepare, sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
 
     def end_launch(self) -> None:
         """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`.
@@ -191,28 +192,25 @@ class Agent:
         """
         if self.launch is None:
             return
-        code = self.launch.poll()
-        if code is None:  # a newer attempt replaces this launch
+        if self.launch.poll() is None:  # a newer attempt replaces this launch
             self.launch.kill()
-            code = self.launch.wait()
+        code = self.launch.wait()
         end_descendants()
         self.launch = None
         log = self.log_path.read_text(errors="replace")[-_READ:]
-        worker_code = worker_exit_code(log) if code else 0
+        worker_code = worker_exit_code(log)
         if worker_code is None and code in FAULTS:
             worker_code = code  # `node.prepare` failed before it started torchrun
-        body = {
-            "exit_code": code,
-            "worker_exit_code": worker_code,
-            "reason": exit_reason(log, worker_code) if code else "",
-            "run_id": self.run_id(),
-            "log_tail": log[-_LOG_TAIL:],
-        }
-        self.write(f"finished-{self.attempt}.json", body)
-
-    @property
-    def progress_path(self) -> Path:
-        return self.folder / "progress.json"
+        self.write(
+            f"finished-{self.attempt}.json",
+            {
+                "exit_code": code,
+                "worker_exit_code": worker_code,
+                "reason": exit_reason(log, worker_code),
+                "run_id": self.run_id(),
+                "log_tail": log[-_LOG_TAIL:],
+            },
+        )
 
     @property
     def log_path(self) -> Path:
@@ -221,7 +219,7 @@ class Agent:
     def run_id(self) -> str:
         """Return the id of the run that the worker reported last; "" if there is none."""
         try:
-            return str(json.loads(self.progress_path.read_text())["run_id"])
+            return str(json.loads((self.folder / "progress.json").read_text())["run_id"])
         except (OSError, ValueError, KeyError, TypeError):  # user code can write to this file
             return ""
 

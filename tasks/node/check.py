@@ -33,8 +33,6 @@ from .record import Item, WorkloadFile
 from .steps import train
 from .strategies.refusals import EQUAL_TO_DDP, fits
 
-# The first step of a process is several times slower, so only the second step is timed.
-_STEPS: dict[str, Any] = {"warmup_steps": 1, "least_steps": 1, "most_steps": 1}
 _BUSY = 0.2  # share of the steps' seconds that the process waited for a CPU
 _NAMED = 3  # maximum number of parameters that a message names
 _SLOW_INPUT = 0.1  # share of the step time above which input may limit training
@@ -57,15 +55,19 @@ def main() -> None:
     workload = WorkloadFile(**question["workload"])
     folder, batch = Path(question["folder"]), question["batch"]
     # before this process has threads, since processes are forked
-    problems = [compared(question, name) for name in question["strategies"] if name in EQUAL_TO_DDP]
+    problems = [
+        compared(folder, workload, name, question["precisions"][0], batch=batch)
+        for name in question["strategies"]
+        if name in EQUAL_TO_DDP
+    ]
     answers = [checked(folder, workload, name, batch=batch) for name in question["precisions"]]
     if answers[0]["figures"]:
         answers[0]["problem"] = "; ".join(filter(None, problems))
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
 
-def compared(question: dict[str, Any], name: str) -> str:
-    """Compare strategy `name` with ddp in the first precision, on the fewest processes that fit.
+def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
+    """Compare strategy `name` with ddp in `precision`, on the fewest processes that fit.
 
     Returns why the strategy does not train what ddp trains; empty if it does, or if ddp cannot
     train here.
@@ -75,17 +77,16 @@ def compared(question: dict[str, Any], name: str) -> str:
         run_id="check",
         kind="train",
         nodes=[*range(ranks)],
-        batches=[question["batch"]] * ranks,
+        batches=[batch] * ranks,
         strategy=name,
-        precision=question["precisions"][0],
+        precision=precision,
     )
-    folder, workload = Path(question["folder"]), WorkloadFile(**question["workload"])
     file = f"file://{sys.argv[1]}-{name}"
 
     def train(rank: int) -> None:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
-        computing = arithmetic(item.precision, _CPU)
+        computing = arithmetic(precision, _CPU)
         built = partial(build, folder, workload, seed=0, rank=rank, computing=computing)
         compare(item, built, dist.group.WORLD)
 
@@ -140,7 +141,16 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
     would wait for it forever. Also raises the errors of `train`.
     """
-    item = Item(run_id="check", kind="train", nodes=[0], batches=[batch], **_STEPS)
+    # The first step of a process is several times slower, so only the second step is timed.
+    item = Item(
+        run_id="check",
+        kind="train",
+        nodes=[0],
+        batches=[batch],
+        warmup_steps=1,
+        least_steps=1,
+        most_steps=1,
+    )
     queued_s = thread_counters()[2]
     figures = train(item, built, None, Patience(), place=0)
     queued_s = thread_counters()[2] - queued_s
@@ -154,9 +164,8 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
             f"{', '.join(idle[:_NAMED])} had no part in the loss, so data parallelism"
             " would wait for their gradients: use them, or set their requires_grad to False"
         )
-    losses = [figures["first_loss"], figures["last_loss"]]
     return figures | {
-        "losses": losses,
+        "losses": [figures["first_loss"], figures["last_loss"]],
         "queued_share": queued_s / (figures["warmup_s"] + figures["step_s"]),
     }
 
@@ -175,8 +184,10 @@ def _notes(
         if weights.requires_grad and id(weights) not in held
     ]
     if left:
-        lacking = ", ".join(left[:_NAMED])
-        yield f"the optimizer lacks {lacking}: their gradients are exchanged but not used"
+        yield (
+            f"the optimizer lacks {', '.join(left[:_NAMED])}: their gradients are exchanged but not"
+            " used"
+        )
     share = figures["input_s"] / figures["step_s"]
     if share >= _SLOW_INPUT:
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,8 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
     Returns a dictionary with `checkpoint_bytes` and `checkpoint_s`. The key `checkpoint_s` is
     missing if the state is too large to be timed or cannot be written.
     """
-    state = {"model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
-    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    state = built.state()
+    size = sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
     values: dict[str, Any] = {"checkpoint_bytes": size}
     try:
         if size > min(_MOST_BYTES, _MOST_OF_FREE * shutil.disk_usage(tempfile.gettempdir()).free):
@@ -58,8 +58,8 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, step: int, state: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Write `state` and its manifest, and return the manifest.
+    def write(self, step: int, state: dict[str, Any], **more: Any) -> None:
+        """Write `state` and its manifest.
 
         `more` is added to the manifest, as is `seconds`, the time to serialise the state and write
         it to disk. Older states are deleted except for the last _KEPT; all manifests are kept.
@@ -70,13 +70,16 @@ class Checkpoints:
         torch.save(state, buffer)
         content = buffer.getvalue()
         write_file(path, content)
-        manifest: dict[str, Any] = {"step": step, "bytes": len(content)}
-        manifest["crc32"] = zlib.crc32(content)
-        manifest |= {"seconds": time.perf_counter() - began, "ended_unix": time.time(), **more}
-        write_json(path.with_suffix(".json"), manifest)
+        manifest = {
+            "step": step,
+            "bytes": len(content),
+            "crc32": zlib.crc32(content),
+            "seconds": time.perf_counter() - began,
+            "ended_unix": time.time(),
+        }
+        write_json(path.with_suffix(".json"), manifest | more)
         for old in sorted(self.folder.glob("step-*.pt"))[:-_KEPT]:
             old.unlink(missing_ok=True)
-        return manifest
 
     def newest(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Return (manifest, state) of the newest intact checkpoint; None if there is none.
@@ -84,17 +87,15 @@ class Checkpoints:
         The tensors of the state are on `device`.
         """
         for path in sorted(self.folder.glob("step-*.pt"), reverse=True):
-            try:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # incomplete, or just deleted
                 manifest = json.loads(path.with_suffix(".json").read_text())
                 content = path.read_bytes()
-                if (len(content), zlib.crc32(content)) == (manifest["bytes"], manifest["crc32"]):
+                if zlib.crc32(content) == manifest["crc32"]:
                     # The checksum matches, so this training wrote the file. The state may contain
                     # objects other than tensors.
                     return manifest, torch.load(
                         io.BytesIO(content), map_location=device, weights_only=False
                     )
-            except (OSError, ValueError, KeyError, TypeError):  # incomplete, or just deleted
-                pass
             print(f"{path.name} is damaged: the previous checkpoint is used", flush=True)
         return None
 

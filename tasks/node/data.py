@@ -7,8 +7,7 @@ that launched the machine) writes a plan, it requests the addresses in `data.jso
 progress in `node-<i>/data.json`:
 
     data.json             {"data": {digest: address}}
-    node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason", "bytes",
-                          "of_bytes"}}
+    node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason"}}
 """
 
 import os

@@ -95,10 +95,10 @@ class Cached(Dataset[Any]):
         # Pickles name this module's functions, so the module's name counts.
         names = (__name__, kind.__module__, kind.__qualname__)
         versions = (sys.version_info[:2], str(torch.__version__))
-        identity = repr((self._samples, key, names, versions))
-        self._digest = hashlib.sha256(identity.encode()).digest()
+        identity = (self._samples, key, names, versions)
+        self._digest = hashlib.sha256(repr(identity).encode()).digest()
         if folder is None:
-            self._store = self._in_memory(memory_gib * _GIB)
+            self._store = _Store("", self._digest, self._samples, memory_gib * _GIB)
         else:
             path = Path(folder, f"srift-{self._digest.hex()[:24]}.cache")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,10 +137,7 @@ class Cached(Dataset[Any]):
         room = self.memory_gib * _GIB
         if self.folder is not None:
             room = max(0, _free(self.folder) - _MIN_FREE)
-        self._store = self._in_memory(share * room)
-
-    def _in_memory(self, room: float) -> _Store:
-        return _Store("", self._digest, self._samples, room)
+        self._store = _Store("", self._digest, self._samples, share * room)
 
     def _content(self, at: int, sample: Any) -> bytes:
         """Return the pickle of `sample`, the sample with index `at`.
@@ -231,8 +228,11 @@ class _Store:
         except OSError as error:
             if not self.is_full:
                 self._full.fill_(1)
-                message = "data cache: %s stores no more samples (%s); the rest is read every epoch"
-                _LOG.warning(message, self._path, error)
+                _LOG.warning(
+                    "data cache: %s stores no more samples (%s); the rest is read every epoch",
+                    self._path,
+                    error,
+                )
 
 
 class _Pickler(pickle.Pickler):

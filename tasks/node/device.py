@@ -4,9 +4,10 @@ import contextlib
 import ctypes
 import gc
 import os
-import resource
+import re
 import time
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -23,10 +24,9 @@ def own_device(expected: Devices) -> torch.device:
     Otherwise the device is `cuda:<local rank>`. Raises RuntimeError if the machine lacks the
     expected devices. A CPU never replaces a GPU.
     """
-    has_gpu = torch.cuda.is_available() and expected.name != CPU
-    if not has_gpu and expected.name in (CPU, ANY):
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if expected.name == CPU or (expected.name == ANY and not count):
         return torch.device("cpu")
-    count = torch.cuda.device_count() if has_gpu else 0
     names = [torch.cuda.get_device_name(index) for index in range(count)]
     problem = missing_devices(expected, names)
     if problem:
@@ -86,8 +86,7 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # otherwise glibc keeps memory that earlier runs freed
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise glibc keeps memory that earlier runs freed
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -102,8 +101,5 @@ def peak_bytes(device: torch.device) -> int:
         free, whole = torch.cuda.mem_get_info(device)
         beside = whole - free - torch.cuda.memory_reserved(device)
         return torch.cuda.max_memory_allocated(device) + max(0, beside)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    return 1024 * (int(found[1]) if found else getrusage(RUSAGE_SELF).ru_maxrss)

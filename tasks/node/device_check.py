@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from .record import ANY, Devices
 
@@ -73,17 +73,9 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
     return ""
 
 
-def wait_for_devices(
-    expected: Devices,
-    look: Callable[[float], tuple[list[str], str]],
-    *,
-    wait_s: float,
-    most_s: float,
-) -> str:
+def wait_for_devices(expected: Devices, *, wait_s: float, most_s: float) -> str:
     """Wait until the expected devices are usable. Return "", or why they are not usable.
 
-    look: `look(limit_s)` checks once, for at most `limit_s` seconds. It returns the names of the
-        usable devices and the output of the check.
     wait_s: maximum seconds to wait for a driver after the first check. The first check is not
         included, because it takes minutes on a new machine, which reads torch from a slow disk.
     most_s: maximum seconds of the whole call.
@@ -91,7 +83,7 @@ def wait_for_devices(
     ends = time.monotonic() + most_s
     until = None
     while True:
-        names, output = look(ends - time.monotonic())
+        names, output = torch_sees(ends - time.monotonic())
         problem = missing_devices(expected, names)
         if not problem:
             return ""

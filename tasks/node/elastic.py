@@ -16,6 +16,7 @@ import struct
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,24 +25,17 @@ import torch
 import torch.distributed as dist
 
 from .checkpoint import Checkpoints
-from .device import backend, name_of, now, own_device
+from .device import backend, now
 from .entrypoint import LoadedWorkload, try_once
-from .launch import explain, load, report
+from .launch import Worker, explain
 from .loader import running
-from .processes import (
-    EXIT_ITEM_FAILED,
-    EXIT_LOST_PEER,
-    die_with_parent,
-    leave,
-    seconds_since_start,
-)
-from .record import Devices, Item, Plan, RankLayout, record_of, task_of_process
+from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave, seconds_since_start
+from .record import Item, Plan, task_of_process
 from .steps import one_step
 from .strategies import strategy
 from .strategies.refusals import DDP
 from .strategies.replicas import of_ranks
-from .switches import NONE
-from .worker import lost_peer, wait_for_go
+from .worker import lost_peer
 
 _MARK = struct.Struct("<qd")  # the number of finished steps, and the Unix time of the last step
 _LATE_S = 5.0  # seconds by which other workers may be late when workers join
@@ -54,14 +48,9 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     proportional to its entry in `batches`, up to rounding. Ranks with equal entries differ by at
     most one sample. Every rank gets at least one sample. All ranks have the same number of
     micro-batches, some of which may have size 0. The largest micro-batch of a rank comes last:
-    only the last micro-step communicates, so it must not be empty. Raises ValueError if there are
-    fewer samples than ranks, or if an entry of `batches` is below 1.
+    only the last micro-step communicates, so it must not be empty. There must be at least as many
+    samples as ranks.
     """
-    if global_batch < len(batches) or min(batches) < 1:
-        raise ValueError(
-            f"a global batch of {global_batch} cannot be shared among {len(batches)} ranks with"
-            f" micro-batches of at most {list(batches)}: each rank needs at least one sample"
-        )
     exact = [global_batch * batch / sum(batches) for batch in batches]
     samples = [1] * len(batches)
     for _ in range(global_batch - len(batches)):
@@ -71,7 +60,7 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     return [[(count + step) // steps for step in range(steps)] for count in samples]
 
 
-class ElasticRun:
+class ElasticRun(Worker):
     """One rank of an elastic run, in a worker process that torchrun has started or restarted.
 
     The leading rank is the first rank of the first node that takes part. After each step, it stores
@@ -79,40 +68,30 @@ class ElasticRun:
     """
 
     def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
-        self.mailbox, self.plan, self.item, self.node = mailbox, plan, item, node
-        self.started_unix = time.time()
-        self.node_folder = mailbox / f"node-{node}"
-        self.mark_path = self.node_folder / f"elastic-{item.run_id}"
-        self.device = own_device(plan.expected[node])
-        self.host = RankLayout.of(plan).host
-        self.is_first_of_node = os.environ["LOCAL_RANK"] == "0"
-        self.leads = node == self.host and self.is_first_of_node
+        super().__init__(mailbox, plan, node)
+        self.item, self.started_unix = item, time.time()
+        self.mark_path = mailbox / f"node-{node}" / f"elastic-{item.run_id}"
+        self.leads = node == self.layout.host and self.reports
         self.checkpoints = Checkpoints(Path(plan.checkpoints))
         self.nodes: list[int] = []  # the node of each rank; empty until `join`
 
     def built(self) -> LoadedWorkload:
         """Build the workload. At the first start, also try one forward and backward pass.
 
-        Raises ValueError if the run has a strategy or switches that elastic runs do not support.
-        Also raises the errors of `load` and `try_once`.
+        Raises the errors of `load` and `try_once`.
         """
-        item = self.item
-        if item.strategy != DDP or item.switches != NONE:
-            raise ValueError(f"an elastic run supports only strategy {DDP} with no switches")
-        place = (self.node, int(os.environ["RANK"]))
-        found = load(self.mailbox, self.plan, item, place=place, device=self.device)
+        found = self.load(self.item)
         if not self.checkpoints.starts():
-            try_once(found, item.batches[item.nodes.index(self.node)])
+            try_once(found, self.item.batches[self.item.nodes.index(self.node)])
         return found
 
     def join(self) -> None:
         """Join the process group of all ranks. Raises DistError if a rank joins too late."""
-        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        rank, ranks = self.rank, int(os.environ["WORLD_SIZE"])
         patience = timedelta(seconds=self.patience_s())
         timeout = timedelta(seconds=self.plan.timeout_s)
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, ranks, rank == 0, patience, multi_tenant=True
+            *self.master, ranks, rank == 0, patience, multi_tenant=True
         )
         store.set_timeout(timeout)
         dist.init_process_group(
@@ -131,11 +110,10 @@ class ElasticRun:
         starts = len(self.checkpoints.starts())
         if not starts:
             return self.plan.timeout_s
-        restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        failed = max(0, restarts - starts)
+        failed = max(0, int(os.environ["TORCHELASTIC_RESTART_COUNT"]) - starts)
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
-    def restore(self, built: LoadedWorkload, rank: int) -> dict[str, Any]:
+    def restore(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore model, optimizer and loss scaler from the newest checkpoint, if there is one.
 
         Returns a dictionary with `step`, the number of finished steps (0 without a checkpoint), and
@@ -148,13 +126,15 @@ class ElasticRun:
         taken: dict[str, Any] = {"step": 0, "restore_s": None, "restore_bytes": None}
         if found is not None:
             manifest, state = found
-            step = int(manifest["step"])
-            built.model.load_state_dict(state["model"])
-            built.optimizer.load_state_dict(state["optimizer"])
-            built.arithmetic.scaler.load_state_dict(state["scaler"])
-            torch.manual_seed(self.item.seed + 1000 * (rank + 1) + step)
-            seconds = now(self.device) - began
-            taken = {"step": step, "restore_s": seconds, "restore_bytes": int(manifest["bytes"])}
+            step = manifest["step"]
+            for name, part in built.stateful.items():
+                part.load_state_dict(state[name])
+            torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + step)
+            taken = {
+                "step": step,
+                "restore_s": now(self.device) - began,
+                "restore_bytes": manifest["bytes"],
+            }
         steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
             raise RuntimeError(
@@ -168,17 +148,18 @@ class ElasticRun:
         Returns the values for the record on the leading rank, and {} on other ranks. Raises
         FloatingPointError if the loss at a checkpoint is not finite.
         """
-        item, nodes, rank = self.item, self.nodes, dist.get_rank()
+        item, nodes = self.item, self.nodes
         samples = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
         global_batch = item.accumulation_steps * samples
         by_rank = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
-        start = self.restore(built, rank)
+        start = self.restore(built)
         module = built.model
         if len(nodes) > 1:
             assert dist.group.WORLD is not None
             module = strategy(DDP)(built.model, built.optimizer, dist.group.WORLD)
-        self.wait_for_go()
-        step = at = int(start["step"])
+        self.wait_for_go({})
+        self.begin(item)
+        step = at = start["step"]
         mark = -1
         if self.leads:
             mark = os.open(self.mark_path, os.O_RDWR | os.O_CREAT)
@@ -195,7 +176,7 @@ class ElasticRun:
                     "began_unix": time.time(),
                 }
             )
-        sizes = by_rank[rank]
+        sizes = by_rank[self.rank]
         with running(built.loader):
             began = now(self.device)
             while step < item.most_steps:
@@ -204,13 +185,19 @@ class ElasticRun:
                 if self.leads:
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)
                 if step % item.checkpoint_every == 0 or step == item.most_steps:
-                    about = {"steps": step - at, "steps_s": now(self.device) - began}
-                    self.checkpoint(built, step, loss * sum(sizes) / global_batch, about)
+                    steps_s = now(self.device) - began
+                    self.checkpoint(
+                        built,
+                        step,
+                        loss * sum(sizes) / global_batch,
+                        steps=step - at,
+                        steps_s=steps_s,
+                    )
                     at, began = step, now(self.device)
         return self.values(built) if self.leads else {}
 
     def checkpoint(
-        self, built: LoadedWorkload, step: int, partial_loss: float, about: dict[str, Any]
+        self, built: LoadedWorkload, step: int, partial_loss: float, **about: float
     ) -> None:
         """Write a checkpoint after `step`. Every rank must call this; the leading rank writes.
 
@@ -223,18 +210,11 @@ class ElasticRun:
             return
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after {step} steps: it must be finite")
-        state = {
-            "step": step,
-            "model": built.model.state_dict(),
-            "optimizer": built.optimizer.state_dict(),
-            "scaler": built.arithmetic.scaler.state_dict(),
-        }
-        self.checkpoints.write(step, state, loss=loss, **about)
+        self.checkpoints.write(step, built.state(), loss=loss, **about)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
         """Return the measured values of the run for its record."""
         written = self.checkpoints.manifests()
-        columns = ("step", "bytes", "seconds", "ended_unix", "steps", "steps_s")
         return {
             "steps": self.item.most_steps,
             "first_loss": written[0]["loss"],
@@ -242,38 +222,19 @@ class ElasticRun:
             "parameters": built.parameters,
             "gradient_bytes": built.gradient_bytes,
             "starts": self.checkpoints.starts(),
-            "checkpoints": [{name: manifest[name] for name in columns} for manifest in written],
+            "checkpoints": written,
         }
-
-    def wait_for_go(self) -> None:
-        """Report that this node is ready, and wait for the controller's `go-<attempt>.json`.
-
-        After a restart, the file already exists.
-        """
-        attempt = self.plan.attempt
-        if self.is_first_of_node:
-            report(self.mailbox, self.node, f"armed-{attempt}.json", {"armed_unix": time.time()})
-        wait_for_go(self.mailbox, attempt)
-        if self.is_first_of_node:
-            progress = {"attempt": attempt, "run_id": self.item.run_id, "index": 0}
-            report(self.mailbox, self.node, "progress.json", progress)
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record: with `values`, or a failed record if `problem` is not empty.
 
         The leading rank calls this after a finished run. A rank that fails calls it with `problem`.
         """
-        name, threads = name_of(self.device), torch.get_num_threads()
-        used = [Devices(name=name, count=count, threads=threads) for count in self.item.used]
-        record = record_of(
-            self.plan,
-            self.item,
-            started_unix=values["starts"][0]["began_unix"] if values else self.started_unix,
-            problem=problem,
-            values=values,
-            devices=used,
+        used = [replace(self.described, count=count) for count in self.item.used]
+        started_unix = values["starts"][0]["began_unix"] if values else self.started_unix
+        self.write_record(
+            self.item, started_unix=started_unix, problem=problem, values=values, devices=used
         )
-        report(self.mailbox, self.node, f"records/{self.item.run_id}.json", record)
 
 
 def main() -> None:

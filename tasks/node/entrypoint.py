@@ -71,6 +71,18 @@ class LoadedWorkload:
             self.loader.close()
 
     @property
+    def stateful(self) -> dict[str, Any]:
+        """Return the parts of the training that a checkpoint saves."""
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scaler": self.arithmetic.scaler,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.stateful.items()}
+
+    @property
     def trained(self) -> list[nn.Parameter]:
         return [weights for weights in self.model.parameters() if weights.requires_grad]
 
@@ -81,7 +93,7 @@ class LoadedWorkload:
 
     @property
     def gradient_bytes(self) -> int:
-        return sum(weights.numel() * weights.element_size() for weights in self.trained)
+        return sum(weights.nbytes for weights in self.trained)
 
 
 def build(
@@ -130,15 +142,16 @@ def build(
     data = {"data": workload.data} if workload.data else {}
     with _CPU if shared else device:
         parts = function(**workload.arguments, **data)
-    wrong = f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)"
-    if not isinstance(parts, tuple) or len(parts) != 4:
-        raise WorkloadError(wrong)
-    model, loss, batches, optimizer = parts
-    is_loader = isinstance(batches, DataLoader)
-    makes_batches = callable(loss) and (is_loader or callable(batches))
-    is_trainable = isinstance(model, nn.Module) and isinstance(optimizer, torch.optim.Optimizer)
-    if not (makes_batches and is_trainable):
-        raise WorkloadError(wrong)
+    match parts:
+        case (nn.Module() as model, loss, batches, torch.optim.Optimizer() as optimizer) if (
+            callable(loss) and (callable(batches) or isinstance(batches, DataLoader))
+        ):
+            is_loader = isinstance(batches, DataLoader)
+        case _:
+            raise WorkloadError(
+                f"{workload.function} must return (model, loss, make_batch or a DataLoader,"
+                " optimizer)"
+            )
     computing.hold()  # user code may have changed torch's precision of products
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):

@@ -7,9 +7,11 @@ wait, a rank blocks on a key of the shared store, which needs no CPU time. The f
 sets the key when the item ends.
 """
 
+import json
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from inspect import signature
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from .data import data_path
 from .device import backend, name_of, own_device
@@ -27,7 +29,7 @@ from .measuring import Patience
 from .precision import arithmetic
 from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, leave
-from .record import Devices, Item, Plan, RankLayout, WorkloadFile, write_json
+from .record import Devices, Item, Plan, RankLayout, WorkloadFile, record_of, write_json
 from .reference import Reference
 from .strategies import strategy
 from .strategies.refusals import DDP
@@ -38,10 +40,82 @@ _DAY = timedelta(days=1)
 _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 
 
-class Launch:
+class Worker:
+    """A process that torchrun started on one device of the machine `node`.
+
+    reports: True for the first rank of a node, which writes the armed and progress files.
+    described: the device, as records state it.
+    """
+
+    def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
+        """Take a device. Raises RuntimeError if the machine lacks the devices of the plan."""
+        self.mailbox, self.plan, self.node = mailbox, plan, node
+        self.layout = RankLayout.of(plan)
+        self.device = own_device(plan.expected[node])
+        threads = torch.get_num_threads()
+        self.described = Devices(name=name_of(self.device), count=1, threads=threads)
+        self.rank = int(os.environ["RANK"])
+        self.master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self.reports = os.environ["LOCAL_RANK"] == "0"
+
+    def load(self, item: Item, *, shared: bool = False) -> LoadedWorkload:
+        """Build the workload of the run `item` on this rank.
+
+        The agent has already unpacked the workload's archive with `node.prepare`. Pass `shared` =
+        True if the strategy shards the model (see `build`). Raises the errors of `data_path`,
+        `arithmetic` and `build`.
+        """
+        workload = self.plan.workload(item)
+        assert workload is not None
+        return build(
+            self.mailbox / f"node-{self.node}" / "scratch" if workload.folder else self.mailbox,
+            replace(workload, data=data_path(self.mailbox, workload)),
+            seed=item.seed,
+            rank=self.rank,
+            computing=arithmetic(item.precision, self.device),
+            shared=shared,
+        )
+
+    def wait_for_go(self, armed: Mapping[str, Any]) -> dict[str, Any]:
+        """Report `armed`, wait for the controller's `go-<attempt>.json`, and return its content.
+
+        After a restart, the file already exists.
+        """
+        if self.reports:
+            self.report(f"armed-{self.plan.attempt}.json", armed)
+        go = self.mailbox / f"go-{self.plan.attempt}.json"
+        while not go.exists():
+            time.sleep(0.05)
+        return dict(json.loads(go.read_text()))
+
+    def begin(self, item: Item) -> None:
+        """Report that the run `item` begins."""
+        if self.reports:
+            self.report("progress.json", {"attempt": self.plan.attempt, "run_id": item.run_id})
+
+    def write_record(self, item: Item, **facts: Any) -> None:
+        """Write the record of the run `item`. `facts` are passed to `record_of`."""
+        self.report(f"records/{item.run_id}.json", record_of(self.plan, item, **facts))
+
+    def report(self, name: str, body: Mapping[str, Any]) -> None:
+        """Write `body` as JSON to the file `name` in the node's folder of the mailbox.
+
+        If that fails, this process ends.
+        """
+        path = self.mailbox / f"node-{self.node}" / name
+        try:
+            write_json(path, body)
+        except OSError as error:
+            leave(
+                EXIT_MAILBOX,
+                f"node {self.node} could not write {path}: {error.strerror}; free some space there",
+            )
+
+
+class Launch(Worker):
     """One rank of a torchrun launch, with its plan, its store and its process groups.
 
-    devices: (device name, number of threads) for each rank.
+    devices: the device of each rank.
     written: the names of the workloads whose checkpoint this rank has timed.
     equal: the workload, strategy, precision and ranks of runs whose losses equal those of ddp.
     pairs: the links between machines, as returned by probe.pairs. It is empty if they were not
@@ -54,30 +128,26 @@ class Launch:
         These steps load much of torch, which would otherwise slow down the first measured step.
         Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
-        self.mailbox, self.plan, self.node = mailbox, plan, node
-        self.layout = RankLayout.of(plan)
-        self.device = own_device(plan.expected[node])
+        super().__init__(mailbox, plan, node)
         self.written: set[str] = set()
         self.equal: set[str] = set()
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
-        self.rank, ranks = dist.get_rank(), range(dist.get_world_size())
         # torchrun's store outlives the workers of other nodes. With a second connection to this
         # store, a waiting rank does not block the process groups.
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(address, port, is_master=False, timeout=_DAY)
-        self.store = PrefixStore(f"srift-{plan.attempt}", store)
-        wanted = {self.layout.ranks(item) for item in plan.items} | {(rank,) for rank in ranks}
+        self.store = TCPStore(*self.master, is_master=False, timeout=_DAY)
+        wanted = {self.layout.ranks(item) for item in plan.items} | {
+            (rank,) for rank in range(dist.get_world_size())
+        }
         self.groups = {members: self._group(members) for members in sorted(wanted)}
         rehearse(self.groups[(self.rank,)], self.device)
         self.pairs: dict[str, Any] = {}
         if plan.pairs and _ORDERS:
             firsts = [self.layout.places.index((node, 0)) for node in self.layout.devices]
             between = dist.new_group(firsts, timeout=timeout, backend="gloo")
-            if self.rank in firsts:
+            if self.reports:
                 self.pairs = pairs(between) | {"nodes": list(self.layout.devices)}
-        described = name_of(self.device), torch.get_num_threads()
-        self.devices: list[tuple[str, int]] = of_ranks(described, dist.group.WORLD)
+        self.devices: list[Devices] = of_ranks(self.described, dist.group.WORLD)
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
 
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
@@ -101,11 +171,6 @@ class Launch:
                 self.groups[ranks] = self._group(sends, sort_ranks=False)
 
     @property
-    def reports(self) -> bool:
-        """Return True for the first rank of a node, which writes the armed and progress files."""
-        return self.layout.places[self.rank][1] == 0
-
-    @property
     def label(self) -> str:
         return self.layout.label(self.rank)
 
@@ -118,32 +183,21 @@ class Launch:
         ranks = self.layout.ranks(item)
         return self.groups[ranks] if len(ranks) > 1 else None
 
-    def by_node(self, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` with their lists rearranged into the order of `item.nodes`.
+    def by_rank(self, item: Item, values: Sequence[float]) -> list[float]:
+        """Return a value per rank of the run `item` in the order of ranks.
 
-        `values` are the measured values of the run `item`. Their lists are in the order of the
-        all-reduce ring (RankLayout.sending). This order of nodes is added as `rank_order`. If no
-        such order applies to the run, a copy of `values` is returned.
+        `values` are in the order of the all-reduce ring (RankLayout.sending).
         """
-        placed, found = self.layout.placed(item), dict(values)
-        if placed is item:
-            return found
-        found["rank_order"] = placed.nodes
-        if compute_s := values.get("rank_compute_s"):
-            by_rank = dict(zip(self.layout.sending_ranks(item), compute_s, strict=True))
-            found["rank_compute_s"] = [by_rank[rank] for rank in self.layout.ranks(item)]
-        if reference_s := values.get("reference_s"):
-            by_node = dict(zip(placed.nodes, reference_s, strict=True))
-            found["reference_s"] = [by_node[node] for node in item.nodes]
-        return found
+        pairs = sorted(zip(self.layout.sending_ranks(item), values, strict=True))
+        return [value for _, value in pairs]
 
     def used(self, item: Item) -> list[Devices]:
         """Return the devices that the run `item` uses, one entry per node."""
-        found = []
-        for node, count in zip(item.nodes, item.used, strict=True):
-            name, threads = self.devices[self.layout.places.index((node, 0))]
-            found.append(Devices(name=name, count=count, threads=threads))
-        return found
+        places = self.layout.places
+        return [
+            replace(self.devices[places.index((node, 0))], count=count)
+            for node, count in zip(item.nodes, item.used, strict=True)
+        ]
 
     def wait_for(self, *indices: int) -> None:
         """Wait until the runs at these positions of the plan have ended.
@@ -153,40 +207,11 @@ class Launch:
         for index in indices:
             key = f"item-{index}-done"
             try:
-                self.store.wait([key], _DAY)
-                end = self.store.get(key)
+                end = self.store.get(key)  # waits for the key
             except dist.DistError as error:
                 leave(EXIT_LOST_PEER, f"the launch's store cannot be reached: {explain(error)}")
             if end == b"abort":
                 leave(EXIT_LOST_PEER, f"{self.plan.items[index].run_id} failed on another node")
-
-
-def load(
-    mailbox: Path,
-    plan: Plan,
-    item: Item,
-    *,
-    place: tuple[int, int],
-    device: torch.device,
-    shared: bool = False,
-) -> LoadedWorkload:
-    """Build the workload of the run `item` on this rank.
-
-    `place` is (node, rank) of this process. The agent has already unpacked the workload's archive
-    with `node.prepare`. Pass `shared` = True if the strategy shards the model (see `build`). Raises
-    the errors of `data_path`, `arithmetic` and `build`.
-    """
-    node, rank = place
-    workload = plan.workload(item)
-    assert workload is not None
-    return build(
-        mailbox / f"node-{node}" / "scratch" if workload.folder else mailbox,
-        replace(workload, data=data_path(mailbox, workload)),
-        seed=item.seed,
-        rank=rank,
-        computing=arithmetic(item.precision, device),
-        shared=shared,
-    )
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
@@ -200,21 +225,6 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     for _ in range(2):
         parallel(torch.zeros(1, 2, device=device)).sum().backward()
         optimizer.step()
-
-
-def report(mailbox: Path, node: int, name: str, body: Any) -> None:
-    """Write `body` as JSON to the file `name` in the node's folder of the mailbox.
-
-    If that fails, this process ends.
-    """
-    path = mailbox / f"node-{node}" / name
-    try:
-        write_json(path, body)
-    except OSError as error:
-        leave(
-            EXIT_MAILBOX,
-            f"node {node} could not write {path}: {error.strerror}; free some space there",
-        )
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:

@@ -11,9 +11,9 @@ batches are drawn from these samples. The cache's limit is reduced in proportion
 the same fraction of these samples as it would hold of the whole dataset.
 """
 
-import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset
 
 from .processes import die_with_parent
 
@@ -50,20 +50,16 @@ class LoaderError(Exception):
 class Loader:
     """The source of a rank's batches: `loader(batch)` returns the next batch of `batch` samples.
 
-    `workers` is the user's number of worker processes. If `in_process` is set to True, no workers
-    are used. The constructor raises LoaderError if the DataLoader `given` overrides `__iter__` or
+    `workers` is the number of worker processes, at first the user's. The constructor raises LoaderError if the DataLoader `given` overrides `__iter__` or
     has no `batch_size`, because its batch size cannot be changed in these cases.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
         self.given, self.seed = given, seed
         self.workers = given.num_workers
-        self.in_process = False
         self._places: Sequence[int] = ()  # indices of the samples to draw from; empty means all
-        self._batch = 0
         self._iterator: Iterator[Any] | None = None
         self._rebuilt: DataLoader[Any] | None = None
-        self._processes: list[BaseProcess] = []
         if type(given).__iter__ is not DataLoader.__iter__:
             raise LoaderError(
                 f"the workload's loader {type(given).__name__} overrides __iter__."
@@ -81,13 +77,13 @@ class Loader:
         no batch, or if a batch has another number of samples. Also raises the errors of torch and
         of user code.
         """
-        if self._rebuilt is None or self._batch != batch:
+        if self._rebuilt is None or self._rebuilt.batch_size != batch:
             self.close()
-            self._batch, self._rebuilt = batch, self._rebuild(batch)
+            self._rebuilt = self._rebuild(batch)
         made = None if self._iterator is None else next(self._iterator, None)
         if made is None:  # at the start, and after the last batch of the data
-            self._start()
-            made = next(self._iterator, None)  # type: ignore[arg-type]
+            self._iterator = iter(self._rebuilt)
+            made = next(self._iterator, None)
         if made is None:
             raise LoaderError(f"the loader's data ended before a worker had {batch} samples")
         inputs, target = made
@@ -110,7 +106,9 @@ class Loader:
         self.close()
         for cached in caches:
             cached.begin_part(1.0)
-        order = torch.randperm(len(dataset), generator=self._generator()).tolist()
+        order = torch.randperm(
+            len(dataset), generator=torch.Generator().manual_seed(self.seed)
+        ).tolist()
         until = time.perf_counter() + _READ_S
         for read, place in enumerate(order[:_MAX_READ], 1):
             dataset[place]
@@ -122,22 +120,25 @@ class Loader:
         for place in self._places:
             dataset[place]
 
+    @property
+    def processes(self) -> list[BaseProcess]:
+        return getattr(self._iterator, "_workers", [])
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the worker processes. torch reports dead workers at the next batch."""
-        for process in self._processes:
-            with suppress(ProcessLookupError, TypeError):
+        for process in self.processes:
+            with suppress(ProcessLookupError):
                 os.kill(process.pid, number)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End the worker processes. The next batch starts new ones."""
         self.signal(signal.SIGCONT)
         # torch shuts the workers down only when the iterator is deleted
-        shut_down = getattr(self._iterator, "_shutdown_workers", None)
-        processes = self._processes
-        self._iterator, self._rebuilt, self._processes = None, None, []
-        with worker_deaths_ignored():
-            if shut_down is not None:
-                shut_down()
+        processes, iterator = self.processes, self._iterator
+        self._iterator = self._rebuilt = None
+        if processes:
+            with worker_deaths_ignored():
+                iterator._shutdown_workers()  # type: ignore[union-attr]
         for process in processes:
             process.join(_EXIT_S)
             process.kill()
@@ -151,11 +152,12 @@ class Loader:
         """
         given, dataset = self.given, self.given.dataset
         options: dict[str, Any] = {name: getattr(given, name) for name in _KEPT}
-        if self.workers and not self.in_process:
+        if self.workers:
             options |= {name: getattr(given, name) for name in _KEPT_WITH_WORKERS}
             options["timeout"] = min(self.given.timeout or _MAX_WAIT_S, _MAX_WAIT_S)
-            begin = partial(_begin_worker, given.worker_init_fn, _folder_of_sockets())
-            options["worker_init_fn"] = begin
+            options["worker_init_fn"] = partial(
+                _begin_worker, given.worker_init_fn, _folder_of_sockets()
+            )
         if not isinstance(dataset, IterableDataset):
             samples = len(dataset)  # type: ignore[arg-type]
             if samples < batch:
@@ -163,30 +165,15 @@ class Loader:
                     f"the dataset of the workload's loader has {samples} samples,"
                     f" fewer than a batch of {batch}"
                 )
-            options["sampler"] = _Draws(self._places or range(samples), self._generator())
+            if self._places:
+                dataset = Subset(dataset, self._places)
+            options["sampler"] = RandomSampler(
+                dataset,  # type: ignore[arg-type]
+                replacement=True,
+                num_samples=sys.maxsize,
+                generator=torch.Generator().manual_seed(self.seed),
+            )
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
-
-    def _start(self) -> None:
-        """Start an iteration over the rebuilt loader, and store its worker processes."""
-        before = set(multiprocessing.active_children())
-        self._iterator = iter(self._rebuilt)  # type: ignore[arg-type]
-        persistent = [process for process in self._processes if process.is_alive()]
-        self._processes = [*persistent, *(set(multiprocessing.active_children()) - before)]
-
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)
-
-
-class _Draws(Sampler[int]):
-    """A sampler that endlessly draws dataset indices from `places`, with replacement."""
-
-    def __init__(self, places: Sequence[int], generator: torch.Generator) -> None:
-        self.places, self.generator = places, generator
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            drawn = torch.randint(len(self.places), (1,), generator=self.generator)
-            yield self.places[int(drawn)]
 
 
 def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import socket
 import struct
 from importlib.metadata import PackageNotFoundError, version
@@ -19,10 +20,8 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 def cpu() -> str:
     """Return the CPU's model name, or its architecture if the kernel reports no model name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    found = re.search(r"^model name\s*:\s*(.*\S)", Path("/proc/cpuinfo").read_text(), re.M)
+    return found[1] if found else platform.machine()
 
 
 def cores() -> int:
@@ -43,8 +42,9 @@ def gpus() -> list[str]:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    lines = [line for file in files for line in file.read_text().splitlines()]
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return [
+        model for file in files for model in re.findall(r"^Model:\s*(.*\S)", file.read_text(), re.M)
+    ]
 
 
 def fingerprint() -> str:

@@ -56,11 +56,6 @@ class Arithmetic:
         self.scaler.step(optimizer)
         self.scaler.update()
 
-    @property
-    def scale(self) -> float:
-        """Return the factor by which the loss is scaled."""
-        return float(self.scaler.get_scale())
-
 
 def arithmetic(precision: str, device: torch.device) -> Arithmetic:
     """Enable `precision` on `device` for this process, and return its `Arithmetic`.

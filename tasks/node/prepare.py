@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from .device_check import DEVICES_WITHIN_S, torch_sees, wait_for_devices
+from .device_check import DEVICES_WITHIN_S, wait_for_devices
 from .processes import EXIT_ITEM_FAILED, EXIT_NO_DEVICE
 from .record import INSTALL, MACHINE, WorkloadFile, fail_runs, task_of_process
 from .requirements import NotInstalled, environment_of, install, installed, unpack
@@ -54,9 +54,7 @@ def main() -> NoReturn:
         waited = scratch / "waited-for-devices"  # marks that an attempt has waited
         wait_s = 0.0 if waited.exists() else DEVICES_WITHIN_S
         waited.touch()
-        reason = wait_for_devices(
-            plan.expected[node], torch_sees, wait_s=wait_s, most_s=plan.join_s
-        )
+        reason = wait_for_devices(plan.expected[node], wait_s=wait_s, most_s=plan.join_s)
         if reason:
             fail_runs(mailbox, plan, node, code=EXIT_NO_DEVICE, reason=reason, cause=MACHINE)
     needed = {item.workload for item in plan.items if node in item.nodes}

@@ -82,12 +82,9 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     sharing: numbers from 0 to 1 that say how much pairs delay each other if they send at the same
         time. 0 means not at all, and 1 means as if all pairs shared one link. They are measured
         with the slowest pairs that have no machine in common.
-    took_s: the time of the whole measurement in seconds.
     """
-    began = time.monotonic()
     links = _Links(group)
-    sweeps = [links.sweep() for _ in range(SWEEPS)]
-    latency_s, byte_s = ([sweep[kind] for sweep in sweeps] for kind in range(2))
+    latency_s, byte_s = zip(*(links.sweep() for _ in range(SWEEPS)), strict=True)
     sizes = of_ranks(links.sizes, group)
     alone_s, slowness = {}, {}
     for i, j in combinations(range(len(sizes)), 2):
@@ -96,12 +93,14 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
         slowness[i, j] = alone_s[i, j] / sizes[i][j]
     # Choose the slowest pair, then the slowest pair of the remaining machines, and so on.
     together: dict[Pair, float] = {}
-    for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
+    for pair in sorted(slowness, key=slowness.__getitem__, reverse=True):
         if not any(set(pair) & set(other) for other in together):
             together[pair] = alone_s[pair]
-    sharing = [links.sharing(together) for _ in range(SWEEPS)]
-    took_s = time.monotonic() - began
-    return {"latency_s": latency_s, "byte_s": byte_s, "sharing": sharing, "took_s": took_s}
+    return {
+        "latency_s": latency_s,
+        "byte_s": byte_s,
+        "sharing": [links.sharing(together) for _ in range(SWEEPS)],
+    }
 
 
 class _Links:

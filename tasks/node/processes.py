@@ -124,10 +124,8 @@ def exit_reason(log: str, worker_code: int | None) -> str:
     """Return the reason of a failure from torchrun's log.
 
     The reason is the last message of a worker that exited with `worker_code`, or else the last
-    message of any worker. If the log has no message, the reason is a sentence with the exit code.
+    message of any worker. It is "" if the log has no message.
     """
     lines = _LAST_LINE.findall(log)
     matching = [line for line in lines if line[0] == str(worker_code)] or lines
-    if matching:
-        return str(matching[-1][1])
-    return f"the worker ended with exit code {worker_code}; see its log"
+    return str(matching[-1][1]) if matching else ""

@@ -43,22 +43,22 @@ def profile(
     rows: list[Profile] = []
     if built.loader is not None:
         built.close()
-        built.loader.in_process = True
+        built.loader.workers = 0  # in this process
         built.loader.as_in_later_epochs()
-    for batch in sorted(item.batches):
+    for batch in item.batches:
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
         except (RuntimeError, MemoryError) as error:  # smaller batch sizes may have been measured
             if not rows or "memory" not in repr(error).lower():
                 raise
             break
-    typical, smallest = int(rows[len(rows) // 2]["batch"]), min(item.batches)
+    typical, smallest = rows[len(rows) // 2]["batch"], item.batches[0]
     loading = [sample for row in rows for sample in row.pop("loading")]
     values: Profile = {}
     if built.loader is not None:
         names = ("load_s", "load_wait_s", "sample_bytes")
         values = dict(zip(names, map(median, zip(*loading, strict=True)), strict=True))
-        values["loader_workers"] = built.loader.workers
+        values["loader_workers"] = built.loader.given.num_workers
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
         built = replace(built, make_batch=made.__getitem__)
     with torch.no_grad():
@@ -194,8 +194,7 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
         built.arithmetic.backward(loss)
         backward_s = clock_s() - before
         passes.append([((at - before) / backward_s, size) for at, size in ready])
-    by_bucket = zip(*passes[_REBUILD:], strict=True)
     return [
         {"bytes": bucket[-1][1], "ready_fraction": fmean(fraction for fraction, _ in bucket)}
-        for bucket in by_bucket
+        for bucket in zip(*passes[_REBUILD:], strict=True)
     ]

@@ -21,7 +21,7 @@ number of the attempt, from 1. This module imports only the standard library.
         armed-<a>.json      the rank has joined the process group and waits for go; the first
                             machine adds `pairs`, the links that probe.pairs measured, if the plan
                             requests them
-        progress.json       attempt, run_id and index of the current item
+        progress.json       attempt and run_id of the current item
         records/<run_id>.json   a run's record, by its first node or by the node that failed
     node-<i>/, courier (root process on EC2)
         data.json           progress of the downloads
@@ -128,14 +128,15 @@ class Item:
         each node. A run uses the first devices of a machine. A node starts as many ranks as its
         largest run needs.
     batches: for train, learn and elastic, the samples per device and micro-step on each of `nodes`.
-        For profile, which runs on one device of one node, the batch sizes to profile.
+        For profile, which runs on one device of one node with ddp, the batch sizes to profile, in
+        ascending order.
     message_bytes: for probe, the sizes in bytes of the messages to all-reduce.
 
     A learn run records training losses. Its `most_steps` steps are divided into `windows` groups of
     equal length, and it stops after the group in which `most_s` seconds pass. Losses are comparable
     between runs with the same seed, nodes, devices and batches.
 
-    An elastic run is the only run of its plan. The nodes that are present divide the global batch.
+    An elastic run is the only run of its plan, with ddp and without switches. The nodes that are present divide the global batch.
     A checkpoint is written every `checkpoint_every` steps, until `most_steps` steps are done. When
     a node is lost, the other nodes wait `wait_s` seconds for a replacement. The first node must not
     be lost.
@@ -282,9 +283,7 @@ class RankLayout:
         """
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
-        by_node = {"nodes": item.nodes, "devices": item.devices}
-        if item.kind in TRAINING:
-            by_node["batches"] = item.batches
+        by_node = {"nodes": item.nodes, "devices": item.devices, "batches": item.batches}
         order = sorted(range(len(item.nodes)), key=lambda i: self.sending.index(item.nodes[i]))
         moved = {name: [values[i] for i in order] for name, values in by_node.items() if values}
         return replace(item, **moved)  # type: ignore[arg-type]
@@ -333,7 +332,7 @@ def record_of(
     """Return the record of a run. Its fields are described in tasks/execution/record_loader.py.
 
     `problem` is why the run failed; "" for a measured run. The record's `status` is "failed" or
-    "measured". `values` are the measured values; a failed record has none. `devices` are the
+    "measured". `values` are the measured values; a failed run has none. `devices` are the
     devices that the run used, one entry per node. The record's `cause` is DATA if the workload's
     data were missing, else "". A failed record without a cause means that the workload is at fault.
     `fail_runs` sets other causes.
@@ -346,14 +345,14 @@ def record_of(
         "kind": item.kind,
         "status": "failed" if problem else "measured",
         "reason": problem,
-        "item": asdict(item),
+        "item": item,
         "workload_digest": "" if workload is None else workload.digest,
         "started_unix": started_unix,
         "ended_unix": time.time(),
         "fingerprint": fingerprint(),
         "torch_version": torch_version(),
-        "values": (not problem and values) or {},
-        "devices": list(map(asdict, devices)),
+        "values": values or {},
+        "devices": list(devices),
         "cause": DATA if _DATA_MISSING in problem else "",
     }
 
@@ -370,14 +369,14 @@ def fail_runs(
         if node in item.nodes:
             problem = f"node {node}: {reason}"
             record = record_of(plan, item, started_unix=time.time(), problem=problem)
-            path = mailbox / f"node-{node}" / "records" / f"{item.run_id}.json"
+            path = mailbox / f"node-{node}/records/{item.run_id}.json"
             write_json(path, record | {"cause": cause})
     leave(code, reason)
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write a dictionary or a dataclass as JSON, atomically. Raises OSError if that fails."""
-    write_file(path, json.dumps(body if isinstance(body, dict) else asdict(body)).encode())
+    """Write a dictionary or a dataclass, also nested ones, as JSON, atomically. Raises OSError if that fails."""
+    write_file(path, json.dumps(body, default=asdict).encode())
 
 
 def write_file(path: Path, content: bytes) -> None:

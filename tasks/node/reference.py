@@ -40,9 +40,8 @@ class Reference:
         threads are restored afterwards. The first repetition is not timed, because the caches still
         hold the workload's data.
         """
-        threads = self.threads
         before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-        torch.set_num_threads(threads)
+        torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision("highest")
         try:
             with torch.no_grad():

@@ -34,7 +34,6 @@ _CARRIED = re.compile(
     "(?:http|https|no)_proxy|(?:HTTP|HTTPS|NO)_PROXY"
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
-_FROM = (" from wheels alone (`allow_builds = true` permits to build others)", "")
 _MOST_WORDS = 600  # maximum number of characters of pip's output in a message
 # A line that makes pip run no code of a package: a name, a wheel, or an option of the index.
 _PLAIN = re.compile(
@@ -108,7 +107,9 @@ def install(
     package's code. `confine` returns a command that runs pip with fewer rights. Raises NotInstalled
     if pip fails, takes longer than INSTALL_S, or would have to build.
     """
-    failed = f"requirements of workload {workload} could not be installed{_FROM[builds]}"
+    failed = f"requirements of workload {workload} could not be installed"
+    if not builds:
+        failed += " from wheels alone (`allow_builds = true` permits to build others)"
     environment.parent.mkdir(parents=True, exist_ok=True)
     python, marker = environment / "bin" / "python", environment / _MARKER
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:

@@ -92,7 +92,7 @@ class TimedSteps:
 
     def train(self, steps: int = 1) -> None:
         """Take `steps` steps without timing them."""
-        self.losses += [self.step(sync=True) for _ in range(steps)]
+        self.losses += [self.step() for _ in range(steps)]
 
     def warm_up(self, item: Item) -> None:
         """Train untimed steps: `item.warmup_steps`, then more for fp16 and for loader workers.
@@ -101,15 +101,15 @@ class TimedSteps:
         loader workers, but stop when `item.most_s` seconds have passed. Raises NotMeasured if
         gradients in fp16 overflow at every loss scale.
         """
-        arithmetic, started = self.built.arithmetic, now(self.built.device)
+        scaler, started = self.built.arithmetic.scaler, now(self.built.device)
         self.train(item.warmup_steps)
         before = math.inf
-        while arithmetic.scaler.is_enabled() and arithmetic.scale < before:
-            if arithmetic.scale < _MIN_SCALE:
+        while scaler.is_enabled() and scaler.get_scale() < before:
+            before = scaler.get_scale()
+            if before < _MIN_SCALE:
                 raise NotMeasured(
                     "gradients in fp16 overflow at every scale: train in bf16 or fp32"
                 )
-            before = arithmetic.scale
             self.train()
         for _ in range(self.workers):
             if max(of_ranks(now(self.built.device) - started, self.group)) > item.most_s:
@@ -194,8 +194,8 @@ def _prepared(
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
     if group is not None:
         module = parallel(built.model, built.optimizer, group)
-    if group is not None and communicates_always(item.strategy):
-        reset_peak(built.device)  # before sharding, each rank held the whole model
+        if communicates_always(item.strategy):
+            reset_peak(built.device)  # before sharding, each rank held the whole model
     batch, steps = item.batches[place], item.accumulation_steps
     whole = sum(used * each for used, each in zip(item.used, item.batches, strict=True))
     step = partial(one_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps))
@@ -222,7 +222,7 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dic
     started = now(built.device)
     with running(built.loader):
         while len(losses) < item.windows and spent_s < item.most_s and not diverged:
-            mine = fmean(step(sync=True) for _ in range(steps)) * weight
+            mine = fmean(step() for _ in range(steps)) * weight
             by_rank = of_ranks([mine, now(built.device) - started], group)
             loss, spent_s = sum(rank[0] for rank in by_rank), max(rank[1] for rank in by_rank)
             diverged = not math.isfinite(loss)
@@ -278,7 +278,6 @@ def train(
         raise NotMeasured(
             f"training diverged: the loss goes from {losses['first_loss']} to {losses['last_loss']}"
         )
-    workers = {} if loader is None else {"loader_workers": loader.workers}
     return {
         "step_s": step_s,
         "step_spread": measuring.spread(seconds),
@@ -289,7 +288,7 @@ def train(
         "build_s": build_s,
         "warmup_s": warmup_s,
         "peak_bytes": max(peaks),
+        "loader_workers": None if loader is None else loader.workers,
         **sizes,
         **losses,
-        **workers,
     }

@@ -6,13 +6,11 @@ fails inside a collective, torchrun ends, and the controller starts the next att
 run.
 """
 
-import json
 import re
 import time
 import traceback
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -21,18 +19,13 @@ from .checkpoint import write_checkpoint
 from .device import reset_peak, usable
 from .entrypoint import LoadedWorkload, try_once
 from .equivalence import compare
-from .launch import Launch, explain, load, report
+from .launch import Launch, explain
 from .loader import worker_deaths_ignored
 from .measuring import NotMeasured
 from .probe import probe
-from .processes import (
-    EXIT_ITEM_FAILED,
-    EXIT_LOST_PEER,
-    die_with_parent,
-    leave,
-)
+from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave
 from .profiler import profile
-from .record import LEARN, TRAINING, Item, record_of, task_of_process
+from .record import LEARN, Item, task_of_process
 from .steps import learn, train
 from .strategies import strategy
 from .strategies.refusals import DDP, EQUAL_TO_DDP, refuse_model, refuse_training, shares_out
@@ -50,41 +43,27 @@ def main() -> None:
     Exits with 0 when every run has a record. Otherwise, the last line of the log states the reason.
     """
     die_with_parent()
-    mailbox, plan, node = task_of_process()
-    launch = Launch(mailbox, plan, node)
-    if launch.reports:
-        links = {"pairs": launch.pairs} if launch.rank == 0 else {}
-        armed = {"armed_unix": time.time()} | links
-        report(mailbox, node, f"armed-{plan.attempt}.json", armed)
+    launch = Launch(*task_of_process())
+    go = launch.wait_for_go({"pairs": launch.pairs} if launch.rank == 0 else {})
     try:
-        launch.take_order(wait_for_go(mailbox, plan.attempt))
+        launch.take_order(go)
     except RuntimeError as error:
         leave(EXIT_LOST_PEER, f"the ranks could not be reordered: {explain(error)}")
     beside: list[int] = []  # indices of single-node items for which this rank has not waited
-    for index, item in enumerate(plan.items):
+    for index, item in enumerate(launch.plan.items):
         together = len(item.nodes) > 1
         if together:
             launch.wait_for(*beside)
             beside = []
         if launch.rank in launch.layout.ranks(item):
-            if launch.reports:
-                progress = {"attempt": plan.attempt, "run_id": item.run_id, "index": index}
-                report(mailbox, node, "progress.json", progress)
+            launch.begin(item)
             serve(launch, index, item)
-        if together or (node in item.nodes and not launch.leads(item)):
+        if together or (launch.node in item.nodes and not launch.leads(item)):
             launch.wait_for(index)
         else:
             beside.append(index)
     launch.wait_for(*beside)
     dist.destroy_process_group()
-
-
-def wait_for_go(mailbox: Path, attempt: int) -> dict[str, Any]:
-    """Wait until the controller writes `go-<attempt>.json`, and return its content."""
-    go = mailbox / f"go-{attempt}.json"
-    while not go.exists():
-        time.sleep(0.05)
-    return dict(json.loads(go.read_text()))
 
 
 def serve(launch: Launch, index: int, item: Item) -> None:
@@ -118,7 +97,13 @@ def serve(launch: Launch, index: int, item: Item) -> None:
     if built is not None:
         built.close()
     if launch.leads(item):
-        write_record(launch, item, started_unix, problem, values)
+        launch.write_record(
+            item,
+            started_unix=started_unix,
+            problem=problem,
+            values=values,
+            devices=launch.used(item),
+        )
         launch.store.set(f"item-{index}-done", "done")
     if problem and not usable(launch.device):
         leave(EXIT_ITEM_FAILED, f"{item.run_id} left {launch.label} unusable: {problem}")
@@ -136,20 +121,11 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     try:
         strategy(item.strategy, item.switches, launch.device, machines=item.used)
         refuse_training(item.strategy, item.precision, item.batches)
-        is_training, is_shared = item.kind in TRAINING, shares_out(item.strategy)
-        built = load(
-            launch.mailbox,
-            launch.plan,
-            item,
-            place=(launch.node, launch.rank),
-            device=launch.device,
-            shared=is_training and is_shared,
-        )
+        shared = shares_out(item.strategy)
+        built = launch.load(item, shared=shared)
         refuse_model(item.strategy, built.model, item.used)
-        switch_on(built.model, item.switches, whole=not is_shared)
-        place = item.nodes.index(launch.node)
-        batch = item.batches[place] if is_training else min(item.batches)
-        try_once(built, batch, shared=is_training and is_shared)
+        switch_on(built.model, item.switches, whole=not shared)
+        try_once(built, item.batches[item.nodes.index(launch.node)], shared=shared)
         return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()
@@ -164,8 +140,8 @@ def agree(launch: Launch, item: Item, problem: str) -> str:
     The result is "" if no rank has a problem. Equal problems are stated once. Raises RuntimeError
     if a rank is lost.
     """
-    group, ranks = launch.group(item), launch.layout.sending_ranks(item)
-    problems = [problem] if group is None else of_ranks(problem, group)
+    problems = of_ranks(problem, launch.group(item))
+    ranks = launch.layout.sending_ranks(item)
     by_rank = sorted(zip(ranks, problems, strict=True), reverse=True)
     first_ranks = {reason: rank for rank, reason in by_rank if reason}
     reasons = [f"{launch.layout.label(rank)}: {reason}" for reason, rank in first_ranks.items()]
@@ -181,32 +157,33 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     """
     group, patience = launch.group(item), launch.patience
     placed = launch.layout.placed(item)
+    place = placed.nodes.index(launch.node)
     patience.reset()
     if built is None:
         values = probe(placed, group, launch.device, patience)
     elif item.kind == "profile":
         values = profile(item, built, launch.groups[(launch.rank,)], patience)
+    elif item.kind == LEARN:
+        values = learn(placed, built, group, place=place)
     else:
-        place = placed.nodes.index(launch.node)
-        if item.kind == LEARN:
-            values = learn(placed, built, group, place=place)
-        else:
-            # once per workload, strategy, precision and layout
-            key = f"{item.workload} {item.strategy} {item.precision} {launch.layout.ranks(item)}"
-            if group is not None and item.strategy in EQUAL_TO_DDP and key not in launch.equal:
-                build = partial(load, launch.mailbox, launch.plan, item, device=launch.device)
-                compare(placed, partial(build, place=(launch.node, launch.rank)), group)
-                launch.equal.add(key)
-                reset_peak(launch.device)
-            values = train(placed, built, group, patience, place=place)
-            is_first = launch.rank == 0 and item.workload not in launch.written
-            if is_first and item.strategy == DDP:
-                launch.written.add(item.workload)
-                values |= write_checkpoint(built)
+        # once per workload, strategy, precision and layout
+        key = f"{item.workload} {item.strategy} {item.precision} {launch.layout.ranks(item)}"
+        if group is not None and item.strategy in EQUAL_TO_DDP and key not in launch.equal:
+            compare(placed, partial(launch.load, item), group)
+            launch.equal.add(key)
+            reset_peak(launch.device)
+        values = train(placed, built, group, patience, place=place)
+        is_first = launch.rank == 0 and item.workload not in launch.written
+        if is_first and item.strategy == DDP:
+            launch.written.add(item.workload)
+            values |= write_checkpoint(built)
     if compiled_nothing(item.switches):
         raise NotMeasured("switch compile: torch.compile found nothing to compile in this model")
-    values |= {"taken_share": patience.taken_share} | patience.reference_values(placed.used)
-    return launch.by_node(item, values)
+    if compute_s := values.get("rank_compute_s"):
+        values["rank_compute_s"] = launch.by_rank(item, compute_s)
+    patience.references = [launch.by_rank(item, block) for block in patience.references]
+    values |= {"taken_share": patience.taken_share} | patience.reference_values(item.used)
+    return values if placed is item else values | {"rank_order": placed.nodes}
 
 
 def abort(
@@ -224,28 +201,11 @@ def abort(
         launch.store.check([key])
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
-            write_record(launch, item, started_unix, reason)
+            devices = launch.used(item)
+            launch.write_record(item, started_unix=started_unix, problem=reason, devices=devices)
         if launch.leads(item):
             launch.store.set(key, "abort")
     leave(code, f"{item.run_id} ended on {reason}")
-
-
-def write_record(
-    launch: Launch,
-    item: Item,
-    started_unix: float,
-    problem: str,
-    values: dict[str, Any] | None = None,
-) -> None:
-    record = record_of(
-        launch.plan,
-        item,
-        started_unix=started_unix,
-        problem=problem,
-        values=values,
-        devices=launch.used(item),
-    )
-    report(launch.mailbox, launch.node, f"records/{item.run_id}.json", record)
 
 
 def lost_peer(error: BaseException) -> bool:

@@ -30,6 +30,7 @@ from tasks.node.strategies.compression import COMPRESSED, SparseExchange
 from tasks.node.strategies.grid import TENSOR
 from tasks.node.strategies.refusals import STRATEGIES
 from tasks.node.strategies.replicas import no_sync
+from tasks.node.strategies.tables import Lookup
 from tasks.node.workloads.transformer_lm import LanguageModel
 from tests.formulas import adasum_bytes, sparse_bytes
 from tests.ports import free_port
@@ -212,7 +213,7 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
     if name in TENSOR:
         assert len(own) < 0.65 * len(target) and total[0] == ranks * len(own)
     if name == "tables":  # on the ranks with fewest samples, the largest first
-        assert sorted(each.owner for each in module.lookups) == (
+        assert sorted(each.owner for each in module.modules() if isinstance(each, Lookup)) == (
             [0, 1] if len(set(samples)) == 1 else [0, 0]
         )
     model.factor = torch.nan if rank == 1 else 1.0

@@ -45,7 +45,7 @@ MUTANTS = (
         "models/step_time/test_dataset.py"),
     _of("slow-machine-spread", "models/monitoring/slow_runs.py", r"float\(np\.exp\(_DEVIATIONS .*\)\)\)", "1.0)",
         "models/monitoring/test_slow_runs.py"),
-    _of("reference-threads", "tasks/node/reference.py", r"torch\.set_num_threads\(threads\)", "pass",
+    _of("reference-threads", "tasks/node/reference.py", r"torch\.set_num_threads\(self\.threads\)", "pass",
         "tasks/node/test_measuring.py"),
     _of("reference-precision", "tasks/node/reference.py", r'torch\.set_float32_matmul_precision\("highest"\)', "pass",
         "tasks/node/test_measuring.py"),

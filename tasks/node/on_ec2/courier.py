@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..agent import clean_environment
+from ..agent import EXIT_DEADLINE, clean_environment
 from ..data import FILE as DATA_FILE
 from ..processes import adopt_orphans, end_descendants
 from .fetch import Fetcher
@@ -39,7 +39,6 @@ _NOTICE_EVERY_S = 2.0  # AWS recommends 5 s; a notice comes two minutes before t
 _FLUSH_S = 20.0  # seconds for uploads after a notice, or while the machine shuts down
 _REST_S = 60.0  # seconds for uploads at the end; only records may take longer
 _GRACE_S = 60.0  # the agent ends this long before the machine, to leave time for uploads
-_LEFT = (0, 3)  # the agent's exit codes after done.json and at its deadline
 _PATIENCE_S = 10.0  # seconds for the agent to end its launch
 _DATA_REPORTED_EVERY_S = 5.0
 _LOG = "agent.txt"  # the agent's output; the file belongs to root
@@ -93,7 +92,6 @@ class Delivery:
     owner: int
     ends: float
     data: Fetcher
-    outbox: Outbox | None = None
     next_inbox: float = -math.inf
     next_notice: float = -math.inf
     next_report: float = -math.inf
@@ -101,10 +99,13 @@ class Delivery:
     last_message: str = ""
     leaving: bool = False
     inbox: Inbox = field(init=False)
+    outbox: Outbox = field(init=False)
     grace_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.inbox = Inbox(self.data.mailbox, self.store.get)
+        # nothing is there to upload until the rank decides the folder
+        self.outbox = Outbox(self.data.mailbox / "node", owner=self.owner, put=self.store.put)
         self.grace_s = min(_GRACE_S, (self.ends - time.monotonic()) / 5)
 
     def leave(self, *_: Any) -> None:
@@ -125,10 +126,10 @@ class Delivery:
         folder = self.data.mailbox / f"node-{rank}"
         folder.mkdir(exist_ok=True)
         os.chown(folder, self.owner, -1)
-        outbox = self.outbox = Outbox(folder, owner=self.owner, put=self.store.put)
+        self.outbox.folder = folder
         agent = self.start(rank, time.time() + self.ends - self.grace_s - time.monotonic())
         while agent.poll() is None and not self._over(before_s=self.grace_s / 2):
-            self._round(outbox)
+            self._round()
             time.sleep(POLL_S)
         code = agent.poll()
         agent.terminate()
@@ -136,10 +137,10 @@ class Delivery:
             agent.wait(_PATIENCE_S)
         end_descendants()
         rest_s = _FLUSH_S if self.leaving else _REST_S
-        self._flush(outbox, outbox.waiting, min(self.ends, time.monotonic() + rest_s))
+        self._flush(self.outbox.waiting, min(self.ends, time.monotonic() + rest_s))
         if not self.leaving:
-            self._flush(outbox, outbox.records_wait, self.ends)
-        if code is None or code in _LEFT:
+            self._flush(self.outbox.records_wait, self.ends)
+        if code in (None, 0, EXIT_DEADLINE):
             return ""
         output = (self.data.mailbox / _LOG).read_text(errors="replace").strip()[-1000:]
         return f"the agent ended with exit code {code}: {output}"
@@ -172,14 +173,14 @@ class Delivery:
                 time.sleep(1.0)
         return None
 
-    def _round(self, outbox: Outbox) -> None:
+    def _round(self) -> None:
         """Upload files, download files, and look for notices, each at most once.
 
         Uploads come first, because a record matters more than a new plan.
         """
         now = time.monotonic()
         try:
-            outbox.carry()
+            self.outbox.carry()
             if now >= self.next_inbox:
                 self.next_inbox = now + _INBOX_EVERY_S
                 self.inbox.fetch()
@@ -204,10 +205,9 @@ class Delivery:
             notice = self.notice()
             if notice and notice != self.sent.get("notice.json"):
                 self._publish("notice.json", notice, seen_unix=time.time())
-                if self.outbox is not None:
-                    self._flush(self.outbox, self.outbox.waiting, time.monotonic() + _FLUSH_S)
+                self._flush(self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
-    def _flush(self, outbox: Outbox, waiting: Callable[[], object], until: float) -> None:
+    def _flush(self, waiting: Callable[[], object], until: float) -> None:
         """Upload all new and changed files, and repeat this until `waiting()` returns no files.
 
         Changed files are uploaded even if they were uploaded a moment ago. Errors are printed.
@@ -216,7 +216,7 @@ class Delivery:
         pause_s = POLL_S
         while True:
             try:
-                outbox.carry(until=until, due_only=False)
+                self.outbox.carry(until=until, due_only=False)
             except FAULTS as error:
                 self._complain(str(error))
             if not waiting() or time.monotonic() + pause_s >= until:
@@ -258,8 +258,7 @@ def serve(given: argparse.Namespace) -> None:
     if reason:
         print(f"srift: {reason}", flush=True)
         store.client = data.client  # has longer timeouts, and nothing else is waiting now
-        body = {"reason": reason, "failed_unix": time.time()}
-        store.put("failed.json", json.dumps(body).encode())
+        store.put("failed.json", json.dumps({"reason": reason}).encode())
 
 
 def deliver(
@@ -305,8 +304,7 @@ def main() -> None:
     adopt_orphans()
     _score(os.getpid(), "-500")  # records must survive if a workload exhausts the memory
     with suppress(OSError, ValueError):  # network cards such as EFA pin memory
-        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
     try:
         serve(given)
     except Exception:

@@ -46,9 +46,8 @@ class Fetcher:
                 self._fetch(digest, address)
                 self.states[digest] = {"state": READY}
             except Exception as error:  # runs and the controller wait for some outcome
-                cause = error or type(error).__name__
                 reason = (
-                    f"the data of {address} could not be downloaded: {cause}"
+                    f"the data of {address} could not be downloaded: {error}"
                     " (`srift doctor --provider ec2` checks the permissions of the machines' role)"
                 )
                 with suppress(OSError):  # if the disk is full, `states` still has the reason
@@ -76,9 +75,10 @@ class Fetcher:
             )
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")
-        config = TransferConfig(max_request_concurrency=16)
         try:
-            with TransferManager(self.client, config) as manager:
+            with TransferManager(
+                self.client, TransferConfig(max_request_concurrency=16)
+            ) as manager:
                 transfers = []
                 for name, key in keys.items():
                     (beside / name).parent.mkdir(parents=True, exist_ok=True)

@@ -42,8 +42,7 @@ class MachineStore:
     def get(self, name: str) -> bytes:
         """Return the content of `in/<name>`."""
         answer = self.client.get_object(Bucket=self.bucket, Key=f"{self.root}/in/{name}")
-        content: bytes = answer["Body"].read()
-        return content
+        return bytes(answer["Body"].read())
 
     def put(self, name: str, content: bytes) -> None:
         """Write `content` to `out/<name>`."""

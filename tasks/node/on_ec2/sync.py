@@ -58,9 +58,8 @@ class Inbox:
         for name in files:
             if _INCOMING.fullmatch(name) is None:
                 raise OSError(f"manifest.json names {name!r}, which is not a file of a mailbox")
-        for name in sorted(files, key=lambda name: _PLACED.index(re.split(r"[-./]", name)[0])):
-            if self._placed.get(name) == files[name]:
-                continue
+        new = [name for name in files if self._placed.get(name) != files[name]]
+        for name in sorted(new, key=lambda name: _PLACED.index(re.split(r"[-./]", name)[0])):
             content = self._get(name)
             if hashlib.sha256(content).hexdigest() != files[name]:
                 break  # it is newer than the manifest, so the rest waits for the next manifest

@@ -28,7 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -91,11 +91,10 @@ def strategy(
                 offload_policy=CPUOffloadPolicy() if OFFLOAD in on(switches) else OffloadPolicy(),
             )
             return model
+        module = DistributedDataParallel(model, process_group=group)
         if name == ZERO1:
             share_update(optimizer, group)
-            return DistributedDataParallel(model, process_group=group)
-        module = DistributedDataParallel(model, process_group=group)
-        if name != DDP:
+        elif name != DDP:
             module.register_comm_hook(*_hook(name, module, optimizer, group, machines))
         return module
 
@@ -186,12 +185,7 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     )
 
 
-def _cut_as(shard: nn.Parameter, values: Tensor) -> Tensor:
-    """Return `values` sharded like the parameter `shard`, or unchanged if `shard` is not sharded.
-
-    `values` must be equal on all ranks.
-    """
-    if not isinstance(shard, DTensor):
-        return values
+def _cut_as(shard: Any, values: Tensor) -> Tensor:
+    """Return `values`, which are equal on all ranks, sharded like the parameter `shard`."""
     values = values.to(shard.to_local().device)
     return distribute_tensor(values, shard.device_mesh, shard.placements, src_data_rank=None)

@@ -85,7 +85,7 @@ class Changes:
 
         Does nothing if the step did not communicate.
         """
-        if not self.is_due or self.before is None:
+        if self.before is None:
             return
         sizes = [weight.numel() for weight in self.weights]
         change = self._flat().sub_(self.before)

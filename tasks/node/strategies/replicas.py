@@ -1,7 +1,7 @@
 """Copy a model to all ranks, replace an optimizer's parameters, and provide `no_sync`."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -50,22 +50,16 @@ def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     return by_rank
 
 
-def no_sync(module: nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def no_sync(module: nn.Module) -> Iterator[None]:
     """Return a context manager in which backward passes do not communicate gradients.
 
     It has no effect on a module that is neither FSDP nor DDP.
     """
     if isinstance(module, FSDPModule):
-        return _unsharded_gradients(module)
-    if isinstance(module, DistributedDataParallel):
-        return module.no_sync()
-    return nullcontext()
-
-
-@contextmanager
-def _unsharded_gradients(module: FSDPModule) -> Iterator[None]:
-    module.set_requires_gradient_sync(False)
-    try:
+        module.set_requires_gradient_sync(False)
         yield
-    finally:
         module.set_requires_gradient_sync(True)
+    else:
+        with module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext():
+            yield

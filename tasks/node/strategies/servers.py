@@ -51,13 +51,6 @@ class Servers:
         default_factory=lambda: ThreadPoolExecutor(1, "parameter-servers")
     )
 
-    def answer(self, values: Tensor, future: Future[Tensor]) -> None:
-        """Set the result of `future` to the mean of `values` over ranks, or set its exception."""
-        try:
-            future.set_result(self.averaged(values))
-        except Exception as error:
-            future.set_exception(error)  # type: ignore[arg-type]
-
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
         """Replace `values`, a tensor of shape (n,), by its mean over ranks, and return it.
@@ -88,8 +81,15 @@ def average_by_servers(
     """
     future: Future[Tensor] = Future()
     values = bucket.buffer()
+
+    def answer() -> None:
+        try:
+            future.set_result(servers.averaged(values))
+        except Exception as error:
+            future.set_exception(error)  # type: ignore[arg-type]
+
     if values.is_cuda:  # another thread's stream would not wait for the bucket
-        servers.answer(values, future)
+        answer()
     else:
-        servers.thread.submit(servers.answer, values, future)
+        servers.thread.submit(answer)
     return future

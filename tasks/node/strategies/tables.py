@@ -47,8 +47,8 @@ def distribute(
 ) -> nn.Module:
     """Move each embedding table of `model` to one rank, and return the module to call.
 
-    A `Lookup` replaces each table. The attribute `lookups` of the returned module lists them. Every
-    rank of the group must call this function. The first forward pass chooses the tables' ranks.
+    A `Lookup` replaces each table. Every rank of the group must call this function. The first
+    forward pass chooses the tables' ranks.
     """
     lookups = []
     for path, table in tables_of(model).items():
@@ -56,13 +56,13 @@ def distribute(
         lookups.append(Lookup(path, table, group))
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, lookups[-1])
-    module: Any = model
+    module = model
     if any(weight.requires_grad for weight in model.parameters()):
         module = DistributedDataParallel(model, process_group=group)
-    choose = partial(_choose_owners, lookups, optimizer, group)
-    module.register_forward_pre_hook(choose, with_kwargs=True)
-    module.lookups = lookups
-    return module  # type: ignore[no-any-return]
+    module.register_forward_pre_hook(
+        partial(_choose_owners, lookups, optimizer, group), with_kwargs=True
+    )
+    return module
 
 
 def _choose_owners(

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from tasks.node import device
+from tasks.node import device, device_check
 from tasks.node.device import own_device
 from tasks.node.device_check import is_named, wait_for_devices
 from tasks.node.record import ANY, CPU, Devices
@@ -46,7 +46,7 @@ def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_und
     ],
 )
 def test_a_machine_is_waited_for_and_its_reason_is_in_torchs_words(
-    clock, works_at, cold_s, wait_s, reason, least_s, most_s
+    clock, monkeypatch, works_at, cold_s, wait_s, reason, least_s, most_s
 ):
     """Its driver works from a moment on. The first look takes `cold_s`, as far as it may."""
     colds = [cold_s]
@@ -59,7 +59,8 @@ def test_a_machine_is_waited_for_and_its_reason_is_in_torchs_words(
             return [], "no answer"
         return (A10G, "") if clock.now >= works_at else ([], "Error 802")
 
-    found = wait_for_devices(FOUR, look, wait_s=wait_s, most_s=300.0)
+    monkeypatch.setattr(device_check, "torch_sees", look)
+    found = wait_for_devices(FOUR, wait_s=wait_s, most_s=300.0)
     assert bool(found) is bool(reason) and re.search(reason, found)
     assert least_s <= clock.now <= most_s
 

@@ -164,7 +164,7 @@ def test_a_wrong_loader_is_explained_in_a_line_and_is_no_lost_peer(built, loader
 
 
 def workers_of(made):
-    return [one.pid for one in made.loader._processes]
+    return [one.pid for one in made.loader.processes]
 
 
 def state(process):
@@ -228,10 +228,9 @@ from tests.tasks.node.test_loader import FILE, replace
 
 file = replace(FILE, arguments={"loader": "DataLoader(Hanging(50), num_workers=2)"})
 made = build(Path(sys.argv[1]), file, seed=0, rank=0, computing=Arithmetic())
-made.loader._rebuilt = made.loader._rebuild(4)
-made.loader._start()
+made.loader._iterator = iter(made.loader._rebuild(4))
 time.sleep(0.5)
-print(*[one.pid for one in made.loader._processes], flush=True)
+print(*[one.pid for one in made.loader.processes], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -85,7 +85,7 @@ def test_a_workload_that_cannot_be_made_ready_fails_every_run_of_the_machine(
 def test_a_machine_without_its_devices_is_waited_for_once_and_fails_its_runs(tmp_path, monkeypatch):
     waits = []
 
-    def wait(expected, _look, *, wait_s, most_s):
+    def wait(expected, *, wait_s, most_s):
         waits.append(wait_s)
         return f"no {expected.name}"
 

@@ -27,10 +27,10 @@ def test_the_rank_that_was_hit_is_distinguished_from_those_that_lost_it(codes, h
     assert worker_exit_code(log(*codes)) == hit
 
 
-def test_the_reason_is_that_ranks_last_word_else_its_exit_code():
+def test_the_reason_is_that_ranks_last_word():
     text = "noise\nsrift[3]: out of memory\nsrift[4]: its peer is gone\n" + log(4, 3)
     assert exit_reason(text, 3) == "out of memory"
     assert exit_reason(text, 4) == "its peer is gone"
     assert exit_reason("srift: node 1 could not write x\n", 5) == "node 1 could not write x"
-    assert "-9" in exit_reason(log(-9), -9)
-    assert "log" in exit_reason("", None) and worker_exit_code("") is None
+    assert exit_reason(log(-9), -9) == ""
+    assert worker_exit_code("") is None

@@ -111,7 +111,7 @@ def test_fp16_is_measured_once_its_updates_are_made(monkeypatch):
     block = steps.TimedSteps.block
 
     def noted(self, *given, **named):
-        scales.append(built.arithmetic.scale)
+        scales.append(built.arithmetic.scaler.get_scale())
         return block(self, *given, **named)
 
     monkeypatch.setattr(steps.TimedSteps, "block", noted)
