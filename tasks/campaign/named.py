@@ -65,15 +65,11 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
             text is not a cluster, no zone sells the machines together at a known price, or the
             cluster cannot be launched.
     """
-    able = {workload.name for workload in workspace.measurable}
-    if wish.workload in workspace.settings.workloads.keys() - able:
+    if workspace.settings.stated(wish.workload).entrypoint is None:
         raise SettingsError(
             f"{wish.workload} has no entrypoint: set it under [workloads.{wish.workload}] in"
             " srift.toml, or load measurements with `srift import FILE`"
         )
-    if wish.workload not in able:
-        near = nearest_names(wish.workload, able)
-        raise SettingsError(f"unknown workload {wish.workload!r}; {near}")
     clusters = [_cluster(workspace, text, offers) for text in wish.clusters]
     return list({cluster.name: cluster for cluster in clusters}.values())
 
@@ -252,12 +248,9 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
         pilots = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
         if not pilots["runs"]:
-            why = (
-                "the choice is settled, so that no run is needed"
-                if pilots["settled"]
-                else pilots["reason"]
-            )
-            why = why or "a few runs would not settle the choice"
+            why = pilots["reason"] or "a few runs would not settle the choice"
+            if pilots["settled"]:
+                why = "the choice is settled, so that no run is needed"
             reporter().say(f"{case.workload.name}, {goal.goal}: {why}")
         for row in pilots["runs"]:
             cluster, run = row["planned"]

@@ -25,7 +25,7 @@ from warehouse.imports import (
     remember,
     staged_counts,
 )
-from warehouse.reads import knows_import, measured_workloads
+from warehouse.reads import mart, measured_workloads
 
 from ..providers.ec2.catalogue import most_tflops
 from ..reporting.progress import reporter
@@ -248,7 +248,8 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     written.
     """
     warehouse = workspace.warehouse
-    if workspace.settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
+    known = mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)  # also if forgotten later
+    if workspace.settings.ec2.emulated or len(known):
         return 0
     warehouse.create()
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
@@ -271,15 +272,13 @@ def asked_of_public(
     a workload of the public step times that has no code in srift.toml. Returns the workspace with
     the workloads whose public step times count (see `with_public_workloads`).
 
-    shape: True if the question describes a transformer.
+    shape: True if the question is about a transformer on EC2.
 
     Raises WarehouseError if the warehouse cannot be written.
     """
     spec = workspace.settings.workloads.get(workload)
     public = workload in packaged_names() and (spec is None or spec.entrypoint is None)
-    shape |= spec is not None and spec.transformer is not None
-    public |= shape and workspace.provider.name == PROVIDER
-    if public and workload not in measured_workloads(workspace.warehouse, PROVIDER):
+    if (shape or public) and workload not in measured_workloads(workspace.warehouse, PROVIDER):
         load_public(workspace, now)
     return with_public_workloads(workspace)
 

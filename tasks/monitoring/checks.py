@@ -93,8 +93,7 @@ def note_alarms(
         return cautions
     predicted = champion.model.predict(runs.drop(columns=_OUTCOMES))
     shares = reads.mart(workspace.warehouse, "input_shares", **of)
-    pairs = zip(shares["workload"], shares["instance_type"], strict=True)
-    share = dict(zip(pairs, shares["share"], strict=True))
+    share: dict[Any, float] = shares.set_index(["workload", "instance_type"])["share"].to_dict()
     rows = slow_runs.alarms(runs.assign(slowness=slowness(runs)), predicted, share)
     _store(workspace, "raw_alarms", rows, champion, refresh_id, now)
     return alarm_sentences(rows) + cautions

@@ -80,14 +80,12 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         WarehouseMissing: if there is no model and none was fitted.
         ProviderError: if no offer passes the question's filters.
     """
-    name, shape = question.workload, question.transformer
-    workspace = asked_of_public(
-        open_workspace(provider), name, datetime.now(UTC), shape=bool(shape)
-    )
+    name, shape, workspace = question.workload, question.transformer, open_workspace(provider)
+    stated = workspace.settings.workloads.get(name)
+    shaped = provider == PROVIDER and bool(shape or (stated and stated.transformer))
+    workspace = asked_of_public(workspace, name, datetime.now(UTC), shape=shaped)
     with one_thread():
         champion = load_champion(workspace.home, provider)
-    spec = workspace.settings.workloads.get(name)
-    shaped = provider == PROVIDER and (shape or (spec is not None and spec.transformer))
     if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
         champion = _fitted_on_public(workspace)
     workload = _workload(workspace, question)

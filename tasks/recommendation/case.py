@@ -156,17 +156,16 @@ class Case:
         The columns are the provider, the model version, times and sources. Notes and warnings are
         added to the reasons.
         """
-        measured = self.runs["measured_at"].max() if len(self.runs) else None
-        newest = None  # the warehouse's times are UTC
-        if not pd.isna(measured):
-            newest = pd.Timestamp(measured).tz_localize(UTC).to_pydatetime()
+        newest = self.runs["measured_at"].max() if len(self.runs) else None
+        if not pd.isna(newest):  # the warehouse's times are UTC
+            newest = newest.tz_localize(UTC).to_pydatetime()
         rows = []
         for row in found.rows:
             offers = row.pop("offers")
             prices = (one.price_as_of for one in offers or self.offers)
             more = {
                 "provider": self.workspace.provider.name,
-                "newest_measurement_at": newest,
+                "newest_measurement_at": None if pd.isna(newest) else newest,
                 "model_version": None if self.champion is None else str(self.champion.version),
                 "placement_score": None,
                 "price_as_of": min(prices, default=None),
@@ -225,7 +224,7 @@ def supply_of(
         downloads = workspace.warehouse.select("raw_downloads", stored).sort_values("planned_at")
         for row in downloads.tail(1).to_dict("records"):
             offers = [replace(one, start_usd=_start_usd(workspace, row, one)) for one in offers]
-    learning = reads.learning(workspace.warehouse, workspace.provider.name)
+    learning = reads.mart(workspace.warehouse, "learning", provider=workspace.provider.name)
     return Supply(
         offers=without_beaten_zones(offers),
         max_hosts=workspace.max_hosts,

@@ -9,7 +9,7 @@ import math
 import re
 import string
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -20,8 +20,6 @@ from models.domain.workload import Mode
 from .progress import goal_text
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from models.campaign.shopping_list import PlannedLaunch
 
 Row = Mapping[str, Any]
@@ -180,18 +178,17 @@ _PILOTS = """
 """
 
 
-def print_recommendations(
-    rows: Sequence[Row], now: datetime | None = None, illustrative: Collection[str] = ("local",)
-) -> None:
+def print_recommendations(rows: Sequence[Row], now: datetime | None = None) -> None:
     """Print each workload's goals with their first choices, alternatives and reasons.
 
     rows: rows of the published table, or the answer of `srift recommend`.
     now: the time that determines the age of prices; None means the current time.
-    illustrative: providers whose prices are not real. Their prices are printed without an age.
+    The prices of local hosts are not real. They are printed without an age.
     """
-    for provider in {row["provider"] for row in rows} & set(illustrative):
-        _print(f"provider {provider}: prices are illustrative", style="italic")
-    billed = [row for row in rows if row["provider"] not in illustrative and row["price_as_of"]]
+    billed = [row for row in rows if row["provider"] != "local"]
+    if len(billed) < len(rows):
+        _print("provider local: prices are illustrative", style="italic")
+    billed = [row for row in billed if row["price_as_of"]]
     if billed:
         oldest = min(row["price_as_of"] for row in billed)
         age = (now or datetime.now(UTC)) - oldest
@@ -205,7 +202,7 @@ def print_recommendations(
         group = [row for row in rows if key(row) == (provider, workload)]
         _print_workload(group)
         sources = {row["interruption_source"] for row in group} - {None, ""}
-        if sources and provider not in illustrative:
+        if sources and provider != "local":
             _print(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
     if any(row["cluster"] or row.get("frontier") for row in rows):
         _print(f"\n{COLUMN_LEGEND}", style="italic")
@@ -566,8 +563,16 @@ def print_imports(imports: Sequence[Row]) -> None:
     _print_table(imports, columns)
 
 
-def print_scores(frame: pd.DataFrame, title: str, sentences: Sequence[str]) -> None:
-    """Print `title`, the scoreboard `frame` rounded to four decimals, and `sentences` as notes."""
+def print_backtest(found: Row) -> None:
+    """Print the result of `srift backtest`. Errors are rounded to four decimals."""
+    import pandas as pd
+
+    title = (
+        f"{found['predicted']} of {found['rows']} rows predicted ({found['provider']}); errors are"
+        " |predicted - measured| / measured,\ncoverage is the share of rows inside the 50, 80"
+        " and 90 % intervals"
+    )
+    frame = pd.DataFrame(found["summary"])
     text = frame.round(4).to_string(index=False) if len(frame) else ""
     _print(f"{title}\n{text}".rstrip())
-    _print_notes(sentences)
+    _print_notes(found["sentences"])

@@ -27,7 +27,7 @@ from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import DescribedMachines, install
 from tests.warehouse.builders import write
 from warehouse.append import note_workloads
-from warehouse.reads import knows_import, mart, measured_workloads
+from warehouse.reads import mart, measured_workloads
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 NAME = "resnet50-imagenet"
@@ -56,7 +56,7 @@ def counted(here):
 
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here):
-    assert not knows_import(here.warehouse, PUBLIC_IMPORT)
+    assert not len(mart(here.warehouse, "stg_import_files", import_id=PUBLIC_IMPORT))
     assert load_public(here, NOON) == 5084 and load_public(here, NOON) == 0
     known = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
     assert known >= public_workloads().keys() and counted(here) == (0, 992)
