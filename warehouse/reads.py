@@ -117,14 +117,6 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
     return whole.hexdigest()[:16]
 
 
-def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the rows of the mart `drift` for the instance types and zones that drift.
-
-    Drift means that too many new runs lie outside their predicted intervals.
-    """
-    return mart(warehouse, "drift", provider=provider, drifting=True)
-
-
 def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
     """Return the spot interruption rates that the provider publishes.
 

@@ -66,7 +66,7 @@ def forget(
         show(as_json, list_imports(warehouse), print_imports)
         return
     forgotten = forget_import(warehouse, import_id, datetime.now(UTC))
-    show(as_json, asdict(forgotten), forgotten.sentence)
+    show(as_json, forgotten, forgotten["sentence"])
 
 
 @app.command()

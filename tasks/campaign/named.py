@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from models.campaign.candidates import (
-    Costs,
     PlannedRun,
     profile_of,
     profiled_lines,
@@ -128,12 +127,11 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     Raises:
         SettingsError: if a cluster is unknown, cannot be launched or cannot train the workload.
     """
-    costs = case.experience.costs
     with one_thread():
         if not wish.clusters:
             return _pilots(case, wish.pilots)
         clusters = clusters_of(case.workspace, wish, case.offers)
-        return [launch_of(one, _runs_on(case, one, costs), costs) for one in clusters]
+        return [launch_of(one, _runs_on(case, one), case.experience.costs) for one in clusters]
 
 
 def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
@@ -182,7 +180,7 @@ def _known(case: Case) -> set[str]:
     return {offer.instance_type.name for offer in case.known}
 
 
-def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
+def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
     """Return the runs of a launch of `cluster`: missing profiles, and one training run.
 
     A profile measures compute times on one machine. It is included for each instance type that has
@@ -193,7 +191,7 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     Raises:
         SettingsError: if the cluster cannot train the workload.
     """
-    run = _quickest(case, cluster, costs)
+    run, costs = _quickest(case, cluster), case.experience.costs
     if run is None:
         first = replace(case.workload, modes=case.workload.modes[:1])
         found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
@@ -214,7 +212,7 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     return [replace(one, reason="named by hand") for one in (*missing, run)]
 
 
-def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
+def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
     """Return a training run on `cluster`, with the setup that has the highest predicted throughput.
 
     Returns None if there is no model, if the model does not know an instance type, or if no setup
@@ -232,7 +230,7 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
         return None
     step_s = case.model.predict(pd.DataFrame([setup.row() for setup in setups]))["step_s"]
     best = int((step_s.to_numpy(float) / [setup.global_batch for setup in setups]).argmin())
-    return training_run(setups[best], float(step_s.iloc[best]), costs)
+    return training_run(setups[best], float(step_s.iloc[best]), case.experience.costs)
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:

@@ -84,21 +84,6 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
-    """The result of `srift forget`.
-
-    rows: number of measurements that no longer count.
-    facts: number of workloads whose facts no longer count.
-    sentence: the message to the user.
-    """
-
-    import_id: str
-    rows: int
-    facts: int
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFiles:
     """The files to import: measurements, facts of workloads, or both."""
 
@@ -283,10 +268,16 @@ def asked_of_public(
     return with_public_workloads(workspace)
 
 
-def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
+def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, Any]:
     """Forget the import whose id begins with `text`: its rows and facts no longer count.
 
-    Nothing is deleted. Raises SettingsError unless the id of exactly one import begins with `text`.
+    Nothing is deleted. Keys of the result:
+
+        rows: number of measurements that no longer count.
+        facts: number of workloads whose facts no longer count.
+        sentence: the message to the user.
+
+    Raises SettingsError unless the id of exactly one import begins with `text`.
     """
     with warehouse.transact() as connection:
         imports = {row["import_id"]: row for row in rows_of_query(connection, _IMPORTS)}
@@ -305,7 +296,7 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
         f" count. The model includes them until {_refreshes(imports[import_id]['providers'])}"
         " runs; importing the files again restores them"
     )
-    return Forgotten(import_id=import_id, rows=rows, facts=facts, sentence=sentence)
+    return {"import_id": import_id, "rows": rows, "facts": facts, "sentence": sentence}
 
 
 def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
     """
     if workspace.provider.name != PROVIDER:
         return workspace
-    counting = set(mart(workspace.warehouse, "public_rows", provider=PROVIDER)["workload"])
+    counting = set(workspace.mart("public_rows")["workload"])
     settings = workspace.settings
     more = {name: one for name, one in public_workloads().items() if name in counting}
     return replace(

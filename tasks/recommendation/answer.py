@@ -13,7 +13,7 @@ from models.domain.transformer import USUAL_TOKENS
 from models.domain.workload import SWITCHES, Goal, Mode, Workload
 from models.planner.choice_rule import row_misses
 from warehouse.database import WarehouseMissing
-from warehouse.reads import mart, measured_setups
+from warehouse.reads import measured_setups
 
 from ..data_files.imports import asked_of_public
 from ..data_files.public import PROVIDER, only_public
@@ -209,10 +209,7 @@ def _imported(workspace: Workspace, name: str) -> Workload:
     Raises:
         SettingsError: if the workload is unknown.
     """
-    provider = workspace.provider.name
-    facts = mart(
-        workspace.warehouse, "workloads", provider=provider, digest=IMPORTED, workload=name
-    )
+    facts = workspace.mart("workloads", digest=IMPORTED, workload=name)
     if not len(facts):
         raise unknown(workspace, name)
     (samples,) = facts["samples"]

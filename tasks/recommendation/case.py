@@ -20,7 +20,6 @@ from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.learning import vetoes
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel, introduced, with_compressed
-from warehouse import reads
 
 from ..data_files.public import ORIGIN, only_public
 from ..market.job_conditions import Experience, experience_of
@@ -224,13 +223,12 @@ def supply_of(
         downloads = workspace.warehouse.select("raw_downloads", stored).sort_values("planned_at")
         for row in downloads.tail(1).to_dict("records"):
             offers = [replace(one, start_usd=_start_usd(workspace, row, one)) for one in offers]
-    learning = reads.mart(workspace.warehouse, "learning", provider=workspace.provider.name)
     return Supply(
         offers=without_beaten_zones(offers),
         max_hosts=workspace.max_hosts,
         fits=workspace.provider.fits,
         job_conditions=conditions,
-        vetoes=vetoes(learning, workload),
+        vetoes=vetoes(workspace.mart("learning"), workload),
     )
 
 
