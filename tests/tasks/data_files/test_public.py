@@ -85,7 +85,7 @@ def test_a_fresh_home_answers_from_them(tmp_path, no_credentials, monkeypatch):
 def test_forgotten_they_stay_forgotten_until_they_are_imported(here):
     load_public(here, NOON)
     forgotten = forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
-    assert (forgotten.rows, forgotten.facts) == (5084, 50)
+    assert (forgotten["rows"], forgotten["facts"]) == (5084, 50)
     assert load_public(here, NOON) == 0 and measured_workloads(here.warehouse, "ec2") == {}
     assert NAME not in asked_of_public(here, NAME, NOON).settings.workloads
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
