@@ -9,7 +9,7 @@ import math
 import re
 import string
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -178,17 +178,18 @@ _PILOTS = """
 """
 
 
-def print_recommendations(rows: Sequence[Row], now: datetime | None = None) -> None:
+def print_recommendations(
+    rows: Sequence[Row], now: datetime | None = None, illustrative: Collection[str] = ("local",)
+) -> None:
     """Print each workload's goals with their first choices, alternatives and reasons.
 
     rows: rows of the published table, or the answer of `srift recommend`.
     now: the time that determines the age of prices; None means the current time.
-    The prices of local hosts are not real. They are printed without an age.
+    illustrative: providers whose prices are not real. Their prices are printed without an age.
     """
-    billed = [row for row in rows if row["provider"] != "local"]
-    if len(billed) < len(rows):
-        _print("provider local: prices are illustrative", style="italic")
-    billed = [row for row in billed if row["price_as_of"]]
+    for provider in {row["provider"] for row in rows} & set(illustrative):
+        _print(f"provider {provider}: prices are illustrative", style="italic")
+    billed = [row for row in rows if row["provider"] not in illustrative and row["price_as_of"]]
     if billed:
         oldest = min(row["price_as_of"] for row in billed)
         age = (now or datetime.now(UTC)) - oldest
@@ -202,7 +203,7 @@ def print_recommendations(rows: Sequence[Row], now: datetime | None = None) -> N
         group = [row for row in rows if key(row) == (provider, workload)]
         _print_workload(group)
         sources = {row["interruption_source"] for row in group} - {None, ""}
-        if sources and provider != "local":
+        if sources and provider not in illustrative:
             _print(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
     if any(row["cluster"] or row.get("frontier") for row in rows):
         _print(f"\n{COLUMN_LEGEND}", style="italic")
