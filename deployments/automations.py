@@ -72,12 +72,10 @@ def overdue(block: Any, deployment: str) -> AutomationCore:
             threshold=1,
             within=OVERDUE,
         ),
-        actions=[_notify(block, "Srift: no fresh table", body)],
+        actions=[
+            SendNotification(block_document_id=block, subject="Srift: no fresh table", body=body)
+        ],
     )
-
-
-def _notify(block: Any, subject: str, body: str) -> SendNotification:
-    return SendNotification(block_document_id=block, subject=subject, body=body)
 
 
 def announced(block: Any, event: str, subject: str) -> AutomationCore:
@@ -94,7 +92,11 @@ def announced(block: Any, event: str, subject: str) -> AutomationCore:
             threshold=1,
             within=timedelta(0),
         ),
-        actions=[_notify(block, subject, "{{ event.payload.said }}")],
+        actions=[
+            SendNotification(
+                block_document_id=block, subject=subject, body="{{ event.payload.said }}"
+            )
+        ],
     )
 
 

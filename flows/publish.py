@@ -27,8 +27,7 @@ def publish(provider: str, refresh_id: str) -> int:
     """
     workspace = with_public_workloads(open_workspace(provider))
     champion = load_champion(workspace.home, provider)
-    names = [one.name for one in workspace.workloads]
-    runs = measured_setups(workspace.warehouse, provider, names)
+    runs = measured_setups(workspace.warehouse, provider, workspace.settings.workloads)
     # A Dask worker does not know which local hosts fit on this machine.
     dask = workspace.settings.shared.dask if workspace.spends_money else ""
     offers = current_offers(workspace)

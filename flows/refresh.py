@@ -67,11 +67,10 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     measured = measure(refresh_id, provider, max_usd)
     clock = time.monotonic()
     promotion = retrain(refresh_id, provider)
-    retrain_s, clock = time.monotonic() - clock, time.monotonic()
+    retrained = time.monotonic()
     rows = publish(provider, refresh_id)
-    publish_s = time.monotonic() - clock
-    seconds = {"reap and prices": before_s, **measured["seconds"], "retrain": retrain_s}
-    seconds["publish"] = publish_s
+    seconds = {"reap and prices": before_s, **measured["seconds"], "retrain": retrained - clock}
+    seconds["publish"] = time.monotonic() - retrained
     store_timings(workspace, refresh_id, seconds)
     try:
         workspace.warehouse.back_up()

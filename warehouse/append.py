@@ -13,6 +13,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from .database import SQL_FOLDER
+
 Row = Mapping[str, Any]
 Connection = duckdb.DuckDBPyConnection
 
@@ -44,36 +46,16 @@ def append_records(
     value that cannot be cast to the type of its column is stored as null, because a machine may
     write an invalid record.
     """
-    at = in_utc(loaded_at).isoformat()
-    stamp = {"refresh_id": refresh_id, "loaded_at": at}
-    texts = [json.dumps({"measured_at": at} | _run(body) | stamp) for body in bodies]
+    stamp = {"refresh_id": refresh_id, "loaded_at": in_utc(loaded_at).isoformat()}
+    texts = [json.dumps({**body, **stamp}) for body in bodies]
     types = _columns(connection, "raw_runs")
     connection.register("texts", pa.table({"body": pa.array(texts, pa.string())}))
     values = ", ".join(
         f"try_cast(body {'->>' if kind == 'VARCHAR' else '->'} '$.{name}' as {kind}) as {name}"
         for name, kind in types.items()
     )
-    return insert(connection, "raw_runs", list(types), f"select {values} from texts")
-
-
-def _run(body: Row) -> dict[str, Any]:
-    """Convert a run record (tasks/node/record.py) to a dictionary {column of raw_runs: value}.
-
-    The dictionary may contain additional keys that are not columns.
-    """
-    setup, values, devices = body["setup"], body.get("values") or {}, body.get("devices") or ()
-    ended = body.get("ended_unix")
-    row = {**(body.get("item") or {}), **values, **setup, **body}
-    for name in ("workload_digest", "workload", "reason", "cause"):
-        row[name] = body.get(name) or setup.get(name) or ""
-    row["told_by"] = "node" if "attempt" in body else "controller"
-    row["losses"] = values.get("losses")
-    row["lost_unix"] = [loss["lost_unix"] for loss in setup.get("losses") or ()]
-    row["device_names"] = [device["name"] for device in devices]
-    row["device_threads"] = [device["threads"] for device in devices]
-    if ended:
-        row["measured_at"] = datetime.fromtimestamp(ended, UTC).replace(tzinfo=None).isoformat()
-    return row
+    flat = (SQL_FOLDER / "records.sql").read_text()
+    return insert(connection, "raw_runs", list(types), f"select {values} from ({flat})")
 
 
 def note_import(

@@ -104,7 +104,7 @@ class Warehouse:
         Raises WarehouseError if another version of Srift created the tables.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._open(read_only=False) as connection, transaction(connection):
+        with self.transact() as connection:
             create_tables(connection, str(self))
             create_views(connection)
 
@@ -156,8 +156,8 @@ class Warehouse:
         with self.read() as connection:
             return count_rows(connection)
 
-    def back_up(self) -> Path:
-        """Replace the backup with a verified copy of the file, and return the path of the backup.
+    def back_up(self) -> None:
+        """Replace the backup with a verified copy of the file.
 
         Raises WarehouseDamaged if the copy cannot be read, and DiskFull if it cannot be written.
         After an error, the previous backup is unchanged.
@@ -177,7 +177,6 @@ class Warehouse:
             ) from error
         finally:
             partial.unlink(missing_ok=True)
-        return self.backup
 
     def restore(self) -> Path:
         """Replace the file with the backup, and keep the damaged file under another name.

@@ -45,14 +45,18 @@ _COMMENTS = """
     with wanted as (
         select table_name, column_name, comment
         from duckdb_columns()
-        where table_name in ? and database_name = current_database()
+        where list_contains($names, table_name) and database_name = current_database()
     )
-    select wanted.table_name, wanted.column_name, coalesce(wanted.comment, base.comment)
+    select
+        'column ' || wanted.table_name || '.' || wanted.column_name,
+        coalesce(wanted.comment, base.comment, '')
     from wanted
     left join wanted as base
         on base.table_name = 'recommendation_history' and base.column_name = wanted.column_name
     union all
-    select view_name, null, comment from duckdb_views() where view_name in ?
+    select if(list_contains($views, view_name), 'view ', 'table ') || view_name, coalesce(comment, '')
+    from duckdb_views()
+    where list_contains($names, view_name)
 """
 
 
@@ -82,12 +86,12 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
 
 def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
     """Write the new content of every published file under the file's temporary name."""
-    commented = sorted({*TABLES, *VIEWS})
+    names = {"names": [*TABLES, *VIEWS], "views": [*VIEWS]}
     with warehouse.read() as connection:
         tables = {
             name: connection.execute(f"select * from {name}").to_arrow_table() for name in TABLES
         }
-        comments = connection.execute(_COMMENTS, [commented, commented]).fetchall()
+        comments = connection.execute(_COMMENTS, names).fetchall()
     with duckdb.connect() as connection:
         connection.execute(
             f"attach {quoted(str(_beside(database)))} as published (storage_version '{_STORAGE}')"
@@ -97,10 +101,8 @@ def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
             connection.register("incoming", rows)
             connection.execute(f"create table {name} as select * from incoming")
         create_views(connection, only=VIEWS)
-        for name, column, comment in comments:
-            kind = "view" if name in VIEWS else "table"
-            place = f"column {name}.{column}" if column else f"{kind} {name}"
-            connection.execute(f"comment on {place} is {quoted(comment or '')}")
+        for place, comment in comments:
+            connection.execute(f"comment on {place} is {quoted(comment)}")
         for name, kind in product(FILES, _KINDS):
             columns = "*"
             if (name, kind) == ("recommendations", "csv"):

@@ -5,8 +5,7 @@ the staged rows (importing/problems.sql), and `append_imports` loads them. All f
 caller's connection, so that one transaction can cover the three steps.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,11 +28,9 @@ _HEADROOM = 1.5
 Problem = tuple[int, str, str, str]
 
 
-@contextmanager
-def scratch() -> Iterator[Connection]:
-    """Yield a connection to an empty database in memory."""
-    with duckdb.connect(config=NO_DOWNLOADS) as connection:
-        yield connection
+def scratch() -> Connection:
+    """Return a connection to an empty database in memory."""
+    return duckdb.connect(config=NO_DOWNLOADS)
 
 
 def stage(connection: Connection, table: pa.Table) -> None:

@@ -67,10 +67,6 @@ class Lake:
     database: str
     data: str
 
-    @property
-    def name(self) -> str:
-        return f"{self.database} on {self.host}:{self.port}"
-
 
 class SharedWarehouse(Warehouse):
     """A warehouse in a DuckLake, which processes on several machines can use.
@@ -83,7 +79,8 @@ class SharedWarehouse(Warehouse):
         self.lake = lake
 
     def __str__(self) -> str:
-        return f"the shared warehouse {self.lake.name}"
+        lake = self.lake
+        return f"the shared warehouse {lake.database} on {lake.host}:{lake.port}"
 
     def exists(self) -> bool:
         """Return True if the tables exist. Raises WarehouseError if PostgreSQL does not answer."""
@@ -114,9 +111,8 @@ class SharedWarehouse(Warehouse):
             )
             return copied
 
-    def back_up(self) -> Path:
-        """Do nothing but return `path`: operators back up PostgreSQL and the file store."""
-        return self.path
+    def back_up(self) -> None:
+        """Do nothing: operators back up PostgreSQL and the file store."""
 
     def restore(self) -> Path:
         """Raise WarehouseError: operators restore PostgreSQL and the file store themselves."""

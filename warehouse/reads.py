@@ -88,14 +88,6 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
     """Return {workload: number of runs in the mart `runs`}."""
     query = "select workload, count(*) from runs where provider = ? group by 1"
-    return _counts(warehouse, query, provider)
-
-
-def _counts(warehouse: Warehouse, query: str, provider: str) -> dict[str, int]:
-    """Return the result of a query as a dictionary {name: count}.
-
-    query: SQL that selects a name and a count. Its only parameter is the provider.
-    """
     with warehouse.read() as connection:
         return dict(connection.execute(query, [provider]).fetchall())
 
@@ -125,26 +117,20 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
     return whole.hexdigest()[:16]
 
 
-def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the rows of the mart `drift` for the instance types and zones that drift.
+def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
+    """Return the spot interruption rates that the provider publishes.
 
-    Drift means that too many new runs lie outside their predicted intervals.
+    The result is {instance type: interruptions per hour}, the mean over all regions and zones of
+    the newest offers.
     """
-    return mart(warehouse, "drift", provider=provider, drifting=True)
-
-
-def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return {torch version (major.minor): number of runs that Srift measured with it}.
-
-    Runs that no longer count are left out (see marts/outdated_runs.sql).
+    query = """
+        select instance_type, avg(interruptions_per_hour)
+        from offers
+        where provider = ? and market = 'spot' and interruptions_per_hour is not null
+        group by 1
     """
-    query = "select torch_line, runs from torch_lines where provider = ?"
-    return _counts(warehouse, query, provider)
-
-
-def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the runs that compare the convergence of strategies (mart `learning`)."""
-    return mart(warehouse, "learning", provider=provider)
+    with warehouse.read() as connection:
+        return dict(connection.execute(query, [provider]).fetchall())
 
 
 def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
@@ -165,17 +151,6 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
     """
     with warehouse.read() as connection:
         return set(connection.execute(query).fetchall())
-
-
-def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return {workload: number of public step times that count}. Srift ships these step times."""
-    query = "select workload, rows from public_rows where provider = ?"
-    return _counts(warehouse, query, provider)
-
-
-def knows_import(warehouse: Warehouse, import_id: str) -> bool:
-    """Return True if `import_id` was ever imported, even if the import was forgotten later."""
-    return len(mart(warehouse, "stg_import_files", import_id=import_id)) > 0
 
 
 SPEND_BY = {
@@ -212,11 +187,11 @@ def lease_spend(
         return rows_of_query(connection, query, {"provider": provider, "since": in_utc(since)})
 
 
-def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:
-    """Run the queries report/*.sql, and return {file name without suffix: result}."""
+def reported(warehouse: Warehouse) -> dict[str, list[dict[str, Any]]]:
+    """Run the queries report/*.sql, and return {file name without suffix: rows}."""
     with warehouse.read() as connection:
         return {
-            file.stem: select(connection, file.read_text())
+            file.stem: rows_of_query(connection, file.read_text())
             for file in sorted(SQL_FOLDER.glob("report/*.sql"))
         }
 

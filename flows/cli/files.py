@@ -66,7 +66,7 @@ def forget(
         show(as_json, list_imports(warehouse), print_imports)
         return
     forgotten = forget_import(warehouse, import_id, datetime.now(UTC))
-    show(as_json, asdict(forgotten), forgotten.sentence)
+    show(as_json, forgotten, forgotten["sentence"])
 
 
 @app.command()
@@ -84,12 +84,8 @@ def backtest(
 ) -> None:
     """Fit a model on TRAIN, predict TEST, and print the errors by workload and cluster size."""
     from tasks.data_files.backtest import backtest as compare
-    from tasks.reporting.tables import print_scores
+    from tasks.reporting.tables import print_backtest
 
     settings()
-    report = compare(train, test, workloads=workloads, catalogue=catalogue, predictions=predictions)
-    show(
-        as_json,
-        report.as_json(),
-        lambda _: print_scores(report.summary, report.headline, report.sentences),
-    )
+    found = compare(train, test, workloads=workloads, catalogue=catalogue, predictions=predictions)
+    show(as_json, found, print_backtest)

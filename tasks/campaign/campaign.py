@@ -72,8 +72,8 @@ def shop(
     workspace = workspace.without(tally.lacking)
     workloads = with_facts(workspace.measurable, frames["workloads"])
     limits = _limits(workspace, tally)
-    learned = reads.learning(workspace.warehouse, workspace.provider.name)
-    learning = learning_launches(limits, unknown_learning(learned, workloads), offers)
+    unknown = unknown_learning(mart_of(workspace, "learning"), workloads)
+    learning = learning_launches(limits, unknown, offers)
     stale_after = timedelta(days=workspace.settings.campaign.stale_after_days)
     past = Past(
         runs=frames["runs"],
@@ -273,14 +273,14 @@ def outdating(workspace: Workspace) -> str:
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
         return ""
-    stored = reads.torch_lines(workspace.warehouse, workspace.provider.name)
-    others = {other: runs for other, runs in stored.items() if other != line}
-    if not others:
+    stored = mart_of(workspace, "torch_lines")
+    others = stored[stored["torch_line"] != line]
+    if others.empty:
         return ""
     return (
         f"warning: the image of [ec2] ami_parameter has torch {line}. After the first run on it,"
-        f" {sum(others.values())} runs with torch {', '.join(sorted(others))} no longer count. To"
-        " keep them, name an image with their torch version"
+        f" {others['runs'].sum():.0f} runs with torch {', '.join(others['torch_line'])} no longer"
+        " count. To keep them, name an image with their torch version"
     )
 
 
@@ -349,10 +349,11 @@ def serve_launch(
     job = without_data(job, lacking)
     if lacking and not job.items:
         return Served(lease_id=lease_id, outcome="failed: no data", lacked_data=lacking)
-    patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
-    download_usd = sum(plan.download_usd for plan in plans)
     job = replace(
-        job, deadline_s=allowed.deadline_s, patience_s=patient_s, download_usd=download_usd
+        job,
+        deadline_s=allowed.deadline_s,
+        patience_s=patience_s(workspace, launch, tally, allowed.deadline_s),
+        download_usd=sum(plan.download_usd for plan in plans),
     )
     runs = dict(zip(job.run_setups, launch.items, strict=True))
 

@@ -38,7 +38,7 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
     max_usd: the dollar cap; None means `[campaign] max_usd` of srift.toml.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
-    offers = offers_now(workspace, now)
+    offers, tally = offers_now(workspace, now), Tally.of(workspace, max_usd, "dry-run")
     if workspace.spends_money:
         if max_usd is None:
             assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
@@ -46,8 +46,6 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
                 f"no --max-usd: assuming {assumed}; launches on {provider} require --max-usd"
             )
         offers = with_spot(offers, workspace.settings.campaign.market)
-    tally = Tally.of(workspace, max_usd, "dry-run")
-    if workspace.spends_money:
         tally.cap_usd = min(tally.cap_usd, workspace.settings.ec2.max_usd_per_month)
     if wish is None:
         launches = list_of(workspace, offers, tally)
@@ -81,9 +79,13 @@ def planned(
         plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
         tally.data |= {plan.name: plan for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
-        row |= {"deadline_s": allowed.deadline_s, "refused": bool(allowed.refusal)}
-        row |= {"worst_usd": None, "requests": []}
-        row["said"] = [str(plan) for plan in plans]
+        row |= {
+            "deadline_s": allowed.deadline_s,
+            "refused": bool(allowed.refusal),
+            "worst_usd": None,
+            "requests": [],
+            "said": [str(plan) for plan in plans],
+        }
         if allowed.refusal:
             row["said"] = [f"not launched: {allowed.refusal}"]
         elif workspace.spends_money:

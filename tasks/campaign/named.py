@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from models.campaign.candidates import (
-    Costs,
     PlannedRun,
     profile_of,
     profiled_lines,
@@ -65,15 +64,11 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
             text is not a cluster, no zone sells the machines together at a known price, or the
             cluster cannot be launched.
     """
-    able = {workload.name for workload in workspace.measurable}
-    if wish.workload in workspace.settings.workloads.keys() - able:
+    if workspace.settings.stated(wish.workload).entrypoint is None:
         raise SettingsError(
             f"{wish.workload} has no entrypoint: set it under [workloads.{wish.workload}] in"
             " srift.toml, or load measurements with `srift import FILE`"
         )
-    if wish.workload not in able:
-        near = nearest_names(wish.workload, able)
-        raise SettingsError(f"unknown workload {wish.workload!r}; {near}")
     clusters = [_cluster(workspace, text, offers) for text in wish.clusters]
     return list({cluster.name: cluster for cluster in clusters}.values())
 
@@ -132,12 +127,11 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     Raises:
         SettingsError: if a cluster is unknown, cannot be launched or cannot train the workload.
     """
-    costs = case.experience.costs
     with one_thread():
         if not wish.clusters:
             return _pilots(case, wish.pilots)
         clusters = clusters_of(case.workspace, wish, case.offers)
-        return [launch_of(one, _runs_on(case, one, costs), costs) for one in clusters]
+        return [launch_of(one, _runs_on(case, one), case.experience.costs) for one in clusters]
 
 
 def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
@@ -186,7 +180,7 @@ def _known(case: Case) -> set[str]:
     return {offer.instance_type.name for offer in case.known}
 
 
-def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
+def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
     """Return the runs of a launch of `cluster`: missing profiles, and one training run.
 
     A profile measures compute times on one machine. It is included for each instance type that has
@@ -197,7 +191,7 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     Raises:
         SettingsError: if the cluster cannot train the workload.
     """
-    run = _quickest(case, cluster, costs)
+    run, costs = _quickest(case, cluster), case.experience.costs
     if run is None:
         first = replace(case.workload, modes=case.workload.modes[:1])
         found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
@@ -218,7 +212,7 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     return [replace(one, reason="named by hand") for one in (*missing, run)]
 
 
-def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
+def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
     """Return a training run on `cluster`, with the setup that has the highest predicted throughput.
 
     Returns None if there is no model, if the model does not know an instance type, or if no setup
@@ -236,7 +230,7 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
         return None
     step_s = case.model.predict(pd.DataFrame([setup.row() for setup in setups]))["step_s"]
     best = int((step_s.to_numpy(float) / [setup.global_batch for setup in setups]).argmin())
-    return training_run(setups[best], float(step_s.iloc[best]), costs)
+    return training_run(setups[best], float(step_s.iloc[best]), case.experience.costs)
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
@@ -252,12 +246,9 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
         pilots = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
         if not pilots["runs"]:
-            why = (
-                "the choice is settled, so that no run is needed"
-                if pilots["settled"]
-                else pilots["reason"]
-            )
-            why = why or "a few runs would not settle the choice"
+            why = pilots["reason"] or "a few runs would not settle the choice"
+            if pilots["settled"]:
+                why = "the choice is settled, so that no run is needed"
             reporter().say(f"{case.workload.name}, {goal.goal}: {why}")
         for row in pilots["runs"]:
             cluster, run = row["planned"]

@@ -1,11 +1,11 @@
 """Run `srift backtest`: fit a model to a file, predict another file, and report the errors."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from models.domain.setup_table import rows_of
 from models.monitoring import backtest as pure
 from models.step_time.dataset import TrainingData
 from warehouse.export import write_whole
@@ -16,35 +16,6 @@ from .measurements import ImportRefused, ignored_columns, read_facts, read_frame
 SEED = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The result of a backtest.
-
-    rows: number of rows in the test file.
-    predicted: number of rows that could be predicted.
-    summary: table of errors, and of the shares of rows inside their predicted intervals.
-    sentences: warnings.
-    """
-
-    provider: str
-    rows: int
-    predicted: int
-    summary: pd.DataFrame
-    sentences: list[str]
-
-    @property
-    def headline(self) -> str:
-        """Return the caption of the summary table."""
-        return (
-            f"{self.predicted} of {self.rows} rows predicted ({self.provider}); errors are"
-            " |predicted - measured| / measured,\ncoverage is the share of rows inside the 50, 80"
-            " and 90 % intervals"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return vars(self) | {"summary": self.summary.to_dict("records")}
-
-
 def backtest(
     train: Path,
     test: Path,
@@ -52,11 +23,18 @@ def backtest(
     workloads: Path | None,
     catalogue: Path | None,
     predictions: Path | None,
-) -> Report:
+) -> dict[str, Any]:
     """Fit a model to the file `train`, predict the file `test`, and report the errors.
 
     workloads: file with facts of workloads. catalogue: file of instance types.
     predictions: file to which the rows of `test` are written with their predictions.
+
+    Keys of the result:
+
+        rows: number of rows in the test file.
+        predicted: number of rows that could be predicted.
+        summary: rows of errors, and of the shares of rows inside their predicted intervals.
+        sentences: warnings.
 
     Raises:
         ImportRefused: if an input file is refused.
@@ -91,13 +69,13 @@ def backtest(
         for path, columns in unknown.items()
         for sentence in ignored_columns(columns)
     ]
-    return Report(
-        provider=provider,
-        rows=len(frame),
-        predicted=int((predicted["unpredicted"] == "").sum()),
-        summary=pure.summary(frame, predicted),
-        sentences=[*sentences, *pure.notes(data, frame, predicted)],
-    )
+    return {
+        "provider": provider,
+        "rows": len(frame),
+        "predicted": int((predicted["unpredicted"] == "").sum()),
+        "summary": rows_of(pure.summary(frame, predicted)),
+        "sentences": [*sentences, *pure.notes(data, frame, predicted)],
+    }
 
 
 def _one_provider(files: dict[Path, pd.DataFrame]) -> str:

@@ -25,7 +25,7 @@ from warehouse.imports import (
     remember,
     staged_counts,
 )
-from warehouse.reads import knows_import, measured_workloads
+from warehouse.reads import mart, measured_workloads
 
 from ..providers.ec2.catalogue import most_tflops
 from ..reporting.progress import reporter
@@ -81,21 +81,6 @@ class Imported:
         return "\n".join(
             [*lines, *self.sentences, "dry run: nothing was loaded" if self.dry_run else end]
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
-    """The result of `srift forget`.
-
-    rows: number of measurements that no longer count.
-    facts: number of workloads whose facts no longer count.
-    sentence: the message to the user.
-    """
-
-    import_id: str
-    rows: int
-    facts: int
-    sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +233,8 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     written.
     """
     warehouse = workspace.warehouse
-    if workspace.settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
+    known = mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)  # also if forgotten later
+    if workspace.settings.ec2.emulated or len(known):
         return 0
     warehouse.create()
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
@@ -271,23 +257,27 @@ def asked_of_public(
     a workload of the public step times that has no code in srift.toml. Returns the workspace with
     the workloads whose public step times count (see `with_public_workloads`).
 
-    shape: True if the question describes a transformer.
+    shape: True if the question is about a transformer on EC2.
 
     Raises WarehouseError if the warehouse cannot be written.
     """
     spec = workspace.settings.workloads.get(workload)
     public = workload in packaged_names() and (spec is None or spec.entrypoint is None)
-    shape |= spec is not None and spec.transformer is not None
-    public |= shape and workspace.provider.name == PROVIDER
-    if public and workload not in measured_workloads(workspace.warehouse, PROVIDER):
+    if (shape or public) and workload not in measured_workloads(workspace.warehouse, PROVIDER):
         load_public(workspace, now)
     return with_public_workloads(workspace)
 
 
-def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
+def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, Any]:
     """Forget the import whose id begins with `text`: its rows and facts no longer count.
 
-    Nothing is deleted. Raises SettingsError unless the id of exactly one import begins with `text`.
+    Nothing is deleted. Keys of the result:
+
+        rows: number of measurements that no longer count.
+        facts: number of workloads whose facts no longer count.
+        sentence: the message to the user.
+
+    Raises SettingsError unless the id of exactly one import begins with `text`.
     """
     with warehouse.transact() as connection:
         imports = {row["import_id"]: row for row in rows_of_query(connection, _IMPORTS)}
@@ -306,7 +296,7 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
         f" count. The model includes them until {_refreshes(imports[import_id]['providers'])}"
         " runs; importing the files again restores them"
     )
-    return Forgotten(import_id=import_id, rows=rows, facts=facts, sentence=sentence)
+    return {"import_id": import_id, "rows": rows, "facts": facts, "sentence": sentence}
 
 
 def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import pandas as pd
 
 import warehouse as package
 from warehouse.database import Warehouse
-from warehouse.reads import public_rows
+from warehouse.reads import mart
 
 from ..workspace.settings import WorkloadSettings
 from ..workspace.workspace import Workspace
@@ -60,7 +60,7 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
     """
     if workspace.provider.name != PROVIDER:
         return workspace
-    counting = public_rows(workspace.warehouse, PROVIDER)
+    counting = set(workspace.mart("public_rows")["workload"])
     settings = workspace.settings
     more = {name: one for name, one in public_workloads().items() if name in counting}
     return replace(
@@ -70,4 +70,4 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
     """Return True if all step times of the workload in the warehouse are public step times."""
-    return workload in public_rows(warehouse, provider)
+    return len(mart(warehouse, "public_rows", provider=provider, workload=workload)) > 0

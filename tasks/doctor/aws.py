@@ -179,7 +179,6 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
         )
         return
     cluster = min(pairs, key=lambda pair: pair.members[0].instance_type.cores)
-    names = {"lease_id": "doctor", "controller": "doctor"}
     try:
         image = api.image(region, ec2.ami_parameter)
         if image.get("Architecture", "x86_64") != "x86_64":
@@ -187,7 +186,9 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
                 f"{image['ImageId']} is for {image['Architecture']}: set [ec2] ami_parameter to an"
                 " x86_64 image"
             )
-        spec = launch_spec(api, ec2, cluster, deadline_unix=0, **names)
+        spec = launch_spec(
+            api, ec2, cluster, deadline_unix=0, lease_id="doctor", controller="doctor"
+        )
     except ProviderError as error:
         yield Finding(check, "wrong", str(error))
         return

@@ -49,14 +49,6 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
     ]
 
 
-def trouble_of(settings: Settings) -> list[str]:
-    """Return a sentence for each problem that `examine_home` finds.
-
-    The warehouse is opened, but its rows are not read.
-    """
-    return problems(examine_home(settings, thorough=False))
-
-
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
     """Refuse a refresh whose checks fail.
 

@@ -50,9 +50,8 @@ def experience_of(workspace: Workspace) -> Experience:
     interruptions, and a local host is refused only if it does not fit on this computer. Before the
     first local launch, a constant start-up time is assumed.
     """
-    machines, refusals, written, compiled, restarts = reads.launched(
-        workspace.warehouse, workspace.provider.name
-    )
+    warehouse, provider = workspace.warehouse, workspace.provider.name
+    machines, refusals, written, compiled, restarts = reads.launched(warehouse, provider)
     launches, market = history.launches(machines), workspace.settings.campaign.market
     local = not workspace.spends_money
     startup = _startup(launches, local)
@@ -73,7 +72,7 @@ def experience_of(workspace: Workspace) -> Experience:
         conditions,
         hazard=fit_hazard(
             windows,
-            advised=_advised(workspace) if len(windows) else {},
+            advised=reads.advised(warehouse, provider) if len(windows) else {},
             together=history.together(machines),
         ),
         availability=fit_availability(history.requests(machines, refusals)),
@@ -102,17 +101,6 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
     }
     groups = dict.fromkeys(LOCAL_STARTUP_S, found.groups[first])
     return replace(found, members=members, groups=groups)
-
-
-def _advised(workspace: Workspace) -> dict[str, float]:
-    """Return the spot interruption rates that the provider publishes.
-
-    The result is {instance type: interruptions per hour}, the mean over all regions and zones of
-    the newest offers.
-    """
-    offers = reads.mart(workspace.warehouse, "offers", provider=workspace.provider.name)
-    advised = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
-    return dict(advised.groupby("instance_type")["interruptions_per_hour"].mean())
 
 
 def _in_words(held: pd.DataFrame) -> str:

@@ -14,7 +14,7 @@ import pandas as pd
 from models.domain.cluster import InstanceType, Offer
 from models.domain.setup_table import rows_of
 from models.domain.workload import Workload
-from warehouse import append, reads
+from warehouse import append
 from warehouse.database import rows_of_query
 
 from ..providers.base import ProviderError
@@ -49,7 +49,7 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
     try:
         types = workspace.provider.instance_types()
     except ProviderError:
-        noted = set(reads.mart(workspace.warehouse, "instance_types", provider=name)["name"])
+        noted = set(workspace.mart("instance_types")["name"])
         types = [one for one in workspace.provider.packaged_types() if one.name not in noted]
     workloads = [
         {"workload": one.name, "digest": one.digest, "samples": one.samples}
@@ -244,6 +244,4 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
     """Return `workload` with facts from the warehouse added, such as its parameter count."""
-    provider, name = workspace.provider.name, workload.name
-    known = reads.mart(workspace.warehouse, "workloads", provider=provider, workload=name)
-    return with_facts([workload], known)[0]
+    return with_facts([workload], workspace.mart("workloads", workload=workload.name))[0]

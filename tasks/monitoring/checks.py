@@ -16,7 +16,6 @@ from models.monitoring.drift import drift_sentence
 from models.monitoring.regret_ledger import ledger_summary
 from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
 from models.step_time.model import StepTimeModel
-from warehouse import reads
 from warehouse.append import append
 
 from ..market.job_conditions import experience_of
@@ -42,12 +41,12 @@ def note_drift(
     Returns a sentence for each instance type and zone that drifts. If there is no model (`champion`
     is None), nothing is tested, and the sentences are those of earlier tests.
     """
-    known = rows_of(reads.drifting(workspace.warehouse, workspace.provider.name))
+    known = rows_of(workspace.mart("drift", drifting=True))
     if champion is not None:
         before = {tuple(row[name] for name in drift.GROUP): row["since"] for row in known}
         recent = drift.recent(champion.model, at_nominal_speed(TrainingData(**frames)))
         _store(workspace, "raw_drift", drift.judge(recent, before), champion, refresh_id, now)
-        known = rows_of(reads.drifting(workspace.warehouse, workspace.provider.name))
+        known = rows_of(workspace.mart("drift", drifting=True))
     return [drift_sentence(row) for row in known]
 
 
@@ -70,7 +69,7 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     Too many new runs on such a type lie outside their predicted intervals. All its runs up to this
     time must be repeated.
     """
-    drifting = reads.drifting(workspace.warehouse, workspace.provider.name)
+    drifting = workspace.mart("drift", drifting=True)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
     return {str(name): at.to_pydatetime() for name, at in newest.items()}
 
@@ -83,18 +82,15 @@ def note_alarms(
     Returns sentences about slow runs, and about slow machines of the refresh `refresh_id`. If there
     is no model (`champion` is None), only machines are checked.
     """
-    of = {"provider": workspace.provider.name}
-    speeds = reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of)
-    cautions = slow_runs.slow_machines(speeds)
+    cautions = slow_runs.slow_machines(workspace.mart("machine_speeds", refresh_id=refresh_id))
     if champion is None:
         return cautions
-    runs = _unseen(reads.mart(workspace.warehouse, "run_details", **of), champion.model)
+    runs = _unseen(workspace.mart("run_details"), champion.model)
     if not len(runs):
         return cautions
     predicted = champion.model.predict(runs.drop(columns=_OUTCOMES))
-    shares = reads.mart(workspace.warehouse, "input_shares", **of)
-    pairs = zip(shares["workload"], shares["instance_type"], strict=True)
-    share = dict(zip(pairs, shares["share"], strict=True))
+    shares = workspace.mart("input_shares")
+    share: dict[Any, float] = shares.set_index(["workload", "instance_type"])["share"].to_dict()
     rows = slow_runs.alarms(runs.assign(slowness=slowness(runs)), predicted, share)
     _store(workspace, "raw_alarms", rows, champion, refresh_id, now)
     return alarm_sentences(rows) + cautions
@@ -128,10 +124,9 @@ def judge_promises(
 
     Stores a row in the table raw_ledger for each comparison. Returns the number of new rows.
     """
-    promises = reads.mart(workspace.warehouse, "promises", provider=workspace.provider.name)
     types = frames["instance_types"]
     judged = regret_ledger.judge(
-        promises,
+        workspace.mart("promises"),
         frames["runs"],
         frames["workloads"],
         dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True)),

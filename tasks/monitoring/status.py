@@ -14,7 +14,8 @@ from models.monitoring.regret_ledger import ledger_summary
 from warehouse.database import WarehouseError, WarehouseMissing
 from warehouse.export import STALE_AFTER_H, read_published
 
-from ..doctor.report import trouble_of
+from ..doctor.findings import problems
+from ..doctor.report import examine_home
 from ..reporting.tables import cautions_in
 from ..workspace.locking import at_work
 from ..workspace.workspace import PROVIDERS, Workspace, open_workspace, provider_of, refresh_command
@@ -36,7 +37,7 @@ def status_of(provider: str) -> dict[str, Any]:
     published, stale = _published(workspace, now)
     ledger, drift = _relation(workspace, "regret_ledger"), _relation(workspace, "drift")
     working = at_work(workspace.home)
-    stale = trouble_of(workspace.settings) + stale
+    stale = problems(examine_home(workspace.settings, thorough=False)) + stale
     stale += [
         f"the process that launched lease {lease.lease_id} has died: run `srift reap`"
         for lease in held
@@ -81,7 +82,7 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
     except WarehouseMissing as error:
         return None, [str(error)]
     except WarehouseError:
-        return None, []  # `trouble_of` reports the damage
+        return None, []  # `examine_home` reports the damage
     frame = frame[frame["provider"] == workspace.provider.name]
     refresh = refresh_command(workspace.provider.name, "0")
     if not len(frame):

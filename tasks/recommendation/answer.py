@@ -13,7 +13,7 @@ from models.domain.transformer import USUAL_TOKENS
 from models.domain.workload import SWITCHES, Goal, Mode, Workload
 from models.planner.choice_rule import row_misses
 from warehouse.database import WarehouseMissing
-from warehouse.reads import mart, measured_setups
+from warehouse.reads import measured_setups
 
 from ..data_files.imports import asked_of_public
 from ..data_files.public import PROVIDER, only_public
@@ -80,14 +80,12 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         WarehouseMissing: if there is no model and none was fitted.
         ProviderError: if no offer passes the question's filters.
     """
-    name, shape = question.workload, question.transformer
-    workspace = asked_of_public(
-        open_workspace(provider), name, datetime.now(UTC), shape=bool(shape)
-    )
+    name, shape, workspace = question.workload, question.transformer, open_workspace(provider)
+    stated = workspace.settings.workloads.get(name)
+    shaped = provider == PROVIDER and bool(shape or (stated and stated.transformer))
+    workspace = asked_of_public(workspace, name, datetime.now(UTC), shape=shaped)
     with one_thread():
         champion = load_champion(workspace.home, provider)
-    spec = workspace.settings.workloads.get(name)
-    shaped = provider == PROVIDER and (shape or (spec is not None and spec.transformer))
     if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
         champion = _fitted_on_public(workspace)
     workload = _workload(workspace, question)
@@ -211,10 +209,7 @@ def _imported(workspace: Workspace, name: str) -> Workload:
     Raises:
         SettingsError: if the workload is unknown.
     """
-    provider = workspace.provider.name
-    facts = mart(
-        workspace.warehouse, "workloads", provider=provider, digest=IMPORTED, workload=name
-    )
+    facts = workspace.mart("workloads", digest=IMPORTED, workload=name)
     if not len(facts):
         raise unknown(workspace, name)
     (samples,) = facts["samples"]

@@ -20,7 +20,6 @@ from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.learning import vetoes
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel, introduced, with_compressed
-from warehouse import reads
 
 from ..data_files.public import ORIGIN, only_public
 from ..market.job_conditions import Experience, experience_of
@@ -156,17 +155,16 @@ class Case:
         The columns are the provider, the model version, times and sources. Notes and warnings are
         added to the reasons.
         """
-        measured = self.runs["measured_at"].max() if len(self.runs) else None
-        newest = None  # the warehouse's times are UTC
-        if not pd.isna(measured):
-            newest = pd.Timestamp(measured).tz_localize(UTC).to_pydatetime()
+        newest = self.runs["measured_at"].max() if len(self.runs) else None
+        if not pd.isna(newest):  # the warehouse's times are UTC
+            newest = newest.tz_localize(UTC).to_pydatetime()
         rows = []
         for row in found.rows:
             offers = row.pop("offers")
             prices = (one.price_as_of for one in offers or self.offers)
             more = {
                 "provider": self.workspace.provider.name,
-                "newest_measurement_at": newest,
+                "newest_measurement_at": None if pd.isna(newest) else newest,
                 "model_version": None if self.champion is None else str(self.champion.version),
                 "placement_score": None,
                 "price_as_of": min(prices, default=None),
@@ -225,13 +223,12 @@ def supply_of(
         downloads = workspace.warehouse.select("raw_downloads", stored).sort_values("planned_at")
         for row in downloads.tail(1).to_dict("records"):
             offers = [replace(one, start_usd=_start_usd(workspace, row, one)) for one in offers]
-    learning = reads.learning(workspace.warehouse, workspace.provider.name)
     return Supply(
         offers=without_beaten_zones(offers),
         max_hosts=workspace.max_hosts,
         fits=workspace.provider.fits,
         job_conditions=conditions,
-        vetoes=vetoes(learning, workload),
+        vetoes=vetoes(workspace.mart("learning"), workload),
     )
 
 

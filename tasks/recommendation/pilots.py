@@ -24,7 +24,6 @@ from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel
 from warehouse import reads
 
-from ..market.offers import with_facts
 from ..reporting.tables import share
 from ..workspace.workspace import Workspace
 from .case import SEED, Case, Row, comparable, contending, supply_of
@@ -229,10 +228,9 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
         costs=costs,
     )
     past = Past(runs=frames["runs"], profiles=frames["profiles"], probes=frames["probes"])
-    workloads = with_facts([case.workload], frames["workloads"])
     items = [
         (Cluster(members=tuple(launch.cluster.members[node] for node in run.nodes)), run)
-        for launch in shopping_list(campaign, workloads, sold, past)
+        for launch in shopping_list(campaign, [case.workload], sold, past)
         for run in launch.items
         if run.kind != "probe"
     ]

@@ -59,11 +59,11 @@ def _renew_page(workspace: Workspace) -> None:
     """Write the report page. If this fails, the previous page stays and a note is printed."""
     page = workspace.report_page
     try:
-        frames = reported(workspace.warehouse)
+        rows = reported(workspace.warehouse)
         sources = {
             name: {"illustrative": not spends_money(name), "refresh": refresh_command(name, "25")}
-            for name in frames["publications"]["provider"]
+            for name in (row["provider"] for row in rows["publications"])
         }
-        write_whole(page, report_page.draw(frames, sources))
+        write_whole(page, report_page.draw(rows, sources))
     except Exception as error:  # the table is published even if the page fails
         reporter().say(f"note: the report page {page} could not be written: {error!r}")

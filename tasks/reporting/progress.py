@@ -4,6 +4,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,10 @@ class Reporter:
         sys.stderr.flush()
 
 
-_REPORTER = Reporter()
-
-
+@cache
 def reporter() -> Reporter:
     """Return the reporter of this process."""
-    return _REPORTER
+    return Reporter()
 
 
 _STORY: list[Any] = []  # the logger of the scheduled flow run

@@ -38,15 +38,14 @@ _LONG = 12  # a table with more rows is folded
 _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 
 
-def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, Row]) -> str:
+def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
     """Return the page as HTML.
 
-    frames: the result of `warehouse.reads.reported`.
+    rows: the result of `warehouse.reads.reported`.
     sources: {provider: row} for every provider with published recommendations. A row has
     `illustrative`, which is True if the prices are not real, and `refresh`, the command that renews
     the recommendations.
     """
-    rows = {name: _rows(frame) for name, frame in frames.items()}
     recommended = rows["recommendations"]
     table = recommendation_table(recommended)
     template = Environment(
@@ -88,11 +87,6 @@ def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str,
         key = (row["provider"], row["workload"], goal_text(row))
         groups[key].append({"row": row, "line": line, "reason": reason})
     return list(groups.values())
-
-
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the frame's rows as dictionaries, with None for a missing value."""
-    return rows_of(frame.astype(object).where(frame.notna(), None))
 
 
 Plot = Callable[["Axes", pd.DataFrame], None]

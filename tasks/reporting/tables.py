@@ -20,8 +20,6 @@ from models.domain.workload import Mode
 from .progress import goal_text
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from models.campaign.shopping_list import PlannedLaunch
 
 Row = Mapping[str, Any]
@@ -566,8 +564,16 @@ def print_imports(imports: Sequence[Row]) -> None:
     _print_table(imports, columns)
 
 
-def print_scores(frame: pd.DataFrame, title: str, sentences: Sequence[str]) -> None:
-    """Print `title`, the scoreboard `frame` rounded to four decimals, and `sentences` as notes."""
+def print_backtest(found: Row) -> None:
+    """Print the result of `srift backtest`. Errors are rounded to four decimals."""
+    import pandas as pd
+
+    title = (
+        f"{found['predicted']} of {found['rows']} rows predicted ({found['provider']}); errors are"
+        " |predicted - measured| / measured,\ncoverage is the share of rows inside the 50, 80"
+        " and 90 % intervals"
+    )
+    frame = pd.DataFrame(found["summary"])
     text = frame.round(4).to_string(index=False) if len(frame) else ""
     _print(f"{title}\n{text}".rstrip())
-    _print_notes(sentences)
+    _print_notes(found["sentences"])

@@ -118,8 +118,7 @@ def example(model: StepTimeModel) -> pd.DataFrame:
     workload, mode = min(model.trained)
     (kind, *_) = sorted(model.measured_types) or model.instance_types
     row = {"workload": workload, "cluster": f"1x{kind}", "batch_per_device": "8"}
-    row |= {"strategy": mode.strategy, "precision": mode.precision, "switches": mode.switches}
-    return pd.DataFrame([row])
+    return pd.DataFrame([row | mode._asdict()])
 
 
 def _own_store(home: Path) -> str:

@@ -1,7 +1,9 @@
 """Choose the warehouse: a DuckDB file in SRIFT_HOME, or the warehouse that a team shares."""
 
-from warehouse.database import WAIT_S, Warehouse
-from warehouse.lake import TURN_S, Lake, SharedWarehouse
+from typing import Any
+
+from warehouse.database import Warehouse
+from warehouse.lake import Lake, SharedWarehouse
 
 from .settings import Settings
 
@@ -14,13 +16,8 @@ def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Wareho
     default, which is different for a shared warehouse.
     """
     path, shared = settings.home / "warehouse.duckdb", settings.shared
+    patience: dict[str, Any] = {} if wait_s is None else {"wait_s": wait_s}
     if not shared.host:
-        return Warehouse(path, wait_s=WAIT_S if wait_s is None else wait_s)
-    lake = Lake(
-        host=shared.host,
-        port=shared.port,
-        user=shared.user,
-        database=shared.database,
-        data=settings.shared_data("warehouse"),
-    )
-    return SharedWarehouse(path, lake, wait_s=TURN_S if wait_s is None else wait_s)
+        return Warehouse(path, **patience)
+    server = shared.model_dump(exclude={"data", "dask"})
+    return SharedWarehouse(path, Lake(**server, data=settings.shared_data("warehouse")), **patience)

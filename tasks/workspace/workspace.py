@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from models.domain.suggestions import nearest_names
@@ -21,6 +22,9 @@ from ..providers.ec2.snapshot import packaged
 from ..providers.local import provider as local
 from .settings import IMPORTED, Settings, SettingsError, load_settings
 from .shared import open_warehouse
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Local machines are CPU shares of this computer, with assumed prices. EC2 machines cost dollars.
 _SPENDS_MONEY = {"local": False, "ec2": True}
@@ -78,6 +82,10 @@ class Workspace:
     def measurable(self) -> list[Workload]:
         """Return the workloads that have code. All others have only imported measurements."""
         return [workload for workload in self.workloads if workload.digest != IMPORTED]
+
+    def mart(self, name: str, **equal: object) -> pd.DataFrame:
+        """Return the provider's rows of the mart `name` whose columns equal `equal`."""
+        return self.warehouse.select(name, {"provider": self.provider.name, **equal})
 
     def without(self, names: Collection[str]) -> Workspace:
         """Return a copy of the workspace that lacks the workloads in `names`."""

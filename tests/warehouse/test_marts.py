@@ -14,7 +14,6 @@ from warehouse.reads import (
     launched,
     mart,
     measured_workloads,
-    torch_lines,
     training_digest,
     training_frames,
 )
@@ -222,7 +221,7 @@ def test_a_patch_or_another_build_of_torch_is_pooled(defined, newer):
         body("old", torch_version="2.13.0+cu130"),
         body("new", torch_version=newer, **LATER),
     )
-    assert torch_lines(defined, "local") == {"2.13": 2}
+    assert mart(defined, "torch_lines")[["torch_line", "runs"]].values.tolist() == [["2.13", 2]]
     assert mart(defined, "run_details").set_index("run_id").torch_version["new"] == newer
 
 

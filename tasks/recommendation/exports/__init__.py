@@ -22,4 +22,4 @@ def export(selection: Selection, target: str) -> tuple[dict[str, Any], str]:
     """
     document, text = TARGETS[target](selection)
     body = {"to": target, "about": selection.about, "warnings": selection.warnings}
-    return body | {"document": document, "text": text}, text
+    return {**body, "document": document, "text": text}, text

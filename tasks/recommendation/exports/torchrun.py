@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .selection import PORT, Row, Selection, as_comment
+from .selection import MODE, PORT, Row, Selection, as_comment
 
 FILE = "srift_shares.py"
 _BODY = '''
@@ -90,7 +90,7 @@ def torchrun(selection: Selection) -> tuple[Any, str]:
     document = {
         "devices": first.layout,
         "batch_per_device": first.batches,
-        **{name: row[name] for name in ("accumulation_steps", "precision", "strategy", "switches")},
+        **{name: row[name] for name in MODE},
         "commands": commands,
     }
     notes = [

@@ -54,7 +54,13 @@ def test_a_compressed_strategy_is_shown_to_learn_once(here, monkeypatch):
     ]
     failed = {"workload": "conv", "workload_digest": conv.digest, **SPARSE._asdict()}
     failed |= {"status": "failed", "cause": "", "cluster": "", "layout": "", "batch_per_device": ""}
-    monkeypatch.setattr(reads, "learning", lambda *_: pd.DataFrame([failed] * 6))
+    known = {"learning": pd.DataFrame([failed] * 6)}
+    stored = campaign.mart_of
+    monkeypatch.setattr(
+        campaign,
+        "mart_of",
+        lambda here, name, **equal: known[name] if name in known else stored(here, name, **equal),
+    )
     assert "learn" not in {item.kind for item in items_of(shop(here))}
 
 
@@ -150,7 +156,8 @@ def test_with_a_champion_every_launch_is_chosen_anew(here, monkeypatch):
 
 def test_an_image_of_another_torch_is_warned_about(here, monkeypatch):
     ec2 = replace(here, provider=DescribedMachines(name="ec2"))
-    monkeypatch.setattr(reads, "torch_lines", lambda *_: {"2.13": 2})
+    lines = pd.DataFrame({"torch_line": ["2.13"], "runs": [2]})
+    monkeypatch.setattr(campaign, "mart_of", lambda *_: lines)
     assert campaign.outdating(ec2) == ""
     parameter = ec2.settings.ec2.ami_parameter.replace("pytorch-2.13", "pytorch-2.14")
     other = changed(ec2, "ec2", ami_parameter=parameter)

@@ -197,10 +197,10 @@ def test_a_dry_run_loads_nothing(warehouse, tmp_path):
 def test_a_forgotten_import_no_longer_counts_and_comes_back(warehouse):
     loaded = load(warehouse, facts=FACTS)
     forgotten = forget_import(warehouse, loaded.import_id[:6], NOON)
-    assert (forgotten.rows, forgotten.facts) == (3, 1) and runs(warehouse).empty
+    assert (forgotten["rows"], forgotten["facts"]) == (3, 1) and runs(warehouse).empty
     assert mart(warehouse, "workloads").empty
     again = forget_import(warehouse, loaded.import_id, NOON)
-    assert (again.rows, again.facts) == (0, 0)
+    assert (again["rows"], again["facts"]) == (0, 0)
     assert list_imports(warehouse)[0]["forgotten"]
     assert load(warehouse, facts=FACTS).new == 3 and len(runs(warehouse)) == 3
     [listed] = list_imports(warehouse)
@@ -242,5 +242,5 @@ def test_facts_alone_are_an_import(warehouse):
 
 def test_facts_of_two_imports_count_until_both_are_forgotten(warehouse):
     ids = [load(warehouse, "", text).import_id for text in (FACTS, FACTS + "big,20,80,\n")]
-    assert forget_import(warehouse, ids[0], NOON).facts == 0
-    assert forget_import(warehouse, ids[1], NOON).facts == 2
+    assert forget_import(warehouse, ids[0], NOON)["facts"] == 0
+    assert forget_import(warehouse, ids[1], NOON)["facts"] == 2

@@ -27,7 +27,7 @@ from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import DescribedMachines, install
 from tests.warehouse.builders import write
 from warehouse.append import note_workloads
-from warehouse.reads import knows_import, mart, measured_workloads
+from warehouse.reads import mart, measured_workloads
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 NAME = "resnet50-imagenet"
@@ -56,7 +56,7 @@ def counted(here):
 
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here):
-    assert not knows_import(here.warehouse, PUBLIC_IMPORT)
+    assert not len(mart(here.warehouse, "stg_import_files", import_id=PUBLIC_IMPORT))
     assert load_public(here, NOON) == 5084 and load_public(here, NOON) == 0
     known = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
     assert known >= public_workloads().keys() and counted(here) == (0, 992)
@@ -85,7 +85,7 @@ def test_a_fresh_home_answers_from_them(tmp_path, no_credentials, monkeypatch):
 def test_forgotten_they_stay_forgotten_until_they_are_imported(here):
     load_public(here, NOON)
     forgotten = forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
-    assert (forgotten.rows, forgotten.facts) == (5084, 50)
+    assert (forgotten["rows"], forgotten["facts"]) == (5084, 50)
     assert load_public(here, NOON) == 0 and measured_workloads(here.warehouse, "ec2") == {}
     assert NAME not in asked_of_public(here, NAME, NOON).settings.workloads
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
