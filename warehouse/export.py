@@ -54,7 +54,9 @@ _COMMENTS = """
     left join wanted as base
         on base.table_name = 'recommendation_history' and base.column_name = wanted.column_name
     union all
-    select if(list_contains($views, view_name), 'view ', 'table ') || view_name, coalesce(comment, '')
+    select
+        if(list_contains($views, view_name), 'view ', 'table ') || view_name,
+        coalesce(comment, '')
     from duckdb_views()
     where list_contains($names, view_name)
 """

@@ -152,7 +152,7 @@ def step_times(line: Line, values: FloatArray) -> Times:
     power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
     step = compute + (_slower(hidden, early, power) - hidden + end) * (1 + line.repeated)
     mean = (busy_s * line.devices * line.count).sum(axis=1) / line.ranks
-    return Times(step, compute, mean, whole, slowest)
+    return Times(step, compute, mean, whole * (1 + line.repeated), slowest)
 
 
 def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -50,8 +50,9 @@ class LoaderError(Exception):
 class Loader:
     """The source of a rank's batches: `loader(batch)` returns the next batch of `batch` samples.
 
-    `workers` is the number of worker processes, at first the user's. The constructor raises LoaderError if the DataLoader `given` overrides `__iter__` or
-    has no `batch_size`, because its batch size cannot be changed in these cases.
+    `workers` is the number of worker processes, at first the user's. The constructor raises
+    LoaderError if the DataLoader `given` overrides `__iter__` or has no `batch_size`, because its
+    batch size cannot be changed in these cases.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:

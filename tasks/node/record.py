@@ -136,10 +136,10 @@ class Item:
     equal length, and it stops after the group in which `most_s` seconds pass. Losses are comparable
     between runs with the same seed, nodes, devices and batches.
 
-    An elastic run is the only run of its plan, with ddp and without switches. The nodes that are present divide the global batch.
-    A checkpoint is written every `checkpoint_every` steps, until `most_steps` steps are done. When
-    a node is lost, the other nodes wait `wait_s` seconds for a replacement. The first node must not
-    be lost.
+    An elastic run is the only run of its plan, with ddp and without switches. The nodes that are
+    present divide the global batch. A checkpoint is written every `checkpoint_every` steps, until
+    `most_steps` steps are done. When a node is lost, the other nodes wait `wait_s` seconds for a
+    replacement. The first node must not be lost.
     """
 
     run_id: str
@@ -375,7 +375,10 @@ def fail_runs(
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write a dictionary or a dataclass, also nested ones, as JSON, atomically. Raises OSError if that fails."""
+    """Write dictionaries and dataclasses, also nested, as JSON atomically.
+
+    Raises OSError if the file cannot be written.
+    """
     write_file(path, json.dumps(body, default=asdict).encode())
 
 
