@@ -222,7 +222,9 @@ class Warehouse:
         try:
             yield
         except duckdb.Error as error:
-            raise explained(self.path, error) or error from error
+            if problem := explained(self.path, error):
+                raise problem from error
+            raise
         finally:
             _IN_THIS_PROCESS.release()
 

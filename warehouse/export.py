@@ -78,7 +78,9 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
         try:
             _write(warehouse, folder, database)
         except duckdb.Error as error:
-            raise (explained(database, error) or error) from error
+            if problem := explained(database, error):
+                raise problem from error
+            raise
         for target in targets:
             fsync(_beside(target))
         for target in targets:
@@ -166,12 +168,15 @@ def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         with duckdb.connect(str(path), read_only=True) as connection:
             yield connection
     except duckdb.Error as error:
-        if not isinstance(problem := explained(path, error), WarehouseDamaged):
-            raise (problem or error) from error
-        raise WarehouseDamaged(
-            f"the published copy is damaged: {one_line(error)}."
-            " `srift refresh --max-usd 0` writes it again"
-        ) from error
+        problem = explained(path, error)
+        if isinstance(problem, WarehouseDamaged):
+            problem = WarehouseDamaged(
+                f"the published copy is damaged: {one_line(error)}."
+                " `srift refresh --max-usd 0` writes it again"
+            )
+        if problem:
+            raise problem from error
+        raise
 
 
 def _plain(value: Any) -> Any:

@@ -82,7 +82,7 @@ class Recommend:
         str | None, typer.Option(help="Find the cheapest within 12h, 90m or 2d; 12 means hours.")
     ] = None
     budget: Annotated[
-        float | None, typer.Option(min=0.0, help="Find the fastest within this many dollars.")
+        float | None, typer.Option(help="Find the fastest within this many dollars.")
     ] = None
     p_required: Annotated[
         float | None,
@@ -119,8 +119,8 @@ class Recommend:
     def __post_init__(self) -> None:
         if (self.deadline is None) == (self.budget is None):
             raise typer.BadParameter("give either --deadline or --budget")
-        if self.budget is not None and not math.isfinite(self.budget):
-            raise typer.BadParameter("--budget must be a finite number of dollars")
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            raise typer.BadParameter("--budget must be a positive number of dollars")
         if self.p_required is not None and not 0 < self.p_required < 1:
             raise typer.BadParameter("--p-required must be between 0 and 1, such as 0.9")
         if bool(self.workload) == bool(self.transformer):

@@ -160,7 +160,8 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     """
     types = list({one.instance_type.name: one.instance_type for one in supply.offers}.values())
     if not any(computes(one.device, mode) for one in types for mode in workload.modes):
-        return f"no device on offer supports {' or '.join(map(str, workload.modes))}"
+        precisions = dict.fromkeys(mode.precision for mode in workload.modes)
+        return f"no device on offer supports {' or '.join(precisions)}"
     needed = [
         min(
             model.peak_bytes(workload.name, one.name, 1, supply.max_hosts * one.devices, mode=mode)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from models.domain.suggestions import nearest_names
-from models.domain.workload import PRECISIONS
+from models.domain.workload import PRECISIONS, Mode
+from models.step_time.machine_specs import computes
 from warehouse.append import Connection, note_import, note_instance_types, note_workloads
 from warehouse.database import Warehouse, empty_warehouse, rows_of_query
 from warehouse.imports import (
@@ -211,12 +212,14 @@ def _judge(
         {
             "provider": provider,
             "name": name,
+            "devices": devices,
             "precision": precision,
             "peak_tflops": most_tflops(device, precision),
         }
         for provider, known in types.items()
-        for name, (_, device) in known.items()
+        for name, (devices, device) in known.items()
         for precision in PRECISIONS
+        if computes(device, Mode(precision=precision))
     ]
     problems = sentences(path, implausible(connection, peaks, workloads))
     if problems:

@@ -164,12 +164,14 @@ def read_table(path: Path) -> pa.Table:
     """Read a CSV or Parquet file, and add a column `place` with the number of the line or row.
 
     The header of a CSV file is line 1. The values of a CSV file are texts. Raises ImportRefused if
-    the file cannot be read, or if a line has more values than the header has columns.
+    the file cannot be read, has no rows or a repeated column, or if a line has more values than
+    the header has columns.
     """
     try:
         if is_parquet(path):
             table = pq.read_table(path)
-            return table.append_column("place", pa.array(range(1, len(table) + 1)))
+            table = table.append_column("place", pa.array(range(1, len(table) + 1)))
+            return _with_rows(path, table)
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             names = [name.strip() for name in reader.fieldnames or ()]
@@ -180,7 +182,18 @@ def read_table(path: Path) -> pa.Table:
     if long := [row["place"] for row in rows if None in row]:
         raise ImportRefused(path, [f"line {line}: more values than columns" for line in long])
     schema = pa.schema([*((name, pa.string()) for name in names), ("place", pa.int64())])
-    return pa.Table.from_pylist(rows, schema=schema)
+    return _with_rows(path, pa.Table.from_pylist(rows, schema=schema))
+
+
+def _with_rows(path: Path, table: pa.Table) -> pa.Table:
+    """Return `table`. Raises ImportRefused if it has no rows, or a column twice."""
+    counts = Counter(table.column_names)
+    problems = [f"column {name!r} is repeated" for name, count in counts.items() if count > 1]
+    if not len(table):
+        problems.append("it has no rows")
+    if problems:
+        raise ImportRefused(path, problems)
+    return table
 
 
 def ignored_columns(names: Iterable[str]) -> list[str]:

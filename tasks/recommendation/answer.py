@@ -1,7 +1,7 @@
 """Answer a user's question about one workload, with the model in use and the newest prices."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
@@ -31,7 +31,7 @@ from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
-from .case import Case
+from .case import Case, Row
 from .known_workloads import unknown
 from .pilots import measure_first, pilots_for
 
@@ -101,27 +101,28 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         runs = measured_setups(workspace.warehouse, provider, [name])
         case = Case.of(workspace, champion, workload, matching(offers, question.filters), runs)
     with one_thread():
-        if question.by_gpu:
-            return _by_gpu(case)
-        found, named = case.plan(top=top), None
+        found, named = case.plan(top=1 if question.by_gpu else top), None
+        rows = _by_gpu(case, found.rows) if question.by_gpu else found.rows[:top]
         if pilots:
             filters = [pair for pair in question.filters if pair[0] != "market"]
             named = pilots_for(case, found, buyable=matching(offers, filters), count=pilots)
             for run in named["runs"]:
                 del run["planned"]
-    first, *others = found.rows
-    first = measure_first(first, named) if named else first
-    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
-    return [first | more, *others[: top - 1]]
+    if named:
+        rows[0] = measure_first(rows[0], named)
+    if not question.by_gpu:
+        more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
+        rows[0] = rows[0] | more
+    return rows
 
 
-def _by_gpu(case: Case) -> list[dict[str, Any]]:
+def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
-    Rows that miss the constraint come after rows that meet it. Rows without a cluster come last;
-    they have the reason.
+    planned: the planner's rows, in its order. Rows that miss the constraint come after rows that
+    meet it. Rows without a cluster come last; they have the reason.
     """
-    rows = [row for row in case.plan(top=1).rows if row["cluster"]]
+    rows = [row for row in planned if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}
     for device in sorted(devices - {row["device"] for row in rows}):
         offers, known = (
@@ -130,8 +131,7 @@ def _by_gpu(case: Case) -> list[dict[str, Any]]:
         )
         (row,) = replace(case, offers=offers, known=known).plan(top=1).rows
         rows.append(row | {"device": device, "reason": f"{device}: {row['reason']}"})
-    objective = case.workload.goals[0].objective
-    rows.sort(key=lambda row: (not row["cluster"], row_misses(row), row[objective] or math.inf))
+    rows.sort(key=lambda row: (not row["cluster"], row_misses(row)))
     for place, row in enumerate(rows, start=1):
         row["rank"] = place
     return rows

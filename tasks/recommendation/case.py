@@ -89,6 +89,12 @@ class Case:
         )
         return case if champion is None else case._modelled(champion.model)
 
+    @property
+    def is_outdated(self) -> bool:
+        """Return True if the workload has runs, but the model in use does not know it."""
+        known = self.champion is not None and self.champion.model.met_workload(self.workload)
+        return bool(len(self.runs)) and not known
+
     def _modelled(self, champion: StepTimeModel) -> Case:
         """Return the case with `model` set, and with only the modes that the model can predict."""
         workload, notes = self.workload, []
@@ -101,7 +107,11 @@ class Case:
             unmet = plain and not able.modes_of(workload.name)
             model = introduced(able, workload) if unmet else None
             basis = "FLOPs" if workload.layers is None else "shape"
-            notes.append(f"a first guess from its {basis}, because the workload was never measured")
+            why = "because the workload was never measured"
+            if self.is_outdated:
+                command = refresh_command(self.workspace.provider.name, "0")
+                why = f"because the model is older than the workload's runs: `{command}` fits it"
+            notes.append(f"a first guess from its {basis}, {why}")
         else:
             workload = able.as_measured(workload)
         if only_public(self.workspace.warehouse, self.workspace.provider.name, workload.name):

@@ -1,5 +1,6 @@
 """Suggest runs (pilots) that would make an uncertain choice certain. Nothing is bought."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -31,7 +32,9 @@ from .case import SEED, Case, Row, comparable, contending, supply_of
 # Four machines suffice to show how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
 SETTLED = 0.01  # a choice with less expected regret is settled: no measurement is worth its cost
-_UNSURE = 0.05  # a choice with more expected regret is not known well enough to act on
+# A choice with more expected regret, and a lower probability of being the best, is not known well
+# enough to act on.
+_UNSURE, _DOUBTFUL = 0.05, 0.5
 _HELPS = 0.02  # pilots are suggested only if they remove at least this share of the regret
 
 Found = dict[str, Any]
@@ -45,7 +48,8 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. None if a
             few runs would not settle the choice, or if no run can be suggested. Otherwise False.
-        regret: the expected regret of choosing now, or None if it is unknown.
+        regret: the expected regret of choosing now, or None if it is unknown. No run is suggested
+            if the first would cost more than a better choice is expected to save.
         runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
             `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
             regret after this run and the runs before it.
@@ -59,9 +63,16 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     sold = for_sale(case.workspace, buyable)
     if not sold:
         return _no_runs("no offer has a price")
+    if case.is_outdated:
+        return _no_runs("the workload was measured after the model was fitted")
     if case.model is None or not case.known:
         return _profiles(case, sold, count)
     return _pilots(case, case.model, plan, sold, count)
+
+
+def is_doubtful(row: Row) -> bool:
+    """Return True if the first choice `row` is probably not the best."""
+    return bool(row["status"] == "recommended" and row["p_best"] < _DOUBTFUL)
 
 
 def measure_first(row: Row, pilots: Found) -> Row:
@@ -71,7 +82,7 @@ def measure_first(row: Row, pilots: Found) -> Row:
     the expected regret of choosing now.
     """
     runs, regret = pilots["runs"], pilots["regret"]
-    if row["status"] != "recommended" or not runs or regret is None or regret < _UNSURE:
+    if not is_doubtful(row) or not runs or regret is None or regret < _UNSURE:
         return row
     run = runs[0]
     reason = (
@@ -135,6 +146,10 @@ def _pilots(
         run_s = costs.run_s(step_s) + prior_s(setup.mode)
         run = _billed(training_run(setup, step_s, costs), setup.cluster, run_s, costs)
         runs.append(run | {"regret_after": found.after[place]})
+    saved_usd = math.expm1(found.regret) * (first["usd"] or math.inf)
+    if runs[0]["usd"] > saved_usd:
+        reason = f"measuring costs {amount(runs[0]['usd'], 'usd')} and is expected to save"
+        return answer | {"settled": None, "reason": f"{reason} {amount(saved_usd, 'usd')}"}
     return answer | {"settled": settled, "runs": runs}
 
 

@@ -15,10 +15,9 @@ from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace, spends_money
 from .case import Case, Row, planned, with_usual_goals
-from .pilots import measure_first, pilots_for
+from .pilots import is_doubtful, measure_first, pilots_for
 
 MOST_SCORES = 20  # maximum number of requests for spot placement scores per publication
-_DOUBTFUL = 0.5  # probability of being the best, below which the expected regret is computed
 
 
 def recommend_all(
@@ -52,10 +51,10 @@ def recommend_all(
 
 
 def _mark_doubtful(case: Case, answer: Recommendation) -> None:
-    """Apply `measure_first` to the first choices that are probably not the best."""
+    """Apply `measure_first` to the doubtful first choices, because it is slow for all."""
     first = [row for row in answer.rows if row["rank"] == 1]
     for row, goal in zip(first, case.workload.goals, strict=True):
-        if (row["p_best"] or 1.0) < _DOUBTFUL:
+        if is_doubtful(row):
             question = replace(case, workload=replace(case.workload, goals=(goal,)))
             plan = replace(answer, rows=[row])
             row |= measure_first(row, pilots_for(question, plan, buyable=case.offers, count=1))

@@ -85,7 +85,7 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     the row's keys (see `_Cell`). If it contains a `:`, the column is aligned to the right. A column
     that is empty in every row is left out.
     """
-    forms = dict(line.strip().split(": ", 1) for line in columns.strip().splitlines())
+    forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
     cells = {
         heading: [_Cell().vformat(form, (), row) for row in rows] for heading, form in forms.items()
     }
@@ -139,6 +139,7 @@ COLUMN_LEGEND = (
 _RECOMMENDED = """
     goal: {goal}
     #: {rank}
+    status: {status_shown}
     cluster: {cluster}
     market: {market}
     batch: {batch}
@@ -195,7 +196,7 @@ def print_recommendations(
         age = (now or datetime.now(UTC)) - oldest
         text = f"prices as of {oldest:%Y-%m-%d %H:%M} UTC, {age.days} days old"
         if any(row["usd_storage"] for row in billed):
-            text += "; usd includes volumes, public IP addresses and requests (--json lists them)"
+            text += "; usd includes volumes, public IP addresses, requests and planned downloads"
         _print(text, style="italic")
     _print_notes(cautions_in(str(row["reason"]) for row in rows))
     key = itemgetter("provider", "workload")
@@ -267,16 +268,19 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 def _recommended(row: Row) -> dict[str, Any]:
     """Return the row with the values that the columns _RECOMMENDED need.
 
-    If the row has no cluster, only its goal, rank and status are shown.
+    The usual statuses "recommended" and "alternative" are not shown. If the row has no cluster,
+    only its goal, rank, status and device are shown.
     """
+    status = "" if row["status"] in ("recommended", "alternative") else row["status"]
+    texts = {"goal": goal_text(row), "status_shown": status}
     if row["cluster"] is None:
         blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step", "basis"], "")
-        return blank | {"goal": goal_text(row), "rank": row["rank"], "cluster": row["status"]}
+        return blank | texts | {"rank": row["rank"], "cluster": row.get("device") or ""}
     middle, low, high = (row[name] for name in ("step_s", "step_low_s", "step_high_s"))
     places = min(max(3, 1 - math.floor(math.log10(low))), 9) if low > 0 else 3
     step = f"{middle:.{places}f} ({low:.{places}f}-{high:.{places}f})"
     risk = row["interruption_risk"] or None
-    texts = {"goal": goal_text(row), "step": step, "interruption_risk": risk}
+    texts |= {"step": step, "interruption_risk": risk}
     return _described(row) | texts | {"basis": "measured" if row["measured_runs"] else "guessed"}
 
 

@@ -135,5 +135,6 @@ def test_without_a_backup_nothing_is_moved(warehouse):
 
 
 def test_a_mistake_in_a_query_is_no_damage(warehouse):
-    with pytest.raises(duckdb.CatalogException):
+    with pytest.raises(duckdb.CatalogException) as raised:
         warehouse.select("nonsense")
+    assert raised.value.__cause__ is not raised.value  # the search for a cause would not end

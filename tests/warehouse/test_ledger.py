@@ -20,7 +20,7 @@ from tests.warehouse.builders import (
 )
 from warehouse.append import append, note_instance_types, note_workloads
 from warehouse.publication import publish
-from warehouse.reads import drifting, mart
+from warehouse.reads import mart
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
@@ -93,10 +93,10 @@ def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse):
     large = row | {"instance_type": "large", "zone": ""}
     again = row | {"refresh_id": "r2", "judged_at": NOON + DAY, "drifting": False}
     write(warehouse, append, "raw_drift", [row, large])
-    assert sorted(drifting(warehouse, "local")["instance_type"]) == ["large", "small"]
-    assert drifting(warehouse, "ec2").empty
+    assert sorted(mart(warehouse, "drift", provider="local", drifting=True)["instance_type"]) == ["large", "small"]
+    assert mart(warehouse, "drift", provider="ec2", drifting=True).empty
     write(warehouse, append, "raw_drift", [again])
-    assert drifting(warehouse, "local")["instance_type"].tolist() == ["large"]
+    assert mart(warehouse, "drift", provider="local", drifting=True)["instance_type"].tolist() == ["large"]
 
 
 def test_an_alarm_stands_until_its_setup_is_measured_again(warehouse):

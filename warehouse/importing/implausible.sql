@@ -1,7 +1,7 @@
 -- Returns place, column, text and reason for each implausible row of `staged`. Judges all rows of
 -- $workloads, and the rows of other workloads that do not count yet.
--- `known_types` has provider, name, precision and peak_tflops. $most_ratio and $headroom are the
--- limits.
+-- `known_types` has provider, name, devices, precision and peak_tflops, for each precision that the
+-- device supports. $most_ratio and $headroom are the limits.
 with setups as (
     select
         provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
@@ -70,6 +70,20 @@ join names
 where len(machines.name) > 3
 group by machines.place, machines.provider, machines.name
 having not bool_or(names.name = machines.name)
+union all
+select machines.place, 'layout', machines.layout, 'uses more devices than a machine of the cluster has'
+from machines
+join known_types on known_types.provider = machines.provider and known_types.name = machines.name
+group by machines.place, machines.cluster, machines.layout
+having list_max(string_split(machines.layout, '+')::bigint[]) > max(known_types.devices)
+    and count(distinct machines.name)
+        = len(list_distinct(regexp_extract_all(machines.cluster, '(?:^|\+)\d+x([^+]+)', 1)))
+union all
+select machines.place, 'precision', machines.precision, 'is not supported by the devices of ' || machines.name
+from machines
+join known_types on known_types.provider = machines.provider and known_types.name = machines.name
+group by machines.place, machines.precision, machines.name
+having not bool_or(known_types.precision = machines.precision)
 union all
 select
     case when most_s > $most_ratio * fastest_s then most_place else least_place end, 'step_s',

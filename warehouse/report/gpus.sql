@@ -4,7 +4,9 @@
 with goals as (
     select distinct on (provider, workload) provider, workload, goal, constraint_hours, constraint_usd
     from recommendations
-    order by provider, workload, constraint_hours is null and constraint_usd is null, goal
+    order by
+        provider, workload, constraint_hours is null and constraint_usd is null, goal, constraint_hours,
+        constraint_usd
 ),
 
 compared as (

@@ -1,5 +1,6 @@
 """Select the published rows to export: the row of the requested rank, and lower-ranked rows."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ...workspace.workspace import refresh_command, spends_money
 
 Row = Mapping[str, Any]
 PORT = 29500  # torchrun's default
+_MOST_DEARER = 3.0  # a replacement costs at most this many times the dollars of the requested row
 MODE = ("accumulation_steps", "precision", "strategy", "switches")
 
 
@@ -73,9 +75,14 @@ class Selection:
 
     @property
     def candidates(self) -> list[RankedCluster]:
-        """Return the requested row, and the lower-ranked rows that probably meet the constraint."""
+        """Return the requested row, and the rows that can replace it.
+
+        They have a lower rank, probably meet the constraint, and are not much dearer.
+        """
+        most_usd = _MOST_DEARER * (self.first.row["usd"] or math.inf)
         below = [one for one in self.ranks if one.rank > self.first.rank]
-        return [self.first, *(one for one in below if not row_misses(one.row))]
+        able = [one for one in below if not row_misses(one.row)]
+        return [self.first, *(one for one in able if (one.row["usd"] or 0.0) <= most_usd)]
 
     @property
     def interchangeable(self) -> list[RankedCluster]:

@@ -82,7 +82,7 @@ def test_rows_and_facts_count_and_loading_twice_changes_nothing(warehouse):
 
 COLUMNS = """
 cluster=1xg5.12xlarge+2xg4dn.12xlarge layout=4+4+2 accumulation_steps=2 batch_per_device=32.0+16+16
-precision=bfloat16 strategy=FSDP switches=offload+checkpointing provider=ec2 gradient_bytes=4e6
+precision=float16 strategy=FSDP switches=offload+checkpointing provider=ec2 gradient_bytes=4e6
 sync_s=0.1 market=spot zone=a run_id=r1 source=lab parameters=10 flops_per_sample=2.5
 measured_at=2026-01-02T12:00:00+02:00
 """
@@ -94,7 +94,7 @@ def test_every_column_is_read(warehouse):
     expected = {
         "batch_per_device": "32+16+16",
         "layout": "4+4+2",
-        "precision": "bf16",
+        "precision": "fp16",
         "strategy": "fsdp",
         "switches": "checkpointing+offload",
         "accumulation_steps": 2,
@@ -144,6 +144,7 @@ def test_all_bad_rows_are_named_by_their_lines(warehouse):
 
 def test_files_of_another_form_are_refused(warehouse, tmp_path):
     texts = ("", "workload,cluster\na,1xb\n", LEAST + "a,1xb,8,1,9\n", "workload;cluster\n")
+    texts += (LEAST.splitlines()[0], LEAST.replace("step_s", "step_s,step_s").replace("0.", "1,0."))
     paths = [written(tmp_path, text, f"{number}.csv") for number, text in enumerate(texts)]
     (tmp_path / "odd.csv").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "odd.parquet").write_bytes(b"PAR1")
@@ -169,6 +170,8 @@ def test_one_run_id_with_two_contents_is_refused_in_a_file_and_first_counts_betw
     [
         LEAST + "tiny,2xg4dn.12xlarge,32,500\n",
         row(cluster="2xg4dn.12xlage"),
+        row(layout="5+4"),
+        row(precision="bf16"),
         row(step_s=1e-5, flops_per_sample=1e9),
     ],
 )

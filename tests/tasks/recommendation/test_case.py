@@ -191,7 +191,7 @@ def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, pati
 
 def test_doubtful_choices_say_what_to_measure_where_that_costs_money(here, monkeypatch):
     monkeypatch.setattr("tasks.recommendation.pilots._UNSURE", 0.0)
-    monkeypatch.setattr(table, "_DOUBTFUL", 2.0)
+    monkeypatch.setattr("tasks.recommendation.pilots._DOUBTFUL", 2.0)
     for spends in (True, False):
         monkeypatch.setattr(table, "spends_money", lambda name, spends=spends: spends)
         rows = rows_of(here, asked=champion())

@@ -106,8 +106,7 @@ def test_skypilot_lists_the_ranks_that_one_command_trains():
         ("aws/us-east-1/us-east-1b", "g5.12xlarge", True),
         ("aws/us-east-1/us-east-1a", "g4dn.12xlarge", True),
         ("aws/us-east-1", "g5.12xlarge", False),
-        ("aws/us-east-1", "g4dn.12xlarge", False),
-    ]
+    ]  # the last costs four times as much
     uneven = row(1, "2xg4dn.12xlarge", 9.0, layout="4+3", batch_per_device="9")
     command = document([uneven], "skypilot")["run"]
     variables = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "PATH": os.environ["PATH"]}

@@ -8,7 +8,7 @@ from tests.installed import NOON, install
 
 ROWS = """workload,provider,cluster,batch_per_device,step_s,precision,measured_at
 vit,ec2,1xg5.xlarge,16,0.5,fp32,2026-01-02
-vit,ec2,2xg4dn.12xlarge,16,0.4,bf16,2026-01-03
+vit,ec2,2xg4dn.12xlarge,16,0.4,fp16,2026-01-03
 both,ec2,1xg5.xlarge,16,0.5,,
 both,local,1xs.small,16,0.4,,
 """

@@ -161,11 +161,14 @@ def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
 def test_a_choice_in_doubt_says_what_to_measure_first(tmp_path):
     here = home(tmp_path)
     case = Case.of(here, model(), new_workload(), here.provider.offers(NOON), pd.DataFrame())
-    row, found = case.plan().rows[0], pilots_of(here, model(), new_workload())
+    row = case.plan().rows[0] | {"p_best": 0.0}
+    found = pilots_of(here, model(), new_workload())
     doubtful = measure_first(row, found)
     assert (row["status"], doubtful["status"]) == ("recommended", "measure_first")
     assert doubtful["reason"].startswith(f"measure {found['runs'][0]['cluster']}")
     assert measure_first(row, found | {"regret": 0.04}) == row
+    sure = row | {"p_best": 0.6}
+    assert measure_first(sure, found) == sure
     assert measure_first(row, found | {"runs": []}) == row
 
 

@@ -47,6 +47,24 @@ def test_first_choices_rivals_and_reasons(printed):
     assert "0.500 (0.400-0.600)" in shown
 
 
+def test_doubtful_choices_and_devices_without_a_cluster_are_seen(printed):
+    shown = printed([row(status="measure_first"), row(rank=2, device="T4", **NOTHING)])
+    assert "measure_first" in shown and "T4" in shown
+    assert "measure_first" not in printed([row()])
+
+
+def test_sizing_is_printed(capsys):
+    alike = {"instance_type": "small", "devices_each": 1, "global_batch": 64, "micro_batch": None}
+    scaling = alike | {"largest_90": 3, "largest_80": 7, "needed_gbps": 2.5, "servers": 2}
+    check = alike | {"size": 2, "step_s": 0.5, "efficiency": 0.9, "by_rule": 0.8}
+    best = alike | {"batch": 32, "samples_per_s": 9.0, "largest_measured": 64}
+    found = {"workload": "tiny", "provider": "local", "scaling": [scaling], "checks": [check]}
+    printing.print_sizing(found | {"best_batch": [best], "notes": ["few runs"]})
+    shown = capsys.readouterr().out
+    for word in ("small", "at 90 %", "2.5", "90.0%", "samples/s", "few runs"):
+        assert word in shown, word
+
+
 def test_prices_have_their_age(printed):
     shown = printed([row(provider="ec2", usd_storage=0.1)], NOON + timedelta(days=630, minutes=1))
     assert "2026-11-20 12:00 UTC, 630 days old; usd" in shown and "illustrative" not in shown
