@@ -33,7 +33,6 @@ ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS = 5, 30, 5
 VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses until EC2 finds a new resource
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
-_PAGE = 100  # maximum number of types in one DescribeInstanceTypes request
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
     "s3:ListBucket": "list_objects_v2",
@@ -187,23 +186,6 @@ class Ec2Api:
             if self.now() >= give_up:
                 return
             self.sleep(every_s)
-
-    def type_names(self, region: str) -> list[str]:
-        """Return the names of all instance types that the region offers."""
-        key, action = "InstanceTypeOfferings", "ec2:DescribeInstanceTypeOfferings"
-        found = self.ask_all(key, action, region, MaxResults=1000, LocationType="region")
-        return [offering["InstanceType"] for offering in found]
-
-    def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
-        """Return DescribeInstanceTypes' description of each type in `names`.
-
-        Raises AwsRefused if `region` does not offer all of these types.
-        """
-        action, found = "ec2:DescribeInstanceTypes", list[Answer]()
-        for first in range(0, len(names), _PAGE):
-            page = list(names[first : first + _PAGE])
-            found += self.ask(action, region, InstanceTypes=page)["InstanceTypes"]
-        return found
 
     def price_list(self, region: str) -> list[Answer]:
         """Return the Price List API's products for on-demand Linux machines in `region`."""

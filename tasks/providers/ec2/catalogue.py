@@ -224,17 +224,14 @@ def wanted(
     ]
 
 
-def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    """Return the names that may match `patterns`, before the types' descriptions are known.
+def name_filters(patterns: Iterable[str]) -> list[str]:
+    """Return values of EC2's filter `instance-type` that match all types that `patterns` match.
 
-    A name matches the pattern `gpu` here if it begins with the letter of a GPU family.
+    The values may match more types: EC2 has no brackets, and the pattern `gpu` becomes the letters
+    of the GPU families.
     """
-    return {
-        name
-        for name in names
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-        or (GPU in patterns and name[0] in _GPU_FAMILIES)
-    }
+    found = [re.sub(r"\[.*?\]", "?", pattern) for pattern in patterns if pattern != GPU]
+    return found + ([f"{letter}*" for letter in _GPU_FAMILIES] if GPU in patterns else [])
 
 
 def is_gpu(kind: InstanceType) -> bool:

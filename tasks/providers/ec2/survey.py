@@ -34,8 +34,8 @@ def launch_spec(
     """
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
-    answers = api.instance_types(region, names)
-    types = {str(answer["InstanceType"]): facts_of(answer) for answer in answers}
+    answer = api.ask("ec2:DescribeInstanceTypes", region, InstanceTypes=names)
+    types = {str(kind["InstanceType"]): facts_of(kind) for kind in answer["InstanceTypes"]}
     several = [name for name, facts in types.items() if facts.several_interfaces]
     if why := not_launched(cluster, choices, several):
         raise NotSupported(why)
