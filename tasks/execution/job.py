@@ -178,7 +178,7 @@ def job_of(
     lease_id: str,
     seed: int,
     deadline_s: float,
-    data: Mapping[str, str] | None = None,
+    data: Mapping[str, str],
 ) -> Job:
     """Return the job for `launch`. A run's id is the lease's id followed by a number.
 
@@ -198,7 +198,7 @@ def job_of(
         spec, source = settings.travelling(name)
         if simulated and spec.requirements:  # local machines share this disk
             spec = replace(spec, environment=str(environment_at(settings.home, spec)))
-        files.append((replace(spec, data=(data or {}).get(name, "")), source))
+        files.append((replace(spec, data=data.get(name, "")), source))
     digests = {spec.name: spec.digest for spec, _ in files}
     items, run_setups, lose_after_s = [], {}, {}
     for number, wanted in enumerate(launch.items):

@@ -179,13 +179,12 @@ class Machines:
     def leaving(self) -> tuple[frozenset[int], float]:
         """Return the nodes with an interruption notice, and the seconds until the first node goes.
 
-        The seconds are infinite if no node has a notice. Rebalance recommendations do not count,
-        because they take no machine away.
+        The seconds are infinite if no node has a notice.
         """
         going = {
             node: state.leaving_s
             for node, state in enumerate(self.states)
-            if state.leaving_s is not None and state.notice == "interruption" and node in self.here
+            if state.leaving_s is not None and node in self.here
         }
         return frozenset(going), min(going.values(), default=math.inf)
 

@@ -105,12 +105,6 @@ class Mailbox:
         body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
 
-    def forget(self, node: int) -> None:
-        """Delete the state files of a replaced machine. Its records and logs stay."""
-        armed = (file.name for file in self._node(node).glob("armed-*.json"))
-        for name in ("heartbeat.json", "progress.json", "notice.json", DATA_FILE, *armed):
-            (self._node(node) / name).unlink(missing_ok=True)
-
     def armed(self, attempt: int) -> set[int]:
         """Return the nodes whose workers have joined the process group of `attempt`."""
         files = self.path.glob(f"node-*/armed-{attempt}.json")

@@ -36,11 +36,6 @@ class AttemptEnd:
     interrupted: bool = False
     nodes: tuple[int, ...] = ()
 
-    @property
-    def status(self) -> str:
-        """Return the status of a run that ended this way: "interrupted" or "failed"."""
-        return "interrupted" if self.interrupted else "failed"
-
     def __str__(self) -> str:
         return f"{self.how}: {self.reason}" if self.reason else self.how
 

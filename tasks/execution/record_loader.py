@@ -248,7 +248,13 @@ def load_lease(
             append(connection, "raw_leases", [columns], refresh_id=refresh_id)
         append(connection, "raw_machines", machine_rows(lease, provider), refresh_id=refresh_id)
     rejected = workspace.home / "rejected" / lease.lease_id
-    notes = [_quarantine(file, reason, rejected) for file, reason in refused.items()]
+    notes = []
+    for file, reason in refused.items():
+        target = rejected / f"{file.parents[1].name}-{file.name}"
+        # An error stops the load, because the mailbox is deleted after it; a later load tries again
+        rejected.mkdir(parents=True, exist_ok=True)
+        shutil.move(file, target)
+        notes.append(f"record {file.stem} was not loaded: {reason}. It was moved to {target}")
     for file in sorted(mailbox.glob("node-*/refused.json")):
         reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MOST_SAID]
         notes.append(f"{file.parent.name} did not upload all files: {reason}")
@@ -301,15 +307,3 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
     # the mailbox decides which lease this is, not the record
     found = record.model_dump() | {"setup": setup, "lease_id": lease_id}
     return found | ({"wrong_device": wrong} if wrong else {})
-
-
-def _quarantine(file: Path, reason: str, folder: Path) -> str:
-    """Move a rejected record into `folder`, and return a message for the user.
-
-    Raises OSError if the record cannot be moved.
-    """
-    target = folder / f"{file.parents[1].name}-{file.name}"
-    # An error stops the load, because the mailbox is deleted after it; a later load tries again.
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.move(file, target)
-    return f"record {file.stem} was not loaded: {reason}. It was moved to {target}"

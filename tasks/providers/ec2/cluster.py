@@ -147,8 +147,7 @@ class Ec2Cluster(RunningCluster):
                 return False
             self._look()
             self.mirror.serve(self.lease)
-            for file in (self.mailbox / f"node-{node}").glob("*.json"):
-                file.unlink(missing_ok=True)
+            self.forget(node)
             self.mirror.sync()
             return True
 
@@ -370,8 +369,8 @@ class Ec2Cluster(RunningCluster):
                 self._api.terminate(region, came)
             return False
         gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.now())
-        new = replace(machine, current=True, usd_per_hour=lost.usd_per_hour)
-        new = replace(new, download_usd=lost.download_usd)
+        costs = {"usd_per_hour": lost.usd_per_hour, "download_usd": lost.download_usd}
+        new = replace(machine, current=True, **costs)
         self.keep(self.lease.with_machines(gone, new))
         return True
 
@@ -414,31 +413,29 @@ class Ec2Cluster(RunningCluster):
 
     def _state(self, machine: Ec2Machine) -> NodeState:
         """Return the machine's state from EC2's latest response and its interruption notice."""
-        kind, leaving_s = self._notice(machine)
+        leaving_s = self._leaving_s(machine)
         if self._alive(machine):
-            return NodeState(alive=True, leaving_s=leaving_s, notice=kind)
+            return NodeState(alive=True, leaving_s=leaving_s)
         code = str(self._seen[machine.instance_id].get("StateReason", {}).get("Code", "gone"))
-        interrupted = code in _INTERRUPTED or kind == "interruption"
+        interrupted = code in _INTERRUPTED or leaving_s is not None
         place = f"{machine.instance_type}, {machine.market} in {machine.zone}"
         why = "taken back by the spot market, " if interrupted else ""
         reason = f"{machine.instance_id} ({place}): {why}{code}"
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
-    def _notice(self, machine: Ec2Machine) -> tuple[str, float | None]:
-        """Return the kind of the machine's spot notice, and the seconds until the interruption.
+    def _leaving_s(self, machine: Ec2Machine) -> float | None:
+        """Return the seconds until the spot market takes the machine; None without a notice.
 
-        The machine reads the notice from its metadata service and uploads it. The kind is
-        "interruption", "rebalance", or "" without a notice. The seconds are measured on S3's clock,
-        and are None if no interruption is announced. Unknown content counts as no notice, because
-        a machine may upload anything.
+        The machine reads the notice from its metadata service and uploads it. The seconds are
+        measured on S3's clock. A rebalance recommendation is no notice. Neither is unknown content,
+        because a machine may upload anything.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}
-        kind = str(body.get("kind"))
-        if kind != "interruption":
-            return ("rebalance" if kind == "rebalance" else ""), None
+        if body.get("kind") != "interruption":
+            return None
         ends = file.stat().st_mtime + NOTICE_S
         with suppress(ValueError):
             moment = datetime.fromisoformat(str(body.get("at")))
             ends = min(ends, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
-        return kind, max(0.0, ends - self.now_unix())
+        return max(0.0, ends - self.now_unix())
