@@ -112,15 +112,15 @@ class Machines:
 
     def all_here(self) -> bool:
         """Read the machines' reports. Return True if the launch waits for no machine."""
-        addresses = self.running.addresses
-        reported = {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
         self.fetching = set()
-        for node in reported:
+        for node in sorted(self.awaited):
+            if not self.mailbox.reported(node, self.running.addresses[node]):
+                continue
             states = self.mailbox.data_of(node)
-            ended = {name for name in states if states[name].get("state") in (READY, FAILED)}
-            if not ended.issuperset(self.data):
+            if all(states.get(name, {}).get("state") in (READY, FAILED) for name in self.data):
+                self.awaited.remove(node)
+            else:
                 self.fetching.add(node)
-        self.awaited -= reported - self.fetching
         return not self.awaited
 
     def wait_for_all(self) -> AttemptEnd | None:

@@ -78,6 +78,11 @@ def all_lost_a_peer(finished: Sequence[Row]) -> bool:
     return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
 
 
+def refresh_of(lease_id: str) -> str:
+    """Return the id of the refresh that made a launch: the lease's id without its number."""
+    return lease_id.rpartition("-")[0]
+
+
 def retry_id(run_id: str) -> str:
     """Return the id for the next try of an interrupted run.
 

@@ -22,7 +22,7 @@ from ..node.record import Devices
 from ..providers.base import EndedLease, json_of_node, read_object
 from ..workspace.workspace import Workspace
 from .mailbox import machine_rows
-from .outcomes import Row, RunSetups, launch_row, run_row
+from .outcomes import Row, RunSetups, launch_row, refresh_of, run_row
 
 _MOST_SAID = 500  # maximum length in characters of a machine's message to the user
 
@@ -206,13 +206,10 @@ class Collected:
         self.notes += other.notes
 
 
-def load_lease(
-    workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime
-) -> Collected:
+def load_lease(workspace: Workspace, lease: EndedLease, now: datetime) -> Collected:
     """Load the files of one ended launch in one transaction.
 
     lease: the record of the launch.
-    refresh_id: stored with the rows if the lease's id does not contain a refresh id.
     The `notes` of the result have a message for each rejected record and for each machine that did
     not upload all files.
 
@@ -239,7 +236,7 @@ def load_lease(
     for body in [*records, *rows]:
         found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
     # the refresh that loads a lease need not be the refresh that bought it
-    refresh_id = lease.lease_id.rpartition("-")[0] or refresh_id
+    refresh_id = refresh_of(lease.lease_id)
     columns = asdict(lease) | {"provider": provider}
     del columns["mailbox"], columns["refusals"]
     with workspace.warehouse.transact() as connection:

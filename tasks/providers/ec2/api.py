@@ -222,9 +222,8 @@ class Ec2Api:
             RegionNames=[region],
         )
         zones = self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
-        name_of = {zone["ZoneId"]: zone["ZoneName"] for zone in zones}
-        scores = {name_of.get(row.get("AvailabilityZoneId")): int(row["Score"]) for row in rows}
-        return {zone: score for zone, score in scores.items() if zone is not None}
+        scores = {row["AvailabilityZoneId"]: int(row["Score"]) for row in rows}
+        return {z["ZoneName"]: scores[z["ZoneId"]] for z in zones if z["ZoneId"] in scores}
 
     def instances(
         self,

@@ -29,21 +29,7 @@ _ROUNDED = 1.01  # EC2 rounds its statement: 133.333 becomes 133.33
 # NVIDIA's driver need Turing or newer.
 _IMAGE = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-"
 IMAGE_FAMILIES = frozenset(
-    [
-        "g4dn",
-        "g5",
-        "g6",
-        "gr6",
-        "g6f",
-        "gr6f",
-        "g6e",
-        "p4d",
-        "p4de",
-        "p5",
-        "p5e",
-        "p5en",
-        "p6-b200",
-    ]
+    {"g4dn", "g5", "g6", "gr6", "g6f", "gr6f", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"}
 )
 
 

@@ -184,7 +184,7 @@ class Ec2Cluster(RunningCluster):
     def _secure(self) -> str:
         """Create the launch's security group with its rules if they do not exist. Return its id."""
         region, create = self.spec.region, security_group(self.spec)
-        self._api.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
+        self._create("ec2:CreateSecurityGroup", create)
         action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}
         found = self._api.described("SecurityGroups", action, region, name)
         if not found:
@@ -369,8 +369,12 @@ class Ec2Cluster(RunningCluster):
                 self._api.terminate(region, came)
             return False
         gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.now())
-        costs = {"usd_per_hour": lost.usd_per_hour, "download_usd": lost.download_usd}
-        new = replace(machine, current=True, **costs)
+        new = replace(
+            machine,
+            current=True,
+            usd_per_hour=lost.usd_per_hour,
+            download_usd=lost.download_usd,
+        )
         self.keep(self.lease.with_machines(gone, new))
         return True
 

@@ -5,7 +5,7 @@ process that makes the launch is killed, the reaper finds the machines of these 
 tags, ends them and adds up their cost.
 """
 
-import os
+import json
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
@@ -180,15 +180,11 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         The first call creates the name. Raises OSError if its file cannot be read or written.
         """
         file = self.root / ".token"
-        with suppress(FileNotFoundError):
-            return file.read_text().strip()
-        self.root.mkdir(parents=True, exist_ok=True)
-        beside = self.root / f".token.{os.getpid()}"
-        beside.write_text(uuid.uuid4().hex[:12])
-        with suppress(FileExistsError):
-            os.link(beside, file)  # if two processes create it, the first wins
-        beside.unlink()
-        return file.read_text().strip()
+        if not file.exists():
+            with self.locked():
+                if not file.exists():
+                    replace_durably(file, uuid.uuid4().hex[:12])
+        return str(json.loads(file.read_text()))
 
     def swept(self) -> dict[str, datetime]:
         """Return {region: time of the last complete search for overdue machines}.

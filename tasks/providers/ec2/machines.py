@@ -87,8 +87,14 @@ class Ec2Machines(Ec2Market):
         if choices.bucket is None:
             raise NotSupported(NO_BUCKET)
         deadline_unix = int((now + timedelta(seconds=deadline_s)).timestamp())
-        names = {"lease_id": lease_id, "controller": self.lease_folder.token}
-        spec = launch_spec(self.api, choices, cluster, deadline_unix=deadline_unix, **names)
+        spec = launch_spec(
+            self.api,
+            choices,
+            cluster,
+            lease_id=lease_id,
+            controller=self.lease_folder.token,
+            deadline_unix=deadline_unix,
+        )
         lease = Ec2Lease.new(
             cluster,
             lease_id=lease_id,

@@ -15,9 +15,17 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 from ..base import ProviderError
 from . import api as ec2_api
 from . import prices as ec2_prices
-from .api import Answer, AwsClock, Clients, Ec2Api
-from .catalogue import GPU, described, family, image_families, is_gpu, name_filters, wanted
-from .errors import NO_CREDENTIALS
+from .api import Answer, AwsClock, Clients, Ec2Api, Filters
+from .catalogue import (
+    GPU,
+    described,
+    family,
+    image_families,
+    is_gpu,
+    name_filters,
+    off_image,
+    wanted,
+)
 from .settings import Ec2
 from .snapshot import packaged
 from .survey import not_launched
@@ -101,12 +109,10 @@ class Ec2Market:
         """
         found = [] if self.choices.bucket else [NO_BUCKET]
         try:
-            why = "" if self._given is not None or ec2_api.has_credentials() else NO_CREDENTIALS
+            ec2_api.connect(self._given)
         except ProviderError as error:
-            why = str(error)
-        if why:
             found.append(
-                f"{why}. Without credentials, the last known prices are used, or the packaged "
+                f"{error}. Without credentials, the last known prices are used, or the packaged "
                 f"prices of {packaged().prices_as_of:%Y-%m-%d} if there are none"
             )
         return found + notes_on_types(self.choices)
@@ -133,8 +139,9 @@ class Ec2Market:
         """Return {region: its types from AWS that match [ec2] `instance_types`}."""
         patterns, found = self.choices.instance_types, {}
         families = image_families(self.choices.ami_parameter)
-        action, filters = "ec2:DescribeInstanceTypes", {"instance-type": name_filters(patterns)}
         for region in self.choices.regions:
+            filters: Filters = {"instance-type": name_filters(patterns)}
+            action = "ec2:DescribeInstanceTypes"
             answers = self.api.described("InstanceTypes", action, region, filters)
             found[region] = wanted(described(answers), patterns, families)
         return found
@@ -193,12 +200,8 @@ def notes_on_types(choices: Ec2) -> list[str]:
         f"[ec2] {name!r} matches no packaged region or type: check the spelling" for name in unknown
     ]
     families = image_families(choices.ami_parameter)
-    if GPU in choices.instance_types:
-        kept = wanted(types, choices.instance_types, families)
-        left = {family(kind.name) for kind in types if is_gpu(kind) and kind not in kept}
-        if left:
-            names = ", ".join(sorted(left))
-            notes.append(
-                f"`gpu` leaves out {names}: the image in ami_parameter does not support them"
-            )
+    left = {family(kind.name) for kind in types if is_gpu(kind) and off_image(kind, families)}
+    if GPU in choices.instance_types and left:
+        names = ", ".join(sorted(left))
+        notes.append(f"`gpu` leaves out {names}: the image in ami_parameter does not support them")
     return notes

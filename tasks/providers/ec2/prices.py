@@ -103,9 +103,7 @@ def spot_offers(
         if name not in kinds:
             continue
         bucket = advised.get(name, {}).get("r")
-        source = "Spot Advisor, read"
-        if bucket is None:
-            source = "prior: worst range of Spot Advisor, which lacks the type, read"
+        prior = "" if name in advised else "prior: worst range of "
         offer = Offer(
             instance_type=kinds[name],
             market="spot",
@@ -113,7 +111,7 @@ def spot_offers(
             region=region,
             usd_per_hour=usd,
             interruptions_per_hour=bucket_hazard(bucket),
-            interruption_source=f"{source} {price_as_of:%Y-%m-%d}",
+            interruption_source=f"{prior}Spot Advisor, read {price_as_of:%Y-%m-%d}",
             price_as_of=price_as_of,
         )
         offers.append(offer)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 
@@ -57,27 +58,23 @@ class LocalMachine:
         found: list[Offer] = []
         for kind in self.instance_types():
             spec = self.specs[kind.name]
-            markets = {
-                "on-demand": (spec.usd_per_hour, 0.0, ""),
-                "spot": (
-                    spec.spot_usd_per_hour,
-                    spec.spot_interruptions_per_hour,
-                    "as srift.toml states",
-                ),
-            }
-            found += [
-                Offer(
-                    instance_type=kind,
-                    market=market,
-                    zone="local-a",
-                    region="local",
-                    usd_per_hour=usd,
-                    interruptions_per_hour=hazard,
-                    interruption_source=source,
-                    price_as_of=now,
-                )
-                for market, (usd, hazard, source) in markets.items()
-            ]
+            on_demand = Offer(
+                instance_type=kind,
+                market="on-demand",
+                zone="local-a",
+                region="local",
+                usd_per_hour=spec.usd_per_hour,
+                interruptions_per_hour=0.0,
+                price_as_of=now,
+            )
+            spot = replace(
+                on_demand,
+                market="spot",
+                usd_per_hour=spec.spot_usd_per_hour,
+                interruptions_per_hour=spec.spot_interruptions_per_hour,
+                interruption_source="as srift.toml states",
+            )
+            found += [on_demand, spot]
         return found
 
     def limits(self) -> list[str]:
