@@ -45,8 +45,7 @@ class Mailbox:
                 raise WorkloadChanged(
                     f"the code of workload {spec.name} changed during the refresh: refresh again"
                 )
-            if not (self.path / spec.file).exists():
-                write_file(self.path / spec.file, source.travels_as(contents))
+            write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
         """Write `run_setups`, {run id: setup}. They are needed to load the records."""

@@ -36,7 +36,7 @@ MUTANTS = (
         "tasks/campaign/test_budget.py"),
     _of("affords-time", "tasks/campaign/budget.py", r"time\.monotonic\(\) < \w+\.stop_at and ", "",
         "tasks/campaign/test_budget.py"),
-    _of("upload-size", f"{_EC2}/mailbox_s3.py", r" and int\(.*\) <= MOST_BYTES", "", f"{_T_EC2}/test_cluster.py"),
+    _of("upload-size", f"{_EC2}/mailbox_s3.py", r" and bool\(.* <= MOST_BYTES\)", "", f"{_T_EC2}/test_cluster.py"),
     _of("speed-majority", "models/step_time/dataset.py", r"if 2 \* int\(known\.sum\(\)\) <= .*:", "if False:",
         "models/step_time/test_dataset.py"),
     _of("speed-once", "models/step_time/dataset.py", r'if "speed_sd" in \w+\.runs:', "if False:",

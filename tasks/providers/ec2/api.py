@@ -158,7 +158,7 @@ class Ec2Api:
         key for the list of items, such as "Subnets".
         """
         words = [
-            {"Name": name, "Values": [value] if isinstance(value, str) else list(value)}
+            {"Name": name, "Values": [value] if isinstance(value, str) else value}
             for name, value in filters.items()
         ]
         return self.ask_all(key, action, region, Filters=words)
@@ -203,7 +203,7 @@ class Ec2Api:
         The rows are for the types in `names`, or for all types if `names` is empty.
         """
         words: Answer = {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
-        words |= {"InstanceTypes": list(names)} if names else {}
+        words |= {"InstanceTypes": names} if names else {}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
@@ -216,13 +216,13 @@ class Ec2Api:
             "SpotPlacementScores",
             "ec2:GetSpotPlacementScores",
             region,
-            InstanceTypes=list(names),
+            InstanceTypes=names,
             TargetCapacity=count,
             SingleAvailabilityZone=True,
             RegionNames=[region],
         )
         zones = self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
-        scores = {row["AvailabilityZoneId"]: int(row["Score"]) for row in rows}
+        scores = {row["AvailabilityZoneId"]: row["Score"] for row in rows}
         return {z["ZoneName"]: scores[z["ZoneId"]] for z in zones if z["ZoneId"] in scores}
 
     def instances(
@@ -243,9 +243,7 @@ class Ec2Api:
         filters |= {"instance-id": ids} if ids else {}
         groups = self.described("Reservations", "ec2:DescribeInstances", region, filters)
         return {
-            str(instance["InstanceId"]): instance
-            for group in groups
-            for instance in group["Instances"]
+            instance["InstanceId"]: instance for group in groups for instance in group["Instances"]
         }
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
@@ -276,11 +274,11 @@ class Ec2Api:
         if (region, parameter) in self._images:
             return self._images[region, parameter]
         action = "ec2:DescribeImages"
-        image_id = str(self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"])
+        image_id = self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"]
         images = self.ask(action, region, ImageIds=[image_id])["Images"]
         if not images or images[0].get("State", "available") != "available":
             raise AwsRefused("InvalidAMIID.NotFound", action, region)
-        return self._images.setdefault((region, parameter), dict(images[0]))
+        return self._images.setdefault((region, parameter), images[0])
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # a session makes clients one at a time, half a second each
@@ -337,7 +335,7 @@ class Store:
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)
         headers = first["ResponseMetadata"]["HTTPHeaders"]
-        self.region = str(headers.get("x-amz-bucket-region") or self.region)
+        self.region = headers.get("x-amz-bucket-region") or self.region
         found = list(first.get("Contents", ()))
         while (token := page.get("NextContinuationToken")) and len(found) <= most:
             page = self._api.ask("s3:ListBucket", self.region, **words, ContinuationToken=token)
@@ -352,10 +350,10 @@ class Store:
         action = "s3:GetObject"
         answer = self._api.ask(action, self.region, Bucket=self.bucket, Key=key)
         content = b""
-        if int(answer["ContentLength"]) <= most_bytes:
+        if answer["ContentLength"] <= most_bytes:
             with asking(action, self.region):
                 content = answer["Body"].read()
-        return content, float(answer["LastModified"].timestamp())
+        return content, answer["LastModified"].timestamp()
 
     def put(self, key: str, content: bytes) -> None:
         """Write an object atomically, so that readers never see an incomplete object."""
@@ -364,5 +362,5 @@ class Store:
 
 def answered_at(answer: Answer) -> float:
     """Return the time in the Date header of a response, as Unix time."""
-    date = str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
     return parsedate_to_datetime(date).timestamp()

@@ -64,7 +64,7 @@ class Ec2Cluster(RunningCluster):
     ) -> None:
         self._api, self._leases, self.spec, self._script = api, leases, spec, script
         self.lease, self.lease_id = lease, lease.lease_id
-        self.image_id = str(spec.image["ImageId"])
+        self.image_id = spec.image["ImageId"]
         self.mirror, self.mailbox = mirror, mirror.mailbox
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
@@ -189,7 +189,7 @@ class Ec2Cluster(RunningCluster):
         found = self._api.described("SecurityGroups", action, region, name)
         if not found:
             raise AwsRefused("InvalidGroup.NotFound", action, region)
-        group_id = str(found[0]["GroupId"])
+        group_id: str = found[0]["GroupId"]
         for action, each in rules(group_id):
             for rule in each:
                 words = {"GroupId": group_id, "IpPermissions": [rule]}
@@ -268,7 +268,7 @@ class Ec2Cluster(RunningCluster):
         request = create_fleet(self.spec, group, attempt.market)
         try:
             answer = api.when_visible(lambda: api.ask(action, region, **request))
-            codes = [str(error["ErrorCode"]) for error in answer.get("Errors", ())]
+            codes = [error["ErrorCode"] for error in answer.get("Errors", ())]
             codes = codes or ["UnfulfillableCapacity"]  # a fleet without an error may be too small
             refusals = [AwsRefused(code, action, region) for code in codes]
             ids = [name for part in answer.get("Instances", ()) for name in part["InstanceIds"]]
@@ -304,15 +304,15 @@ class Ec2Cluster(RunningCluster):
             found = self._api.instances(region, ids=list(by_id))
             ended = [one for one in found.values() if one["State"]["Name"] not in _COMING]
             if ended:
-                problem = str(ended[0]["StateReason"]["Code"])
+                problem = ended[0]["StateReason"]["Code"]
                 break
             states = [one["State"]["Name"] for one in found.values() if one.get("PrivateIpAddress")]
             if states == ["running"] * len(by_id):
                 running = [
                     replace(
                         machine,
-                        address=str(found[name]["PrivateIpAddress"]),
-                        zone=str(found[name]["Placement"]["AvailabilityZone"]),
+                        address=found[name]["PrivateIpAddress"],
+                        zone=found[name]["Placement"]["AvailabilityZone"],
                         launched_at=found[name]["LaunchTime"],
                     )
                     for name, machine in by_id.items()
@@ -420,7 +420,7 @@ class Ec2Cluster(RunningCluster):
         leaving_s = self._leaving_s(machine)
         if self._alive(machine):
             return NodeState(alive=True, leaving_s=leaving_s)
-        code = str(self._seen[machine.instance_id].get("StateReason", {}).get("Code", "gone"))
+        code = self._seen[machine.instance_id].get("StateReason", {}).get("Code", "gone")
         interrupted = code in _INTERRUPTED or leaving_s is not None
         place = f"{machine.instance_type}, {machine.market} in {machine.zone}"
         why = "taken back by the spot market, " if interrupted else ""

@@ -115,7 +115,7 @@ def tags_of(described: Answer) -> dict[str, str]:
 
     `described` is the resource's description from a Describe action.
     """
-    return {str(tag["Key"]): str(tag["Value"]) for tag in described.get("Tags", ())}
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
 
 
 def tidy(
@@ -186,5 +186,5 @@ def _ended_at(described: Answer) -> datetime | None:
 
     EC2 reports it in StateTransitionReason, such as "User initiated (2026-11-20 03:17:00 GMT)".
     """
-    found = _GMT.search(str(described.get("StateTransitionReason", "")))
+    found = _GMT.search(described.get("StateTransitionReason", ""))
     return datetime.fromisoformat(f"{found[1]}Z") if found else None
