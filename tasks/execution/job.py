@@ -113,12 +113,12 @@ class Stopwatch:
 
     def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
         self._seconds, self.clock = seconds, clock
-        self.began_s = self._last = clock.monotonic()
+        self._began = self._last = clock.monotonic()
 
     @property
     def passed_s(self) -> float:
         """Return the seconds since the start, which is shortly before the request for machines."""
-        return self.clock.monotonic() - self.began_s
+        return self.clock.monotonic() - self._began
 
     def lap(self, phase: str) -> None:
         now = self.clock.monotonic()

@@ -182,9 +182,9 @@ class Machines:
         The seconds are infinite if no node has a notice.
         """
         going = {
-            node: state.leaving_s
-            for node, state in enumerate(self.states)
-            if state.leaving_s is not None and node in self.here
+            node: leaving_s
+            for node in self.here
+            if (leaving_s := self.states[node].leaving_s) is not None
         }
         return frozenset(going), min(going.values(), default=math.inf)
 

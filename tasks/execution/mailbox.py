@@ -49,7 +49,7 @@ class Mailbox:
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
         """Write `run_setups`, {run id: setup}. They are needed to load the records."""
-        write_json(self.path / "controller" / "envelopes.json", dict(run_setups))
+        write_json(self.path / "controller" / "envelopes.json", run_setups)
 
     def put_plan(self, plan: Plan) -> None:
         """Write the plan of an attempt for the machines.
@@ -65,7 +65,7 @@ class Mailbox:
         addresses: {digest of the data: S3 address}.
         """
         if addresses:
-            write_json(self.path / DATA_FILE, {"data": dict(addresses)})
+            write_json(self.path / DATA_FILE, {"data": addresses})
 
     def data_of(self, node: int) -> dict[str, Row]:
         """Return the download states of machine `node`, as {digest of the data: state}.
@@ -75,13 +75,13 @@ class Mailbox:
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
 
-    def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
+    def go(self, attempt: int, order: Sequence[int], why: str) -> None:
         """Let the waiting workers of `attempt` start.
 
         order: the nodes in rank order; empty for the order in the plan.
         why: the reason for the order, for the nodes' logs.
         """
-        body = {"attempt": attempt, "order": list(order), "why": why}
+        body = {"attempt": attempt, "order": order, "why": why}
         write_json(self.path / f"go-{attempt}.json", body)
 
     def done(self) -> None:

@@ -107,7 +107,7 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
         "kind": setup["kind"],
         "status": status,
         "reason": reason,
-        "setup": dict(setup),
+        "setup": setup,
     }
 
 

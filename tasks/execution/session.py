@@ -140,7 +140,7 @@ class Session:
         plan = Plan(
             lease_id=self.job.lease_id,
             attempt=self.attempts,
-            addresses=list(self.running.addresses),
+            addresses=self.running.addresses,
             expected=list(self.job.expected),
             workloads=workloads,
             items=list(items),

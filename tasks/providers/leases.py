@@ -181,7 +181,7 @@ class LeaseFolder(Generic[L]):
 
     def ids(self) -> list[str]:
         """Return the ids of all leases that have a folder, whether they have ended or not."""
-        paths = self.root.iterdir() if self.root.is_dir() else ()
+        paths = self.root.glob("*")
         return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:

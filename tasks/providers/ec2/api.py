@@ -311,10 +311,9 @@ def spot_advisor() -> Answer:
         return {}
     try:
         with urllib.request.urlopen(ADVISOR, timeout=10) as answer:
-            body = json.load(answer)
+            return dict(json.load(answer))
     except (OSError, ValueError):
         return {}
-    return body if isinstance(body, dict) else {}
 
 
 class Store:

@@ -77,9 +77,7 @@ class Ec2Cluster(RunningCluster):
         ProviderError for all other failures.
         """
         try:
-            self._attempt, self.cluster = self._launch(attempts)
-            usd_per_hour, market = self.cluster.usd_per_hour, self._attempt.market
-            self.keep(replace(self.lease, market=market, usd_per_hour=usd_per_hour))
+            self._launch(attempts)
         except OSError as error:
             raise ProviderError(
                 f"the record of launch {self.lease_id} could not be written ({error}), so its "
@@ -133,17 +131,16 @@ class Ec2Cluster(RunningCluster):
             self.keep(self.lease.with_machines(*machines))
 
     def replace(self, node: int) -> bool:
-        """Replace the machine with rank `node`. Return False if AWS cannot do that.
+        """Replace the machine with rank `node`. Return False if EC2 refuses.
+
+        Raises ProviderError if the lost machine cannot be ended or the deadline has passed.
 
         The new machine has the same type, market and zone. The records and logs of the lost machine
         are kept. Its state files, such as heartbeats, are deleted.
         """
         with self._lock:
             self.mirror.sync()
-            try:
-                if not self._another(node):
-                    return False
-            except ProviderError:
+            if not self._another(node):
                 return False
             self._look()
             self.mirror.serve(self.lease)
@@ -157,17 +154,17 @@ class Ec2Cluster(RunningCluster):
             current = self.lease.current
             return self._look() and not any(self._alive(machine) for machine in current)
 
-    def _launch(self, attempts: Sequence[Attempt]) -> tuple[Attempt, Cluster]:
+    def _launch(self, attempts: Sequence[Attempt]) -> None:
         """Try `attempts` in order until all machines of an attempt run.
 
-        Returns the successful attempt, and its cluster at current prices. Raises NoCapacity if
-        every attempt lacks capacity or the deadline has passed. Raises AwsRefused if AWS refuses
-        for another reason, and ProviderError if the machines of a refused attempt do not end.
+        Raises NoCapacity if every attempt lacks capacity or the deadline has passed. Raises
+        AwsRefused if AWS refuses for another reason, and ProviderError if the machines of a refused
+        attempt do not end.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
             try:
-                return attempt, self._launched(attempt)
+                return self._carry_out(attempt)
             except AwsRefused as error:
                 if error.kind != "capacity":
                     raise
@@ -197,8 +194,8 @@ class Ec2Cluster(RunningCluster):
                 self._api.ask_unless(known, action, region, **words)
         return group_id
 
-    def _launched(self, attempt: Attempt) -> Cluster:
-        """Launch all machines of the attempt, and return the cluster with current prices.
+    def _carry_out(self, attempt: Attempt) -> None:
+        """Launch all machines of the attempt, and store them with their current prices.
 
         The machines are launched in groups of one instance type. AWS chooses the zone of the first
         group, and the other groups must use the same zone. Raises AwsRefused if AWS refuses a
@@ -212,13 +209,14 @@ class Ec2Cluster(RunningCluster):
                 zone = machines[0].zone
                 group = replace(group, bids={zone: group.bids[zone]})
             machines += self._running(attempt, group)
-        cluster = self._priced(attempt.clusters[machines[0].zone])
+        self._attempt = attempt
+        self.cluster = cluster = self._priced(attempt.clusters[machines[0].zone])
         current = [
             replace(machine, current=True, usd_per_hour=offer.total_usd_per_hour or 0.0)
             for machine, offer in zip(machines, cluster.members, strict=True)
         ]
-        self.keep(self.lease.with_machines(*current))
-        return cluster
+        lease = replace(self.lease, market=attempt.market, usd_per_hour=cluster.usd_per_hour)
+        self.keep(lease.with_machines(*current))
 
     def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
         """Request all machines of the group, wait until they all run, and return them.

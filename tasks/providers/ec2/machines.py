@@ -137,7 +137,7 @@ class Ec2Machines(Ec2Market):
         try:
             lease = replace(lease, fetched=self._pulled(mirror, within_s))
             self.lease_folder.write(lease)
-        except (ProviderError, OSError):
+        except OSError:
             return replace(lease, fetched=False)
         return lease
 

@@ -5,13 +5,13 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from models.domain.cluster import Cluster
 
 from ..base import NotSupported
-from .api import Answer, Ec2Api, Filters
+from .api import Answer, Ec2Api
 from .catalogue import facts_of, image_families, off_image
 from .requests import LaunchSpec
 from .settings import Ec2
@@ -102,13 +102,13 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
     subnets are used. If a zone has several subnets, the one with the smallest id is used. Raises
     NotSupported if there is no subnet, or if the subnets are in several VPCs.
     """
-    filters: list[Filters] = [{"subnet-id": choices.subnet_ids}]
-    if not choices.subnet_ids:
-        filters = [{"tag:srift:deployment": choices.deployment}]
-        filters += [{"default-for-az": "true"}] if choices.public else []
-    subnets: list[Answer] = []
-    for each in filters:
-        subnets = subnets or api.described("Subnets", "ec2:DescribeSubnets", region, each)
+    describe = partial(api.described, "Subnets", "ec2:DescribeSubnets", region)
+    if choices.subnet_ids:
+        subnets = describe({"subnet-id": choices.subnet_ids})
+    else:
+        subnets = describe({"tag:srift:deployment": choices.deployment})
+        if choices.public and not subnets:
+            subnets = describe({"default-for-az": "true"})
     vpcs = {subnet["VpcId"] for subnet in subnets}
     if len(vpcs) != 1:
         raise NotSupported(

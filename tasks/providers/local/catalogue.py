@@ -23,7 +23,7 @@ class LocalMachine:
     """
 
     def __init__(self, instance_types: Mapping[str, LocalInstanceType], python: str) -> None:
-        self.specs = dict(instance_types)
+        self.specs = instance_types
         self.python = python
 
     @cached_property
