@@ -29,6 +29,7 @@ _MOST_SAID = 500  # maximum length in characters of a machine's message to the u
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
 Whole = Annotated[int, Field(gt=0, lt=2**63)]  # a positive number in the range of a bigint
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0)]
 Spent = Annotated[float, Field(ge=0)]  # seconds or a spread; may be 0
 
@@ -82,12 +83,12 @@ class _Checkpoint(_Wire):
     bytes: Whole
     seconds: Seconds
     ended_unix: Unix
-    steps: Annotated[Count, Field(gt=0)]
+    steps: Positive
     steps_s: Seconds
 
 
 class _Elastic(_Values):
-    steps: Annotated[Count, Field(gt=0)]
+    steps: Positive
     first_loss: float
     last_loss: float
     parameters: Whole
@@ -97,7 +98,7 @@ class _Elastic(_Values):
 
 
 class _ProfiledBatch(_Wire):
-    batch: Annotated[Count, Field(gt=0)]
+    batch: Positive
     forward_s: Seconds
     backward_s: Seconds
     optimizer_s: Spent
@@ -255,7 +256,7 @@ def load_lease(workspace: Workspace, lease: EndedLease, now: datetime) -> Collec
     for file in sorted(mailbox.glob("node-*/refused.json")):
         reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MOST_SAID]
         notes.append(f"{file.parent.name} did not upload all files: {reason}")
-    by_status = Counter(str(body["status"]) for body in found.values())
+    by_status = Counter(body["status"] for body in found.values())
     return Collected(new=new, by_status=by_status, usd=lease.usd or 0.0, notes=notes)
 
 

@@ -111,8 +111,11 @@ class Ec2Lease(HeldLease):
 
         The aws:userid of a machine is the name of its folder in the bucket.
         """
-        ranked = [machine for machine in self.machines if machine.rank >= 0]
-        return {f"{self.role_id}:{machine.instance_id}": machine for machine in ranked}
+        return {
+            f"{self.role_id}:{machine.instance_id}": machine
+            for machine in self.machines
+            if machine.rank >= 0
+        }
 
     @property
     def current(self) -> list[Ec2Machine]:
@@ -254,9 +257,6 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             return lease
         lease = replace(
             lease,
-            machines=tuple(
-                replace(machine, ended_at=machine.ended_at or now) for machine in lease.machines
-            ),
             ended_at=now,
             outcome=outcome if lease.machines else "refused",
             releasing=False,
