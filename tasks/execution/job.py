@@ -127,7 +127,7 @@ class Stopwatch:
 
 
 def write_rows(served: Served) -> None:
-    """Write each row of `served` to a file in the mailbox folder, unless the file exists.
+    """Write each row of `served` to a file in the mailbox folder.
 
     If the disk is full, the rows are kept in `served` only.
     """
@@ -135,9 +135,8 @@ def write_rows(served: Served) -> None:
         return
     for row in served.rows:
         file = served.mailbox / "controller" / "rows" / f"{row['run_id']}.json"
-        if not file.exists():
-            with suppress(OSError):
-                write_json(file, row)
+        with suppress(OSError):
+            write_json(file, row)
 
 
 def placement(members: Sequence[Offer]) -> dict[str, Any]:

@@ -131,11 +131,10 @@ class Mailbox:
         now_unix: the Unix time now, on the clock of the mailbox's store. A node that never sent a
         heartbeat is not silent.
         """
-        beats = [self._node(node) / "heartbeat.json" for node in range(self.nodes)]
         return {
-            node
-            for node, beat in enumerate(beats)
-            if beat.exists() and now_unix - beat.stat().st_mtime > SILENT_AFTER_S
+            int(file.parent.name.removeprefix("node-"))
+            for file in self.path.glob("node-*/heartbeat.json")
+            if now_unix - file.stat().st_mtime > SILENT_AFTER_S
         }
 
     def under_way(self, attempt: int) -> set[str]:

@@ -229,7 +229,7 @@ class Session:
             ended = replace(ended, culprit=first.run_id)
         if ended.culprit not in self.mailbox.recorded() and (ended.culprit or last):
             self._add_row(ended)
-        self.machines.gone |= set(ended.nodes)  # machines without the devices they were bought with
+        self.machines.gone.update(ended.nodes)  # machines without the devices they were bought with
         self.served.lacked_devices |= bool(ended.nodes)
         self.remaining = self._possible(self._without({ended.culprit}))
         if last:
