@@ -206,25 +206,6 @@ class Ec2Api:
         words |= {"InstanceTypes": names} if names else {}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
-    def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Return {zone: spot placement score} for a request for `count` machines.
-
-        The machines may have any of the types in `names`. A score ranges from 1 (unlikely to
-        succeed) to 10 (likely). Zones without a score are left out.
-        """
-        rows = self.ask_all(
-            "SpotPlacementScores",
-            "ec2:GetSpotPlacementScores",
-            region,
-            InstanceTypes=names,
-            TargetCapacity=count,
-            SingleAvailabilityZone=True,
-            RegionNames=[region],
-        )
-        zones = self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
-        scores = {row["AvailabilityZoneId"]: row["Score"] for row in rows}
-        return {z["ZoneName"]: scores[z["ZoneId"]] for z in zones if z["ZoneId"] in scores}
-
     def instances(
         self,
         region: str,

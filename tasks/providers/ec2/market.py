@@ -97,7 +97,20 @@ class Ec2Market:
 
         AWS limits how many different score requests an account may make per day.
         """
-        return self.api.placement_scores(region, names, count)
+        rows = self.api.ask_all(
+            "SpotPlacementScores",
+            "ec2:GetSpotPlacementScores",
+            region,
+            InstanceTypes=names,
+            TargetCapacity=count,
+            SingleAvailabilityZone=True,
+            RegionNames=[region],
+        )
+        zones = self.api.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
+        scores = {row["AvailabilityZoneId"]: row["Score"] for row in rows}
+        return {
+            zone["ZoneName"]: scores[zone["ZoneId"]] for zone in zones if zone["ZoneId"] in scores
+        }
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
         return ec2_prices.billed(offers, self.choices)
