@@ -12,10 +12,10 @@ user=${SRIFT_USER:-srift} # SRIFT_USER, SRIFT_BASE and AWS_EC2_METADATA_SERVICE_
 work=$(mktemp -d "${SRIFT_BASE:-/var/lib}/srift-XXXXXX") && mkdir "$work"/{boot,code,mailbox} && chmod 755 "$work" ||
   { shutdown -h now; exit 1; }
 
-cat >"$work/boot/metadata.py" <<'@mark@'
+cat >"$work/boot/metadata.py" <<'SRIFT_END_OF_FILE'
 @metadata@
-@mark@
-cat >"$work/boot/fetch.py" <<'@mark@'
+SRIFT_END_OF_FILE
+cat >"$work/boot/fetch.py" <<'SRIFT_END_OF_FILE'
 import hashlib, json, sys, time
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
@@ -38,7 +38,7 @@ for left in reversed(range(8)):
         time.sleep(4)
 if verb == "fetch" and hashlib.sha256(open(sys.argv[9], "rb").read()).hexdigest() != value:
     sys.exit("the code archive has a wrong SHA-256 digest")
-@mark@
+SRIFT_END_OF_FILE
 
 boot() { # VERB VALUE [FILE]
   timeout 300 "$python" "$work/boot/fetch.py" "$1" @bucket@ @region@ @endpoint@ @prefix@ @lease@ @role_id@ "${@:2}"

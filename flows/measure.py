@@ -118,7 +118,7 @@ def _serve(
         for number, launch in enumerate(launches):
             served = serve(workspace, launch, f"{refresh_id}-{number:02d}", tally)
             started, cluster = time.monotonic(), launch.cluster
-            collected = load(workspace, served, refresh_id, datetime.now(UTC))
+            collected = load(workspace, served, datetime.now(UTC))
             tally.add(served, collected, load_s=time.monotonic() - started, cluster=cluster)
             reporter().say(f"  {cluster.name}: {len(served.recorded)} runs, {served.outcome}")
             made.append((launch, served))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 
 from botocore.exceptions import ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
@@ -103,12 +104,14 @@ class Account:
         ]
         return {"Subnets": [one for one in found if matches(one, Filters)]}
 
-    def describe_instance_types(self, *, InstanceTypes, **_):
-        return {"InstanceTypes": [INSTANCE_TYPES[name] for name in InstanceTypes]}
-
-    def describe_instance_type_offerings(self, *, region, NextToken="0", **_):
-        rows = [{"InstanceType": name, "Location": region} for name in self.usd.get(region, ())]
-        return self._paged("InstanceTypeOfferings", rows, NextToken)
+    def describe_instance_types(
+        self, *, region, InstanceTypes=None, Filters=(), NextToken="0", **_
+    ):
+        rows = [INSTANCE_TYPES[name] for name in InstanceTypes or self.usd.get(region, ())]
+        for each in Filters:
+            patterns = each["Values"]
+            rows = [one for one in rows if any(fnmatch(one["InstanceType"], p) for p in patterns)]
+        return self._paged("InstanceTypes", rows, NextToken)
 
     def get_products(self, *, Filters=(), NextToken="0", **_):
         region = "".join(each["Value"] for each in Filters if each["Field"] == "regionCode")

@@ -95,6 +95,7 @@ class FakeCluster(RunningCluster):
         if len(self.replaced) >= self.for_sale:
             return False
         self.replaced.append(node)
+        self.forget(node)
         self.addresses[node] = f"10.0.1.{len(self.replaced)}"
         self.states = [
             NodeState(alive=True) if n == node else state for n, state in enumerate(self.states)

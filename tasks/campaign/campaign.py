@@ -367,7 +367,7 @@ def serve_launch(
     except BaseException:
         # The first error must reach the user. `srift reap` loads records that remain.
         with suppress(Exception):
-            collect(workspace, lease_id.rpartition("-")[0], datetime.now(UTC))
+            collect(workspace, datetime.now(UTC))
         raise
 
 

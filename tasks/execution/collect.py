@@ -13,16 +13,17 @@ from warehouse import append
 from ..providers.base import NotSwept, ProviderError
 from ..reporting.progress import reporter
 from ..workspace.locking import alone, at_work_elsewhere
-from ..workspace.workspace import PROVIDERS, Workspace, new_refresh_id, open_workspace, spends_money
+from ..workspace.workspace import PROVIDERS, Workspace, open_workspace, spends_money
 from .claims import settle
 from .job import Served
+from .outcomes import refresh_of
 from .record_loader import Collected, load_lease
 
 # Machines are bought only if the reaper has checked every region within this time.
 SWEPT_WITHIN = timedelta(hours=1)
 
 
-def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
+def collect(workspace: Workspace, now: datetime) -> Collected:
     """Load the records of every ended lease, and delete the lease.
 
     A lease is the record of a launch. If another process is running a refresh, it loads the leases
@@ -33,23 +34,22 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
         other = at_work_elsewhere(workspace.home)
         for lease in workspace.provider.ended():
             if other is None or not lease.lease_id.startswith(str(other.get("refresh_id", ""))):
-                collected.add(load_lease(workspace, lease, refresh_id, now))
+                collected.add(load_lease(workspace, lease, now))
                 workspace.provider.forget(lease.lease_id)
     return collected
 
 
-def collect_launch(
-    workspace: Workspace, served: Served, refresh_id: str, now: datetime
-) -> Collected:
+def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Collected:
     """Load the results of the launch `served`, and of all other launches that have ended.
 
     A launch that got no machines wrote no files, so its rows are loaded directly.
     """
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
+        refresh_id = refresh_of(served.lease_id)
         with workspace.warehouse.transact() as connection:
             append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
-    return collect(workspace, refresh_id, now)
+    return collect(workspace, now)
 
 
 def reap_now(provider: str | None = None) -> list[str]:
@@ -109,7 +109,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
         unswept, done = error.unswept, error.done
     with _printed_on_error([*done, *unswept.values()]):
         workspace.warehouse.create()
-        collected = collect(workspace, new_refresh_id(now), now)
+        collected = collect(workspace, now)
         if not unswept:
             settle(workspace, now)
     done = [*done, *collected.notes]

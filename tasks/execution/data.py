@@ -135,18 +135,31 @@ class DataCarrier:
         data, now = self._settings.data(plan.name), datetime.now(UTC)
         warehouse = self._workspace.warehouse
         if plan.size and plan.region:
-            row = {"workload": plan.name, "region": plan.region, "planned_at": now}
-            row |= {"workload_digest": self._settings.workload_digest(plan.name)}
-            row |= {"bytes": plan.size, "files": len(plan.files or ())}
+            row = {
+                "workload": plan.name,
+                "workload_digest": self._settings.workload_digest(plan.name),
+                "region": plan.region,
+                "bytes": plan.size,
+                "files": len(plan.files or ()),
+                "planned_at": now,
+            }
             with warehouse.transact() as connection:
                 append(connection, "raw_downloads", [row])
         if not plan.move or data is None:
             return plan
         if plan.upload_usd:
             charge = f"{plan.place}{now:%Y-%m}"
-            row = {"lease_id": charge, "cluster": "data", "market": "", "usd": plan.upload_usd}
-            row |= {"started_at": now, "ended_at": now, "outcome": "uploaded"}
-            row |= {"provider": self._workspace.provider.name, "refresh_id": refresh_id}
+            row = {
+                "lease_id": charge,
+                "provider": self._workspace.provider.name,
+                "refresh_id": refresh_id,
+                "cluster": "data",
+                "market": "",
+                "started_at": now,
+                "ended_at": now,
+                "usd": plan.upload_usd,
+                "outcome": "uploaded",
+            }
             with warehouse.transact() as connection:
                 append(connection, "raw_leases", [row])
             Ec2Leases(self._settings.home).note_spent(charge, now, plan.upload_usd)

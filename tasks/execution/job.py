@@ -113,12 +113,12 @@ class Stopwatch:
 
     def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
         self._seconds, self.clock = seconds, clock
-        self.began_s = self._last = clock.monotonic()
+        self._began = self._last = clock.monotonic()
 
     @property
     def passed_s(self) -> float:
         """Return the seconds since the start, which is shortly before the request for machines."""
-        return self.clock.monotonic() - self.began_s
+        return self.clock.monotonic() - self._began
 
     def lap(self, phase: str) -> None:
         now = self.clock.monotonic()
@@ -127,7 +127,7 @@ class Stopwatch:
 
 
 def write_rows(served: Served) -> None:
-    """Write each row of `served` to a file in the mailbox folder, unless the file exists.
+    """Write each row of `served` to a file in the mailbox folder.
 
     If the disk is full, the rows are kept in `served` only.
     """
@@ -135,9 +135,8 @@ def write_rows(served: Served) -> None:
         return
     for row in served.rows:
         file = served.mailbox / "controller" / "rows" / f"{row['run_id']}.json"
-        if not file.exists():
-            with suppress(OSError):
-                write_json(file, row)
+        with suppress(OSError):
+            write_json(file, row)
 
 
 def placement(members: Sequence[Offer]) -> dict[str, Any]:
@@ -178,7 +177,7 @@ def job_of(
     lease_id: str,
     seed: int,
     deadline_s: float,
-    data: Mapping[str, str] | None = None,
+    data: Mapping[str, str],
 ) -> Job:
     """Return the job for `launch`. A run's id is the lease's id followed by a number.
 
@@ -198,7 +197,7 @@ def job_of(
         spec, source = settings.travelling(name)
         if simulated and spec.requirements:  # local machines share this disk
             spec = replace(spec, environment=str(environment_at(settings.home, spec)))
-        files.append((replace(spec, data=(data or {}).get(name, "")), source))
+        files.append((replace(spec, data=data.get(name, "")), source))
     digests = {spec.name: spec.digest for spec, _ in files}
     items, run_setups, lose_after_s = [], {}, {}
     for number, wanted in enumerate(launch.items):

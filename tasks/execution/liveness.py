@@ -112,15 +112,15 @@ class Machines:
 
     def all_here(self) -> bool:
         """Read the machines' reports. Return True if the launch waits for no machine."""
-        addresses = self.running.addresses
-        reported = {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
         self.fetching = set()
-        for node in reported:
+        for node in sorted(self.awaited):
+            if not self.mailbox.reported(node, self.running.addresses[node]):
+                continue
             states = self.mailbox.data_of(node)
-            ended = {name for name in states if states[name].get("state") in (READY, FAILED)}
-            if not ended.issuperset(self.data):
+            if all(states.get(name, {}).get("state") in (READY, FAILED) for name in self.data):
+                self.awaited.remove(node)
+            else:
                 self.fetching.add(node)
-        self.awaited -= reported - self.fetching
         return not self.awaited
 
     def wait_for_all(self) -> AttemptEnd | None:
@@ -179,13 +179,12 @@ class Machines:
     def leaving(self) -> tuple[frozenset[int], float]:
         """Return the nodes with an interruption notice, and the seconds until the first node goes.
 
-        The seconds are infinite if no node has a notice. Rebalance recommendations do not count,
-        because they take no machine away.
+        The seconds are infinite if no node has a notice.
         """
         going = {
-            node: state.leaving_s
-            for node, state in enumerate(self.states)
-            if state.leaving_s is not None and state.notice == "interruption" and node in self.here
+            node: leaving_s
+            for node in self.here
+            if (leaving_s := self.states[node].leaving_s) is not None
         }
         return frozenset(going), min(going.values(), default=math.inf)
 

@@ -45,12 +45,11 @@ class Mailbox:
                 raise WorkloadChanged(
                     f"the code of workload {spec.name} changed during the refresh: refresh again"
                 )
-            if not (self.path / spec.file).exists():
-                write_file(self.path / spec.file, source.travels_as(contents))
+            write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
         """Write `run_setups`, {run id: setup}. They are needed to load the records."""
-        write_json(self.path / "controller" / "envelopes.json", dict(run_setups))
+        write_json(self.path / "controller" / "envelopes.json", run_setups)
 
     def put_plan(self, plan: Plan) -> None:
         """Write the plan of an attempt for the machines.
@@ -66,7 +65,7 @@ class Mailbox:
         addresses: {digest of the data: S3 address}.
         """
         if addresses:
-            write_json(self.path / DATA_FILE, {"data": dict(addresses)})
+            write_json(self.path / DATA_FILE, {"data": addresses})
 
     def data_of(self, node: int) -> dict[str, Row]:
         """Return the download states of machine `node`, as {digest of the data: state}.
@@ -76,13 +75,13 @@ class Mailbox:
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
 
-    def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
+    def go(self, attempt: int, order: Sequence[int], why: str) -> None:
         """Let the waiting workers of `attempt` start.
 
         order: the nodes in rank order; empty for the order in the plan.
         why: the reason for the order, for the nodes' logs.
         """
-        body = {"attempt": attempt, "order": list(order), "why": why}
+        body = {"attempt": attempt, "order": order, "why": why}
         write_json(self.path / f"go-{attempt}.json", body)
 
     def done(self) -> None:
@@ -104,12 +103,6 @@ class Mailbox:
         """
         body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
-
-    def forget(self, node: int) -> None:
-        """Delete the state files of a replaced machine. Its records and logs stay."""
-        armed = (file.name for file in self._node(node).glob("armed-*.json"))
-        for name in ("heartbeat.json", "progress.json", "notice.json", DATA_FILE, *armed):
-            (self._node(node) / name).unlink(missing_ok=True)
 
     def armed(self, attempt: int) -> set[int]:
         """Return the nodes whose workers have joined the process group of `attempt`."""
@@ -138,11 +131,10 @@ class Mailbox:
         now_unix: the Unix time now, on the clock of the mailbox's store. A node that never sent a
         heartbeat is not silent.
         """
-        beats = [self._node(node) / "heartbeat.json" for node in range(self.nodes)]
         return {
-            node
-            for node, beat in enumerate(beats)
-            if beat.exists() and now_unix - beat.stat().st_mtime > SILENT_AFTER_S
+            int(file.parent.name.removeprefix("node-"))
+            for file in self.path.glob("node-*/heartbeat.json")
+            if now_unix - file.stat().st_mtime > SILENT_AFTER_S
         }
 
     def under_way(self, attempt: int) -> set[str]:

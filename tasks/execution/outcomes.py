@@ -36,11 +36,6 @@ class AttemptEnd:
     interrupted: bool = False
     nodes: tuple[int, ...] = ()
 
-    @property
-    def status(self) -> str:
-        """Return the status of a run that ended this way: "interrupted" or "failed"."""
-        return "interrupted" if self.interrupted else "failed"
-
     def __str__(self) -> str:
         return f"{self.how}: {self.reason}" if self.reason else self.how
 
@@ -83,6 +78,11 @@ def all_lost_a_peer(finished: Sequence[Row]) -> bool:
     return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
 
 
+def refresh_of(lease_id: str) -> str:
+    """Return the id of the refresh that made a launch: the lease's id without its number."""
+    return lease_id.rpartition("-")[0]
+
+
 def retry_id(run_id: str) -> str:
     """Return the id for the next try of an interrupted run.
 
@@ -107,7 +107,7 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
         "kind": setup["kind"],
         "status": status,
         "reason": reason,
-        "setup": dict(setup),
+        "setup": setup,
     }
 
 

@@ -75,7 +75,7 @@ def sending_order(
     reported: the link measurements that the node with rank 0 reported.
     """
     try:
-        sweeps = _Pairs.model_validate(dict(reported)).sweeps(nodes)
+        sweeps = _Pairs.model_validate(reported).sweeps(nodes)
     except ValueError:  # pydantic's too
         return (), f"unchanged: the links that node {nodes[0]} reported are invalid"
     choice = choose(sweeps, traffic(items, len(nodes)))

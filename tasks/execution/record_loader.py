@@ -22,13 +22,14 @@ from ..node.record import Devices
 from ..providers.base import EndedLease, json_of_node, read_object
 from ..workspace.workspace import Workspace
 from .mailbox import machine_rows
-from .outcomes import Row, RunSetups, launch_row, run_row
+from .outcomes import Row, RunSetups, launch_row, refresh_of, run_row
 
 _MOST_SAID = 500  # maximum length in characters of a machine's message to the user
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
 Whole = Annotated[int, Field(gt=0, lt=2**63)]  # a positive number in the range of a bigint
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0)]
 Spent = Annotated[float, Field(ge=0)]  # seconds or a spread; may be 0
 
@@ -82,12 +83,12 @@ class _Checkpoint(_Wire):
     bytes: Whole
     seconds: Seconds
     ended_unix: Unix
-    steps: Annotated[Count, Field(gt=0)]
+    steps: Positive
     steps_s: Seconds
 
 
 class _Elastic(_Values):
-    steps: Annotated[Count, Field(gt=0)]
+    steps: Positive
     first_loss: float
     last_loss: float
     parameters: Whole
@@ -97,7 +98,7 @@ class _Elastic(_Values):
 
 
 class _ProfiledBatch(_Wire):
-    batch: Annotated[Count, Field(gt=0)]
+    batch: Positive
     forward_s: Seconds
     backward_s: Seconds
     optimizer_s: Spent
@@ -206,13 +207,10 @@ class Collected:
         self.notes += other.notes
 
 
-def load_lease(
-    workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime
-) -> Collected:
+def load_lease(workspace: Workspace, lease: EndedLease, now: datetime) -> Collected:
     """Load the files of one ended launch in one transaction.
 
     lease: the record of the launch.
-    refresh_id: stored with the rows if the lease's id does not contain a refresh id.
     The `notes` of the result have a message for each rejected record and for each machine that did
     not upload all files.
 
@@ -239,7 +237,7 @@ def load_lease(
     for body in [*records, *rows]:
         found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
     # the refresh that loads a lease need not be the refresh that bought it
-    refresh_id = lease.lease_id.rpartition("-")[0] or refresh_id
+    refresh_id = refresh_of(lease.lease_id)
     columns = asdict(lease) | {"provider": provider}
     del columns["mailbox"], columns["refusals"]
     with workspace.warehouse.transact() as connection:
@@ -248,11 +246,17 @@ def load_lease(
             append(connection, "raw_leases", [columns], refresh_id=refresh_id)
         append(connection, "raw_machines", machine_rows(lease, provider), refresh_id=refresh_id)
     rejected = workspace.home / "rejected" / lease.lease_id
-    notes = [_quarantine(file, reason, rejected) for file, reason in refused.items()]
+    notes = []
+    for file, reason in refused.items():
+        target = rejected / f"{file.parents[1].name}-{file.name}"
+        # An error stops the load, because the mailbox is deleted after it; a later load tries again
+        rejected.mkdir(parents=True, exist_ok=True)
+        shutil.move(file, target)
+        notes.append(f"record {file.stem} was not loaded: {reason}. It was moved to {target}")
     for file in sorted(mailbox.glob("node-*/refused.json")):
         reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MOST_SAID]
         notes.append(f"{file.parent.name} did not upload all files: {reason}")
-    by_status = Counter(str(body["status"]) for body in found.values())
+    by_status = Counter(body["status"] for body in found.values())
     return Collected(new=new, by_status=by_status, usd=lease.usd or 0.0, notes=notes)
 
 
@@ -301,15 +305,3 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
     # the mailbox decides which lease this is, not the record
     found = record.model_dump() | {"setup": setup, "lease_id": lease_id}
     return found | ({"wrong_device": wrong} if wrong else {})
-
-
-def _quarantine(file: Path, reason: str, folder: Path) -> str:
-    """Move a rejected record into `folder`, and return a message for the user.
-
-    Raises OSError if the record cannot be moved.
-    """
-    target = folder / f"{file.parents[1].name}-{file.name}"
-    # An error stops the load, because the mailbox is deleted after it; a later load tries again.
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.move(file, target)
-    return f"record {file.stem} was not loaded: {reason}. It was moved to {target}"

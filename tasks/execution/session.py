@@ -140,7 +140,7 @@ class Session:
         plan = Plan(
             lease_id=self.job.lease_id,
             attempt=self.attempts,
-            addresses=list(self.running.addresses),
+            addresses=self.running.addresses,
             expected=list(self.job.expected),
             workloads=workloads,
             items=list(items),
@@ -229,7 +229,7 @@ class Session:
             ended = replace(ended, culprit=first.run_id)
         if ended.culprit not in self.mailbox.recorded() and (ended.culprit or last):
             self._add_row(ended)
-        self.machines.gone |= set(ended.nodes)  # machines without the devices they were bought with
+        self.machines.gone.update(ended.nodes)  # machines without the devices they were bought with
         self.served.lacked_devices |= bool(ended.nodes)
         self.remaining = self._possible(self._without({ended.culprit}))
         if last:
@@ -244,7 +244,7 @@ class Session:
         self.joining -= lost
         for node in lost:
             state = self.machines.states[node]
-            interrupted = state.interrupted or state.notice == "interruption"
+            interrupted = state.interrupted or state.leaving_s is not None
             if interrupted or not state.alive:
                 self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
@@ -315,7 +315,6 @@ class Session:
         except ProviderError as error:
             self.no_replacement = f"no other machine could be requested: {error}"
             return False
-        self.mailbox.forget(node)
         self.replaced += 1
         self.machines.gone.discard(node)
         self.machines.awaited.add(node)
@@ -343,7 +342,8 @@ class Session:
         The row describes the launch if `ended` names no run, or if the run has a record. It is
         written to disk at once, so that it is kept if this process is killed.
         """
-        lease_id, run_id, why = self.job.lease_id, ended.culprit, (ended.status, ended.reason)
+        lease_id, run_id = self.job.lease_id, ended.culprit
+        why = ("interrupted" if ended.interrupted else "failed", ended.reason)
         if run_id and run_id not in self.mailbox.recorded():
             row = run_row(lease_id, run_id, self.run_setups[run_id], *why)
         else:

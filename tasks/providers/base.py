@@ -119,15 +119,13 @@ class NodeState:
 
     `interrupted` is True if the provider took the machine away. `reason` says why the machine has
     ended. `leaving_s` is the number of seconds until the machine's announced end; None if no end is
-    announced. `notice` is "interruption" if the end is announced, "rebalance" if the provider only
-    warns of an end, else "".
+    announced. A warning that an end is only likely does not count.
     """
 
     alive: bool
     interrupted: bool = False
     reason: str = ""
     leaving_s: float | None = None
-    notice: str = ""
 
 
 class RunningCluster(Protocol):
@@ -179,8 +177,13 @@ class RunningCluster(Protocol):
         """Replace the machine with rank `node`. Return False if no replacement is available.
 
         After a replacement, `addresses`, `nodes()` and `cluster` describe the new machine. The new
-        machine writes to the mailbox folder of the old machine.
+        machine writes to the mailbox folder of the old machine, whose state files are deleted.
         """
+
+    def forget(self, node: int) -> None:
+        """Delete the state files of a lost machine, such as heartbeats. Records and logs stay."""
+        for file in (self.mailbox / f"node-{node}").glob("*.json"):
+            file.unlink(missing_ok=True)
 
     def revoke(self, index: int) -> None:
         """Simulate a spot interruption: end the machine at once.
@@ -303,22 +306,22 @@ def json_of_node(text: str, **options: Any) -> Any:
     Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
     """
     too_deep = ValueError(f"it has more than {MAX_JSON_DEPTH} nested levels")
+
+    def cleaned(value: Any, levels: int) -> Any:
+        if isinstance(value, str):
+            return plain(value)
+        if not isinstance(value, dict | list):
+            return value
+        if levels == 0:
+            raise too_deep
+        if isinstance(value, list):
+            return [cleaned(held, levels - 1) for held in value]
+        return {key: cleaned(held, levels - 1) for key, held in value.items()}
+
     try:
-        body = json.loads(text, **options)
+        return cleaned(json.loads(text, **options), MAX_JSON_DEPTH)
     except RecursionError:
         raise too_deep from None
-    level = [body]
-    for _ in range(MAX_JSON_DEPTH + 1):
-        inner: list[Any] = []
-        for value in level:
-            pairs = value.items() if isinstance(value, dict) else ()
-            for key, held in enumerate(value) if isinstance(value, list) else pairs:
-                value[key] = plain(held) if isinstance(held, str) else held
-                inner.append(held)
-        level = inner
-    if level:
-        raise too_deep
-    return body
 
 
 def read_object(file: Path) -> dict[str, Any] | None:

@@ -138,7 +138,7 @@ class LeaseFolder(Generic[L]):
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def create(self, lease: L) -> Path:
+    def create(self, lease: L) -> None:
         """Create the lease's folder with lease.json.
 
         Raises ProviderError if the folder exists or cannot be written.
@@ -155,7 +155,6 @@ class LeaseFolder(Generic[L]):
             raise ProviderError(
                 f"{directory} cannot be written ({error.strerror}); nothing was started"
             ) from error
-        return directory
 
     def write(self, lease: L) -> None:
         """Write lease.json. Raises OSError on failure; the previous file is then kept."""
@@ -182,7 +181,7 @@ class LeaseFolder(Generic[L]):
 
     def ids(self) -> list[str]:
         """Return the ids of all leases that have a folder, whether they have ended or not."""
-        paths = self.root.iterdir() if self.root.is_dir() else ()
+        paths = self.root.glob("*")
         return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
@@ -194,15 +193,11 @@ class LeaseFolder(Generic[L]):
         unreadable: dict[str, LeaseUnreadable] = {}
         for lease_id in self.ids():
             try:
-                lease = self.read(lease_id)
+                if lease := self.read(lease_id):
+                    found.append(lease)
             except LeaseUnreadable as error:
                 unreadable[lease_id] = error
-            else:
-                found += [] if lease is None else [lease]
         return found, unreadable
-
-    def all(self) -> list[L]:
-        return self.read_all()[0]
 
     def known(self) -> list[L]:
         """Return every lease, including ended leases.

@@ -272,7 +272,7 @@ def run(here: Workspace, asked: Asked, job: ElasticJob) -> dict[str, Any]:
         served = serve_launch(here, launch, lease, tally)
     finally:
         here.provider.acquire = acquire  # type: ignore[method-assign]
-    collect_launch(here, served, lease, datetime.now(UTC))
+    collect_launch(here, served, datetime.now(UTC))
     found = here.warehouse.select(
         "select * from raw_runs where kind = 'elastic' and lease_id = $lease", {"lease": lease}
     )

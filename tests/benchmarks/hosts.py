@@ -109,7 +109,7 @@ def measure_all(here: Workspace, launches: Sequence[PlannedLaunch], trial: str) 
     tally = Tally(cap_usd=float("inf"), stop_at=time.monotonic() + limit_s)
     for number, launch in enumerate(launches):
         served = serve_launch(here, launch, f"{trial}-{number:02d}", tally)
-        collected = collect_launch(here, served, trial, datetime.now(UTC))
+        collected = collect_launch(here, served, datetime.now(UTC))
         tally.add(served, collected, load_s=0.0)
         done = f"{len(served.recorded)} of {len(launch.items)} runs"
         reporter().say(f"  {launch.cluster.name}: {done}, {served.outcome}")

@@ -148,7 +148,7 @@ class Campaigns:
         self.world.note(f"{lease_id}: {served.outcome}")
         if served.mailbox is not None:
             self.served[lease_id] = (launch, served.outcome)
-        collected = collect_launch(here, served, tally.refresh_id, self.world.now)
+        collected = collect_launch(here, served, self.world.now)
         self.served[lease_id] = (launch, served.outcome)  # without machines, its row alone
         tally.add(served, collected, load_s=0.0)
 

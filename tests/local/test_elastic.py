@@ -94,7 +94,7 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     seen = served(installation, Loss(after=5), monkeypatch)
     assert seen.outcome == "finished" and seen.rows == [], seen.outcome
     assert left_over(installation.home) == []
-    collect(installation, "r", datetime.now(UTC))
+    collect(installation, datetime.now(UTC))
     body = installation.warehouse.select("raw_runs", {"kind": "elastic"}).iloc[0]
     first, second = body["starts"]
     assert (first["step"], list(first["nodes"]), list(first["batches"])) == (0, [0, 1], [8, 8])

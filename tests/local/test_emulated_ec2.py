@@ -102,7 +102,7 @@ def test_machines_fetch_data_and_data_that_they_may_not_read_cost_their_own_runs
         )
         tally = Tally(cap_usd=5.0, stop_at=time.monotonic() + 200.0, refresh_id="r")
         served = serve_launch(workspace, launch, "r-00", tally)
-        tally.add(served, collect(workspace, "r", datetime.now(UTC)), load_s=0.0)
+        tally.add(served, collect(workspace, datetime.now(UTC)), load_s=0.0)
         stored = world.client("s3").list_objects_v2(Bucket=world.bucket, Prefix="srift/data/")[
             "Contents"
         ]

@@ -147,7 +147,7 @@ def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(project, m
     assert set(reasons) == {"killed", "revoked"}, served.outcome
     assert "(SIGKILL)" in reasons["killed"] and "revoked on request" in reasons["revoked"]
     assert left_over(installation.home) == []
-    collect(installation, "r", datetime.now(UTC))
+    collect(installation, datetime.now(UTC))
     assert known(installation.home) == {
         "before": "measured",
         "killed": "failed",

@@ -95,7 +95,7 @@ def test_a_repository_is_measured_and_clashing_requirements_cost_their_own_runs_
     stop_at = time.monotonic() + 200.0
     served = serve(installation.provider, asked, stop_at=stop_at, watch=lambda *_: None)
     assert (served.recorded, served.rows) == ({"repo", "clash"}, []), served.outcome
-    collect(installation, "r", datetime.now(UTC))
+    collect(installation, datetime.now(UTC))
     assert known(installation.home) == {"repo": "measured", "clash": "failed"}
     [failed] = mart(installation.warehouse, "failed_runs").to_dict("records")
     assert "ancient 1.0" in failed["reason"]

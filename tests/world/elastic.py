@@ -30,8 +30,8 @@ class Elastic(EC2Response):
     def describe_spot_price_history(self):
         return self._of_fake("describe_spot_price_history")
 
-    def describe_instance_type_offerings(self):
-        return self._of_fake("describe_instance_type_offerings")
+    def describe_instance_types(self):
+        return self._of_fake("describe_instance_types")
 
     def get_spot_placement_scores(self):
         scores = [

@@ -33,7 +33,6 @@ ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS = 5, 30, 5
 VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses until EC2 finds a new resource
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
-_PAGE = 100  # maximum number of types in one DescribeInstanceTypes request
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
     "s3:ListBucket": "list_objects_v2",
@@ -159,7 +158,7 @@ class Ec2Api:
         key for the list of items, such as "Subnets".
         """
         words = [
-            {"Name": name, "Values": [value] if isinstance(value, str) else list(value)}
+            {"Name": name, "Values": [value] if isinstance(value, str) else value}
             for name, value in filters.items()
         ]
         return self.ask_all(key, action, region, Filters=words)
@@ -188,23 +187,6 @@ class Ec2Api:
                 return
             self.sleep(every_s)
 
-    def type_names(self, region: str) -> list[str]:
-        """Return the names of all instance types that the region offers."""
-        key, action = "InstanceTypeOfferings", "ec2:DescribeInstanceTypeOfferings"
-        found = self.ask_all(key, action, region, MaxResults=1000, LocationType="region")
-        return [offering["InstanceType"] for offering in found]
-
-    def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
-        """Return DescribeInstanceTypes' description of each type in `names`.
-
-        Raises AwsRefused if `region` does not offer all of these types.
-        """
-        action, found = "ec2:DescribeInstanceTypes", list[Answer]()
-        for first in range(0, len(names), _PAGE):
-            page = list(names[first : first + _PAGE])
-            found += self.ask(action, region, InstanceTypes=page)["InstanceTypes"]
-        return found
-
     def price_list(self, region: str) -> list[Answer]:
         """Return the Price List API's products for on-demand Linux machines in `region`."""
         filters = [
@@ -221,28 +203,8 @@ class Ec2Api:
         The rows are for the types in `names`, or for all types if `names` is empty.
         """
         words: Answer = {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
-        words |= {"InstanceTypes": list(names)} if names else {}
+        words |= {"InstanceTypes": names} if names else {}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
-
-    def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Return {zone: spot placement score} for a request for `count` machines.
-
-        The machines may have any of the types in `names`. A score ranges from 1 (unlikely to
-        succeed) to 10 (likely). Zones without a score are left out.
-        """
-        rows = self.ask_all(
-            "SpotPlacementScores",
-            "ec2:GetSpotPlacementScores",
-            region,
-            InstanceTypes=list(names),
-            TargetCapacity=count,
-            SingleAvailabilityZone=True,
-            RegionNames=[region],
-        )
-        zones = self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
-        name_of = {zone["ZoneId"]: zone["ZoneName"] for zone in zones}
-        scores = {name_of.get(row.get("AvailabilityZoneId")): int(row["Score"]) for row in rows}
-        return {zone: score for zone, score in scores.items() if zone is not None}
 
     def instances(
         self,
@@ -262,9 +224,7 @@ class Ec2Api:
         filters |= {"instance-id": ids} if ids else {}
         groups = self.described("Reservations", "ec2:DescribeInstances", region, filters)
         return {
-            str(instance["InstanceId"]): instance
-            for group in groups
-            for instance in group["Instances"]
+            instance["InstanceId"]: instance for group in groups for instance in group["Instances"]
         }
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
@@ -295,11 +255,11 @@ class Ec2Api:
         if (region, parameter) in self._images:
             return self._images[region, parameter]
         action = "ec2:DescribeImages"
-        image_id = str(self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"])
+        image_id = self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"]
         images = self.ask(action, region, ImageIds=[image_id])["Images"]
         if not images or images[0].get("State", "available") != "available":
             raise AwsRefused("InvalidAMIID.NotFound", action, region)
-        return self._images.setdefault((region, parameter), dict(images[0]))
+        return self._images.setdefault((region, parameter), images[0])
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # a session makes clients one at a time, half a second each
@@ -332,10 +292,9 @@ def spot_advisor() -> Answer:
         return {}
     try:
         with urllib.request.urlopen(ADVISOR, timeout=10) as answer:
-            body = json.load(answer)
+            return dict(json.load(answer))
     except (OSError, ValueError):
         return {}
-    return body if isinstance(body, dict) else {}
 
 
 class Store:
@@ -356,7 +315,7 @@ class Store:
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)
         headers = first["ResponseMetadata"]["HTTPHeaders"]
-        self.region = str(headers.get("x-amz-bucket-region") or self.region)
+        self.region = headers.get("x-amz-bucket-region") or self.region
         found = list(first.get("Contents", ()))
         while (token := page.get("NextContinuationToken")) and len(found) <= most:
             page = self._api.ask("s3:ListBucket", self.region, **words, ContinuationToken=token)
@@ -371,10 +330,10 @@ class Store:
         action = "s3:GetObject"
         answer = self._api.ask(action, self.region, Bucket=self.bucket, Key=key)
         content = b""
-        if int(answer["ContentLength"]) <= most_bytes:
+        if answer["ContentLength"] <= most_bytes:
             with asking(action, self.region):
                 content = answer["Body"].read()
-        return content, float(answer["LastModified"].timestamp())
+        return content, answer["LastModified"].timestamp()
 
     def put(self, key: str, content: bytes) -> None:
         """Write an object atomically, so that readers never see an incomplete object."""
@@ -383,5 +342,5 @@ class Store:
 
 def answered_at(answer: Answer) -> float:
     """Return the time in the Date header of a response, as Unix time."""
-    date = str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
     return parsedate_to_datetime(date).timestamp()

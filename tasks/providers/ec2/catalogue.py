@@ -29,21 +29,7 @@ _ROUNDED = 1.01  # EC2 rounds its statement: 133.333 becomes 133.33
 # NVIDIA's driver need Turing or newer.
 _IMAGE = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-"
 IMAGE_FAMILIES = frozenset(
-    [
-        "g4dn",
-        "g5",
-        "g6",
-        "gr6",
-        "g6f",
-        "gr6f",
-        "g6e",
-        "p4d",
-        "p4de",
-        "p5",
-        "p5e",
-        "p5en",
-        "p6-b200",
-    ]
+    {"g4dn", "g5", "g6", "gr6", "g6f", "gr6f", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"}
 )
 
 
@@ -130,17 +116,17 @@ def instance_type_of(answer: Answer) -> InstanceType:
     device, devices, device_memory_gib, tflops = "cpu", 1, memory_gib, None
     if gpus := answer.get("GpuInfo", {}).get("Gpus"):
         [gpu, *_] = gpus
-        fraction = float(gpu["GpuPartitionSize"])
-        device, whole = str(gpu["Name"]), device_tflops(str(gpu["Name"]))
+        fraction = gpu["GpuPartitionSize"]
+        device, whole = gpu["Name"], device_tflops(gpu["Name"])
         tflops = None if whole is None else whole * fraction
         device += "" if fraction == 1.0 else f" 1/{1 / fraction:g}"
-        devices = int(gpu.get("LogicalGpuCount") or gpu.get("Count") or 1)
+        devices = gpu.get("LogicalGpuCount") or gpu.get("Count") or 1
         device_memory_gib = _gib(gpu)
     elif chips := answer.get("NeuronInfo", {}).get("NeuronDevices") or others.get("Accelerators"):
         [chip, *_] = chips
-        device, devices, device_memory_gib = str(chip["Name"]), int(chip["Count"]), _gib(chip)
+        device, devices, device_memory_gib = chip["Name"], chip["Count"], _gib(chip)
     return InstanceType(
-        name=str(answer["InstanceType"]),
+        name=answer["InstanceType"],
         provider="ec2",
         devices=devices,
         device=device,
@@ -172,7 +158,7 @@ def baseline_gbps(answer: Answer) -> float:
     if not all(rates):
         raise ValueError(f"{answer['InstanceType']}: its sustained network rate is unknown")
     total = float(sum(rates))
-    stated = _STATED.fullmatch(str(network.get("NetworkPerformance", "")))
+    stated = _STATED.fullmatch(network.get("NetworkPerformance", ""))
     most = float(stated[2]) * int(stated[1] or 1) if stated else total
     return most if total > _ROUNDED * most else total
 
@@ -197,12 +183,11 @@ def described(answers: Iterable[Answer]) -> list[InstanceType]:
 
     Descriptions with a missing field or an unknown network rate are left out.
     """
-    types: dict[str, InstanceType] = {}
+    types: list[InstanceType] = []
     for answer in answers:
         with suppress(LookupError, ValueError):
-            kind = instance_type_of(answer)
-            types.setdefault(kind.name, kind)
-    return [types[name] for name in sorted(types)]
+            types.append(instance_type_of(answer))
+    return sorted(types, key=lambda kind: kind.name)
 
 
 def wanted(
@@ -224,17 +209,14 @@ def wanted(
     ]
 
 
-def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    """Return the names that may match `patterns`, before the types' descriptions are known.
+def name_filters(patterns: Iterable[str]) -> list[str]:
+    """Return values of EC2's filter `instance-type` that match all types that `patterns` match.
 
-    A name matches the pattern `gpu` here if it begins with the letter of a GPU family.
+    The values may match more types: EC2 has no brackets, and the pattern `gpu` becomes the letters
+    of the GPU families.
     """
-    return {
-        name
-        for name in names
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-        or (GPU in patterns and name[0] in _GPU_FAMILIES)
-    }
+    found = [re.sub(r"\[.*?\]", "?", pattern) for pattern in patterns if pattern != GPU]
+    return found + ([f"{letter}*" for letter in _GPU_FAMILIES] if GPU in patterns else [])
 
 
 def is_gpu(kind: InstanceType) -> bool:

@@ -64,7 +64,7 @@ class Ec2Cluster(RunningCluster):
     ) -> None:
         self._api, self._leases, self.spec, self._script = api, leases, spec, script
         self.lease, self.lease_id = lease, lease.lease_id
-        self.image_id = str(spec.image["ImageId"])
+        self.image_id = spec.image["ImageId"]
         self.mirror, self.mailbox = mirror, mirror.mailbox
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
@@ -77,9 +77,7 @@ class Ec2Cluster(RunningCluster):
         ProviderError for all other failures.
         """
         try:
-            self._attempt, self.cluster = self._launch(attempts)
-            usd_per_hour, market = self.cluster.usd_per_hour, self._attempt.market
-            self.keep(replace(self.lease, market=market, usd_per_hour=usd_per_hour))
+            self._launch(attempts)
         except OSError as error:
             raise ProviderError(
                 f"the record of launch {self.lease_id} could not be written ({error}), so its "
@@ -133,22 +131,20 @@ class Ec2Cluster(RunningCluster):
             self.keep(self.lease.with_machines(*machines))
 
     def replace(self, node: int) -> bool:
-        """Replace the machine with rank `node`. Return False if AWS cannot do that.
+        """Replace the machine with rank `node`. Return False if EC2 refuses.
+
+        Raises ProviderError if the lost machine cannot be ended or the deadline has passed.
 
         The new machine has the same type, market and zone. The records and logs of the lost machine
         are kept. Its state files, such as heartbeats, are deleted.
         """
         with self._lock:
             self.mirror.sync()
-            try:
-                if not self._another(node):
-                    return False
-            except ProviderError:
+            if not self._another(node):
                 return False
             self._look()
             self.mirror.serve(self.lease)
-            for file in (self.mailbox / f"node-{node}").glob("*.json"):
-                file.unlink(missing_ok=True)
+            self.forget(node)
             self.mirror.sync()
             return True
 
@@ -158,17 +154,17 @@ class Ec2Cluster(RunningCluster):
             current = self.lease.current
             return self._look() and not any(self._alive(machine) for machine in current)
 
-    def _launch(self, attempts: Sequence[Attempt]) -> tuple[Attempt, Cluster]:
+    def _launch(self, attempts: Sequence[Attempt]) -> None:
         """Try `attempts` in order until all machines of an attempt run.
 
-        Returns the successful attempt, and its cluster at current prices. Raises NoCapacity if
-        every attempt lacks capacity or the deadline has passed. Raises AwsRefused if AWS refuses
-        for another reason, and ProviderError if the machines of a refused attempt do not end.
+        Raises NoCapacity if every attempt lacks capacity or the deadline has passed. Raises
+        AwsRefused if AWS refuses for another reason, and ProviderError if the machines of a refused
+        attempt do not end.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
             try:
-                return attempt, self._launched(attempt)
+                return self._carry_out(attempt)
             except AwsRefused as error:
                 if error.kind != "capacity":
                     raise
@@ -185,12 +181,12 @@ class Ec2Cluster(RunningCluster):
     def _secure(self) -> str:
         """Create the launch's security group with its rules if they do not exist. Return its id."""
         region, create = self.spec.region, security_group(self.spec)
-        self._api.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
+        self._create("ec2:CreateSecurityGroup", create)
         action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}
         found = self._api.described("SecurityGroups", action, region, name)
         if not found:
             raise AwsRefused("InvalidGroup.NotFound", action, region)
-        group_id = str(found[0]["GroupId"])
+        group_id: str = found[0]["GroupId"]
         for action, each in rules(group_id):
             for rule in each:
                 words = {"GroupId": group_id, "IpPermissions": [rule]}
@@ -198,8 +194,8 @@ class Ec2Cluster(RunningCluster):
                 self._api.ask_unless(known, action, region, **words)
         return group_id
 
-    def _launched(self, attempt: Attempt) -> Cluster:
-        """Launch all machines of the attempt, and return the cluster with current prices.
+    def _carry_out(self, attempt: Attempt) -> None:
+        """Launch all machines of the attempt, and store them with their current prices.
 
         The machines are launched in groups of one instance type. AWS chooses the zone of the first
         group, and the other groups must use the same zone. Raises AwsRefused if AWS refuses a
@@ -213,13 +209,14 @@ class Ec2Cluster(RunningCluster):
                 zone = machines[0].zone
                 group = replace(group, bids={zone: group.bids[zone]})
             machines += self._running(attempt, group)
-        cluster = self._priced(attempt.clusters[machines[0].zone])
+        self._attempt = attempt
+        self.cluster = cluster = self._priced(attempt.clusters[machines[0].zone])
         current = [
             replace(machine, current=True, usd_per_hour=offer.total_usd_per_hour or 0.0)
             for machine, offer in zip(machines, cluster.members, strict=True)
         ]
-        self.keep(self.lease.with_machines(*current))
-        return cluster
+        lease = replace(self.lease, market=attempt.market, usd_per_hour=cluster.usd_per_hour)
+        self.keep(lease.with_machines(*current))
 
     def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
         """Request all machines of the group, wait until they all run, and return them.
@@ -269,7 +266,7 @@ class Ec2Cluster(RunningCluster):
         request = create_fleet(self.spec, group, attempt.market)
         try:
             answer = api.when_visible(lambda: api.ask(action, region, **request))
-            codes = [str(error["ErrorCode"]) for error in answer.get("Errors", ())]
+            codes = [error["ErrorCode"] for error in answer.get("Errors", ())]
             codes = codes or ["UnfulfillableCapacity"]  # a fleet without an error may be too small
             refusals = [AwsRefused(code, action, region) for code in codes]
             ids = [name for part in answer.get("Instances", ()) for name in part["InstanceIds"]]
@@ -305,15 +302,15 @@ class Ec2Cluster(RunningCluster):
             found = self._api.instances(region, ids=list(by_id))
             ended = [one for one in found.values() if one["State"]["Name"] not in _COMING]
             if ended:
-                problem = str(ended[0]["StateReason"]["Code"])
+                problem = ended[0]["StateReason"]["Code"]
                 break
             states = [one["State"]["Name"] for one in found.values() if one.get("PrivateIpAddress")]
             if states == ["running"] * len(by_id):
                 running = [
                     replace(
                         machine,
-                        address=str(found[name]["PrivateIpAddress"]),
-                        zone=str(found[name]["Placement"]["AvailabilityZone"]),
+                        address=found[name]["PrivateIpAddress"],
+                        zone=found[name]["Placement"]["AvailabilityZone"],
                         launched_at=found[name]["LaunchTime"],
                     )
                     for name, machine in by_id.items()
@@ -370,8 +367,12 @@ class Ec2Cluster(RunningCluster):
                 self._api.terminate(region, came)
             return False
         gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.now())
-        new = replace(machine, current=True, usd_per_hour=lost.usd_per_hour)
-        new = replace(new, download_usd=lost.download_usd)
+        new = replace(
+            machine,
+            current=True,
+            usd_per_hour=lost.usd_per_hour,
+            download_usd=lost.download_usd,
+        )
         self.keep(self.lease.with_machines(gone, new))
         return True
 
@@ -414,31 +415,29 @@ class Ec2Cluster(RunningCluster):
 
     def _state(self, machine: Ec2Machine) -> NodeState:
         """Return the machine's state from EC2's latest response and its interruption notice."""
-        kind, leaving_s = self._notice(machine)
+        leaving_s = self._leaving_s(machine)
         if self._alive(machine):
-            return NodeState(alive=True, leaving_s=leaving_s, notice=kind)
-        code = str(self._seen[machine.instance_id].get("StateReason", {}).get("Code", "gone"))
-        interrupted = code in _INTERRUPTED or kind == "interruption"
+            return NodeState(alive=True, leaving_s=leaving_s)
+        code = self._seen[machine.instance_id].get("StateReason", {}).get("Code", "gone")
+        interrupted = code in _INTERRUPTED or leaving_s is not None
         place = f"{machine.instance_type}, {machine.market} in {machine.zone}"
         why = "taken back by the spot market, " if interrupted else ""
         reason = f"{machine.instance_id} ({place}): {why}{code}"
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
-    def _notice(self, machine: Ec2Machine) -> tuple[str, float | None]:
-        """Return the kind of the machine's spot notice, and the seconds until the interruption.
+    def _leaving_s(self, machine: Ec2Machine) -> float | None:
+        """Return the seconds until the spot market takes the machine; None without a notice.
 
-        The machine reads the notice from its metadata service and uploads it. The kind is
-        "interruption", "rebalance", or "" without a notice. The seconds are measured on S3's clock,
-        and are None if no interruption is announced. Unknown content counts as no notice, because
-        a machine may upload anything.
+        The machine reads the notice from its metadata service and uploads it. The seconds are
+        measured on S3's clock. A rebalance recommendation is no notice. Neither is unknown content,
+        because a machine may upload anything.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}
-        kind = str(body.get("kind"))
-        if kind != "interruption":
-            return ("rebalance" if kind == "rebalance" else ""), None
+        if body.get("kind") != "interruption":
+            return None
         ends = file.stat().st_mtime + NOTICE_S
         with suppress(ValueError):
             moment = datetime.fromisoformat(str(body.get("at")))
             ends = min(ends, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
-        return kind, max(0.0, ends - self.now_unix())
+        return max(0.0, ends - self.now_unix())

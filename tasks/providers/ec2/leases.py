@@ -5,7 +5,7 @@ process that makes the launch is killed, the reaper finds the machines of these 
 tags, ends them and adds up their cost.
 """
 
-import os
+import json
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
@@ -111,8 +111,11 @@ class Ec2Lease(HeldLease):
 
         The aws:userid of a machine is the name of its folder in the bucket.
         """
-        ranked = [machine for machine in self.machines if machine.rank >= 0]
-        return {f"{self.role_id}:{machine.instance_id}": machine for machine in ranked}
+        return {
+            f"{self.role_id}:{machine.instance_id}": machine
+            for machine in self.machines
+            if machine.rank >= 0
+        }
 
     @property
     def current(self) -> list[Ec2Machine]:
@@ -180,15 +183,11 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         The first call creates the name. Raises OSError if its file cannot be read or written.
         """
         file = self.root / ".token"
-        with suppress(FileNotFoundError):
-            return file.read_text().strip()
-        self.root.mkdir(parents=True, exist_ok=True)
-        beside = self.root / f".token.{os.getpid()}"
-        beside.write_text(uuid.uuid4().hex[:12])
-        with suppress(FileExistsError):
-            os.link(beside, file)  # if two processes create it, the first wins
-        beside.unlink()
-        return file.read_text().strip()
+        if not file.exists():
+            with self.locked():
+                if not file.exists():
+                    replace_durably(file, uuid.uuid4().hex[:12])
+        return str(json.loads(file.read_text()))
 
     def swept(self) -> dict[str, datetime]:
         """Return {region: time of the last complete search for overdue machines}.
@@ -258,9 +257,6 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             return lease
         lease = replace(
             lease,
-            machines=tuple(
-                replace(machine, ended_at=machine.ended_at or now) for machine in lease.machines
-            ),
             ended_at=now,
             outcome=outcome if lease.machines else "refused",
             releasing=False,

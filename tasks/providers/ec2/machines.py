@@ -87,8 +87,14 @@ class Ec2Machines(Ec2Market):
         if choices.bucket is None:
             raise NotSupported(NO_BUCKET)
         deadline_unix = int((now + timedelta(seconds=deadline_s)).timestamp())
-        names = {"lease_id": lease_id, "controller": self.lease_folder.token}
-        spec = launch_spec(self.api, choices, cluster, deadline_unix=deadline_unix, **names)
+        spec = launch_spec(
+            self.api,
+            choices,
+            cluster,
+            lease_id=lease_id,
+            controller=self.lease_folder.token,
+            deadline_unix=deadline_unix,
+        )
         lease = Ec2Lease.new(
             cluster,
             lease_id=lease_id,
@@ -131,7 +137,7 @@ class Ec2Machines(Ec2Market):
         try:
             lease = replace(lease, fetched=self._pulled(mirror, within_s))
             self.lease_folder.write(lease)
-        except (ProviderError, OSError):
+        except OSError:
             return replace(lease, fetched=False)
         return lease
 

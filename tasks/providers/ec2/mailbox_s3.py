@@ -31,7 +31,6 @@ _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}"
 )
 _KEPT = ("records/", "log-")  # files of a replaced machine that are still downloaded
-_OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9._-]+")
 
 
 class Mirror:
@@ -152,12 +151,7 @@ class Mirror:
     def _of_controller(self) -> dict[str, bytes]:
         """Return {name: content} of the mailbox files that this process sends to every machine."""
         paths = [*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")]
-        names = {path.relative_to(self.mailbox).as_posix(): path for path in paths}
-        return {
-            name: path.read_bytes()
-            for name, path in names.items()
-            if _OF_CONTROLLER.fullmatch(name)
-        }
+        return {path.relative_to(self.mailbox).as_posix(): path.read_bytes() for path in paths}
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
         """Send new and changed files to the machine with this aws:userid.
@@ -191,7 +185,7 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
-    return kept and plain and int(stored["Size"]) <= MOST_BYTES
+    return kept and plain and bool(stored["Size"] <= MOST_BYTES)
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:

@@ -15,9 +15,17 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 from ..base import ProviderError
 from . import api as ec2_api
 from . import prices as ec2_prices
-from .api import Answer, AwsClock, Clients, Ec2Api
-from .catalogue import GPU, described, family, image_families, is_gpu, may_be_wanted, wanted
-from .errors import NO_CREDENTIALS
+from .api import Answer, AwsClock, Clients, Ec2Api, Filters
+from .catalogue import (
+    GPU,
+    described,
+    family,
+    image_families,
+    is_gpu,
+    name_filters,
+    off_image,
+    wanted,
+)
 from .settings import Ec2
 from .snapshot import packaged
 from .survey import not_launched
@@ -45,7 +53,8 @@ class Ec2Market:
         return ec2_api.connect(self._given, self.clock)
 
     def instance_types(self) -> list[InstanceType]:
-        return list(self._live_types.values())
+        by_name = {kind.name: kind for types in self._live_types.values() for kind in types}
+        return list(by_name.values())
 
     def offers(self, now: datetime) -> list[Offer]:
         """Return the current offers from AWS in the markets that [ec2] `markets` names.
@@ -56,9 +65,9 @@ class Ec2Market:
         types, advisor = self._live_types, Answer()
         if "spot" in self.choices.markets and self._given is None:
             advisor = ec2_api.spot_advisor()
-        ask = partial(self._offers_of, types=types, now=now, advisor=advisor)
+        ask = partial(self._offers_of, now=now, advisor=advisor)
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = [offer for offers in pool.map(ask, self.choices.regions) for offer in offers]
+            found = [offer for offers in pool.map(ask, types, types.values()) for offer in offers]
         self._latest_offers = self.billed(found)
         return self._latest_offers
 
@@ -88,7 +97,20 @@ class Ec2Market:
 
         AWS limits how many different score requests an account may make per day.
         """
-        return self.api.placement_scores(region, names, count)
+        rows = self.api.ask_all(
+            "SpotPlacementScores",
+            "ec2:GetSpotPlacementScores",
+            region,
+            InstanceTypes=names,
+            TargetCapacity=count,
+            SingleAvailabilityZone=True,
+            RegionNames=[region],
+        )
+        zones = self.api.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
+        scores = {row["AvailabilityZoneId"]: row["Score"] for row in rows}
+        return {
+            zone["ZoneName"]: scores[zone["ZoneId"]] for zone in zones if zone["ZoneId"] in scores
+        }
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
         return ec2_prices.billed(offers, self.choices)
@@ -100,12 +122,10 @@ class Ec2Market:
         """
         found = [] if self.choices.bucket else [NO_BUCKET]
         try:
-            why = "" if self._given is not None or ec2_api.has_credentials() else NO_CREDENTIALS
+            ec2_api.connect(self._given)
         except ProviderError as error:
-            why = str(error)
-        if why:
             found.append(
-                f"{why}. Without credentials, the last known prices are used, or the packaged "
+                f"{error}. Without credentials, the last known prices are used, or the packaged "
                 f"prices of {packaged().prices_as_of:%Y-%m-%d} if there are none"
             )
         return found + notes_on_types(self.choices)
@@ -128,40 +148,32 @@ class Ec2Market:
         return self.fits(cluster) or not_launched(cluster, self.choices, several)
 
     @cached_property
-    def _offered(self) -> dict[str, set[str]]:
-        """Return {region: names of its instance types that may match [ec2] `instance_types`}."""
-        patterns = self.choices.instance_types
-        return {
-            region: may_be_wanted(self.api.type_names(region), patterns)
-            for region in self.choices.regions
-        }
-
-    @cached_property
-    def _live_types(self) -> dict[str, InstanceType]:
-        """Return {name: instance type} from AWS for all types that match [ec2] `instance_types`."""
-        answers: list[Answer] = []
-        for region, names in self._offered.items():
-            answers += self.api.instance_types(region, sorted(names))
+    def _live_types(self) -> dict[str, list[InstanceType]]:
+        """Return {region: its types from AWS that match [ec2] `instance_types`}."""
+        patterns, found = self.choices.instance_types, {}
         families = image_families(self.choices.ami_parameter)
-        kept = wanted(described(answers), self.choices.instance_types, families)
-        return {kind.name: kind for kind in kept}
+        for region in self.choices.regions:
+            filters: Filters = {"instance-type": name_filters(patterns)}
+            action = "ec2:DescribeInstanceTypes"
+            answers = self.api.described("InstanceTypes", action, region, filters)
+            found[region] = wanted(described(answers), patterns, families)
+        return found
 
     def _offers_of(
-        self, region: str, types: dict[str, InstanceType], now: datetime, advisor: Answer
+        self, region: str, types: list[InstanceType], now: datetime, advisor: Answer
     ) -> list[Offer]:
         """Return the offers for `types` in `region` at AWS's list prices.
 
         Only the markets that [ec2] `markets` names are included. `advisor` is the content of AWS's
         Spot Advisor file, which has interruption rates, or {}.
         """
-        here = [kind for name, kind in types.items() if name in self._offered[region]]
         found: list[Offer] = []
         if "on-demand" in self.choices.markets:
             prices = ec2_prices.on_demand_prices(self.api.price_list(region))
-            found += ec2_prices.on_demand_offers(here, prices, region=region, price_as_of=now)
+            found += ec2_prices.on_demand_offers(types, prices, region=region, price_as_of=now)
         if "spot" in self.choices.markets:
             spot = ec2_prices.newest_spot_prices(self.api.spot_prices(region, now))
-            found += ec2_prices.spot_offers(here, spot, advisor, region=region, price_as_of=now)
+            found += ec2_prices.spot_offers(types, spot, advisor, region=region, price_as_of=now)
         return found
 
 
@@ -201,12 +213,8 @@ def notes_on_types(choices: Ec2) -> list[str]:
         f"[ec2] {name!r} matches no packaged region or type: check the spelling" for name in unknown
     ]
     families = image_families(choices.ami_parameter)
-    if GPU in choices.instance_types:
-        kept = wanted(types, choices.instance_types, families)
-        left = {family(kind.name) for kind in types if is_gpu(kind) and kind not in kept}
-        if left:
-            names = ", ".join(sorted(left))
-            notes.append(
-                f"`gpu` leaves out {names}: the image in ami_parameter does not support them"
-            )
+    left = {family(kind.name) for kind in types if is_gpu(kind) and off_image(kind, families)}
+    if GPU in choices.instance_types and left:
+        names = ", ".join(sorted(left))
+        notes.append(f"`gpu` leaves out {names}: the image in ami_parameter does not support them")
     return notes

@@ -53,7 +53,7 @@ def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | 
     `rows` are rows of DescribeSpotPriceHistory. An unknown price is None.
     """
     return {
-        (str(row["InstanceType"]), str(row["AvailabilityZone"])): known_price(row.get("SpotPrice"))
+        (row["InstanceType"], row["AvailabilityZone"]): known_price(row.get("SpotPrice"))
         for row in sorted(rows, key=lambda row: row["Timestamp"])
     }
 
@@ -103,9 +103,7 @@ def spot_offers(
         if name not in kinds:
             continue
         bucket = advised.get(name, {}).get("r")
-        source = "Spot Advisor, read"
-        if bucket is None:
-            source = "prior: worst range of Spot Advisor, which lacks the type, read"
+        prior = "" if name in advised else "prior: worst range of "
         offer = Offer(
             instance_type=kinds[name],
             market="spot",
@@ -113,7 +111,7 @@ def spot_offers(
             region=region,
             usd_per_hour=usd,
             interruptions_per_hour=bucket_hazard(bucket),
-            interruption_source=f"{source} {price_as_of:%Y-%m-%d}",
+            interruption_source=f"{prior}Spot Advisor, read {price_as_of:%Y-%m-%d}",
             price_as_of=price_as_of,
         )
         offers.append(offer)
@@ -251,9 +249,9 @@ def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | 
     """
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
     if fixed := getattr(terms.prices.get(name), f"{key}_usd_per_hour", None):
-        return float(fixed), f"account price of {name} {offer.market} ([ec2.prices])"
+        return fixed, f"account price of {name} {offer.market} ([ec2.prices])"
     matching = (found for pattern, found in terms.discounts.items() if fnmatchcase(name, pattern))
-    share = float(getattr(next(matching, None), key, 0.0))
+    share = getattr(next(matching, None), key, 0.0)
     if public is None or not share:
         return public, ""
     why = f"account discount of {share:.3g} on {name} {offer.market} ([ec2.discounts])"

@@ -28,10 +28,9 @@ class Ec2Provider(Ec2Machines, Provider):
 
         Tries to download missing uploads first. Errors of AWS are ignored.
         """
-        over = [lease for lease in self.lease_folder.all() if lease.ended_at]
-        if not all(lease.fetched for lease in over):
-            with suppress(ProviderError):
-                over = [self.fetched(lease, 0.0) for lease in over]
+        over = [lease for lease in self.lease_folder.read_all()[0] if lease.ended_at]
+        with suppress(ProviderError):
+            over = [self.fetched(lease, 0.0) for lease in over]
         return self.lease_folder.over(lease for lease in over if lease.fetched)
 
     def closed(self) -> list[EndedLease]:

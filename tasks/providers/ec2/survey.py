@@ -5,13 +5,13 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from models.domain.cluster import Cluster
 
 from ..base import NotSupported
-from .api import Answer, Ec2Api, Filters
+from .api import Answer, Ec2Api
 from .catalogue import facts_of, image_families, off_image
 from .requests import LaunchSpec
 from .settings import Ec2
@@ -34,8 +34,8 @@ def launch_spec(
     """
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
-    answers = api.instance_types(region, names)
-    types = {str(answer["InstanceType"]): facts_of(answer) for answer in answers}
+    answer = api.ask("ec2:DescribeInstanceTypes", region, InstanceTypes=names)
+    types = {kind["InstanceType"]: facts_of(kind) for kind in answer["InstanceTypes"]}
     several = [name for name, facts in types.items() if facts.several_interfaces]
     if why := not_launched(cluster, choices, several):
         raise NotSupported(why)
@@ -60,7 +60,7 @@ def launch_spec(
         subnets=subnets,
         types=types,
         image=image,
-        role_id=str(roles[0]["RoleId"]),
+        role_id=roles[0]["RoleId"],
         controller=controller,
         lease_id=lease_id,
         deadline_unix=deadline_unix,
@@ -91,7 +91,7 @@ def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[
 def least_gib(image: Answer) -> int:
     """Return the minimum size in GiB of a volume for the image; 0 if EC2 does not report it."""
     volumes = (volume.get("Ebs", {}) for volume in image.get("BlockDeviceMappings", ()))
-    return max((int(volume.get("VolumeSize", 0)) for volume in volumes), default=0)
+    return max((volume.get("VolumeSize", 0) for volume in volumes), default=0)
 
 
 def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str, str]]:
@@ -102,21 +102,21 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
     subnets are used. If a zone has several subnets, the one with the smallest id is used. Raises
     NotSupported if there is no subnet, or if the subnets are in several VPCs.
     """
-    filters: list[Filters] = [{"subnet-id": choices.subnet_ids}]
-    if not choices.subnet_ids:
-        filters = [{"tag:srift:deployment": choices.deployment}]
-        filters += [{"default-for-az": "true"}] if choices.public else []
-    subnets: list[Answer] = []
-    for each in filters:
-        subnets = subnets or api.described("Subnets", "ec2:DescribeSubnets", region, each)
-    vpcs = {str(subnet["VpcId"]) for subnet in subnets}
+    describe = partial(api.described, "Subnets", "ec2:DescribeSubnets", region)
+    if choices.subnet_ids:
+        subnets = describe({"subnet-id": choices.subnet_ids})
+    else:
+        subnets = describe({"tag:srift:deployment": choices.deployment})
+        if choices.public and not subnets:
+            subnets = describe({"default-for-az": "true"})
+    vpcs = {subnet["VpcId"] for subnet in subnets}
     if len(vpcs) != 1:
         raise NotSupported(
             f"{len(vpcs)} VPCs in {region} have subnets for machines, but there must be 1: list "
             "subnets of one VPC in [ec2] subnet_ids, or tag only these subnets with "
             f"srift:deployment = {choices.deployment}"
         )
-    ordered = sorted(subnets, key=lambda subnet: str(subnet["SubnetId"]), reverse=True)
+    ordered = sorted(subnets, key=lambda subnet: subnet["SubnetId"], reverse=True)
     return vpcs.pop(), {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in ordered}
 
 

@@ -51,16 +51,12 @@ def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
     if stays:
         return lease, f"machines of {name} do not end: {', '.join(stays)}"
     now = api.now()
-    ended = []
     for machine in lease.machines:
-        moment = machine.ended_at
+        moment = machine.ended_at or _ended_at(shown.get(machine.instance_id, {}))
         if machine.instance_id in alive:
             moment = now
-        elif moment is None:
-            moment = _ended_at(shown.get(machine.instance_id, {})) or _latest(lease, machine)
-            moment = max(machine.launched_at, min(now, moment))
-        ended.append(replace(machine, ended_at=moment))
-    lease = replace(lease, machines=tuple(ended))
+        moment = max(machine.launched_at, min(now, moment or _latest(lease, machine)))
+        lease = lease.with_machines(replace(machine, ended_at=moment))
     return lease, not_answered(lease) if unsettled(lease, now) else ""
 
 
@@ -119,7 +115,7 @@ def tags_of(described: Answer) -> dict[str, str]:
 
     `described` is the resource's description from a Describe action.
     """
-    return {str(tag["Key"]): str(tag["Value"]) for tag in described.get("Tags", ())}
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
 
 
 def tidy(
@@ -190,5 +186,5 @@ def _ended_at(described: Answer) -> datetime | None:
 
     EC2 reports it in StateTransitionReason, such as "User initiated (2026-11-20 03:17:00 GMT)".
     """
-    found = _GMT.search(str(described.get("StateTransitionReason", "")))
+    found = _GMT.search(described.get("StateTransitionReason", ""))
     return datetime.fromisoformat(f"{found[1]}Z") if found else None

@@ -4,18 +4,15 @@ The template is deployments/node-bootstrap.sh. The code of tasks/node/on_ec2/met
 into it. User-data contains no secret, because the machine gets its permissions from its IAM role.
 """
 
-import ast
 import math
 import re
 import shlex
-from functools import cache
 from pathlib import Path
 
 from ..base import NotSupported
 
 MOST_BYTES = 16_384  # EC2's limit, before base64
 _ROOT = Path(__file__).resolve().parents[3]
-_MARK = "SRIFT_END_OF_FILE"
 _LONGEST_S = 7 * 86_400.0
 _ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # without user and password
 
@@ -48,10 +45,12 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
         "endpoint_option": f"--endpoint {shlex.quote(endpoint)}" if endpoint else "",
         "minutes": str(math.ceil(deadline_s / 60)),
         "seconds": str(int(deadline_s)),
-        "mark": _MARK,
     }
-    template, metadata = _files()
-    filled["metadata"] = metadata
+    try:
+        template = (_ROOT / "deployments" / "node-bootstrap.sh").read_text()
+        filled["metadata"] = (_ROOT / "tasks" / "node" / "on_ec2" / "metadata.py").read_text()
+    except FileNotFoundError as error:
+        raise NotSupported(f"{error}: for EC2, run Srift from a Git checkout") from None
     script = re.sub(r"@([a-z0-9_]+)@", lambda found: filled[found[1]], template)
     size_bytes = len(script.encode())
     if size_bytes > MOST_BYTES:
@@ -60,23 +59,3 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
             f"{MOST_BYTES}: shorten deployments/node-bootstrap.sh, or bucket and prefix in [ec2]"
         )
     return script
-
-
-@cache
-def _files() -> tuple[str, str]:
-    """Return the text of node-bootstrap.sh (the template), and the code of metadata.py.
-
-    Comments and docstrings are removed from the code, because EC2 limits the size of user-data.
-    Raises NotSupported if a file is missing.
-    """
-    try:
-        template = (_ROOT / "deployments" / "node-bootstrap.sh").read_text()
-        tree = ast.parse((_ROOT / "tasks" / "node" / "on_ec2" / "metadata.py").read_text())
-    except FileNotFoundError as error:
-        raise NotSupported(f"{error}: for EC2, run Srift from a Git checkout") from None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node
-        ):
-            node.body = node.body[1:] or [ast.Pass()]
-    return template, ast.unparse(tree)

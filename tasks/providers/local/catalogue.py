@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 
@@ -22,7 +23,7 @@ class LocalMachine:
     """
 
     def __init__(self, instance_types: Mapping[str, LocalInstanceType], python: str) -> None:
-        self._specs = dict(instance_types)
+        self.specs = instance_types
         self.python = python
 
     @cached_property
@@ -48,7 +49,7 @@ class LocalMachine:
                 device_memory_gib=spec.memory_gib,
                 bandwidth_gbps=spec.bandwidth_gbps,
             )
-            for name, spec in self._specs.items()
+            for name, spec in self.specs.items()
             if not self._why_not(name)
         ]
 
@@ -56,33 +57,25 @@ class LocalMachine:
         """Return an on-demand and a spot offer for each type, at the prices of `srift.toml`."""
         found: list[Offer] = []
         for kind in self.instance_types():
-            spec = self._specs[kind.name]
-            markets = {
-                "on-demand": (spec.usd_per_hour, 0.0, ""),
-                "spot": (
-                    spec.spot_usd_per_hour,
-                    spec.spot_interruptions_per_hour,
-                    "as srift.toml states",
-                ),
-            }
-            found += [
-                Offer(
-                    instance_type=kind,
-                    market=market,
-                    zone="local-a",
-                    region="local",
-                    usd_per_hour=usd,
-                    interruptions_per_hour=hazard,
-                    interruption_source=source,
-                    price_as_of=now,
-                )
-                for market, (usd, hazard, source) in markets.items()
-            ]
+            spec = self.specs[kind.name]
+            on_demand = Offer(
+                instance_type=kind,
+                market="on-demand",
+                zone="local-a",
+                region="local",
+                usd_per_hour=spec.usd_per_hour,
+                interruptions_per_hour=0.0,
+                price_as_of=now,
+            )
+            spot = replace(
+                on_demand,
+                market="spot",
+                usd_per_hour=spec.spot_usd_per_hour,
+                interruptions_per_hour=spec.spot_interruptions_per_hour,
+                interruption_source="as srift.toml states",
+            )
+            found += [on_demand, spot]
         return found
-
-    def replaces(self, name: str) -> bool:
-        """Return True if lost spot hosts of this type are replaced."""
-        return self._specs[name].spot_replaced
 
     def limits(self) -> list[str]:
         """Return a sentence for each thing that cannot be measured here, with reason and fix."""
@@ -94,7 +87,7 @@ class LocalMachine:
                 " kernel.unprivileged_userns_clone=1 or"
                 " kernel.apparmor_restrict_unprivileged_userns=0)."
             )
-        reasons = {name: self._why_not(name) for name in self._specs}
+        reasons = {name: self._why_not(name) for name in self.specs}
         for why in dict.fromkeys(filter(None, reasons.values())):
             names = [name for name in reasons if reasons[name] == why]
             sentences.append(f"Not on offer: {', '.join(names)}. {why}")
@@ -104,8 +97,8 @@ class LocalMachine:
         """Return why `cluster` can never run on this computer; "" if it can."""
         for offer in cluster.members:
             name = offer.instance_type.name
-            if name not in self._specs:
-                return f"{name} is not a local instance type; known: {', '.join(self._specs)}."
+            if name not in self.specs:
+                return f"{name} is not a local instance type; known: {', '.join(self.specs)}."
             if why := self._why_not(name):
                 return f"{name} is not on offer: {why}"
         if len(cluster.members) > 1 and not self.isolation.namespaces:
@@ -139,7 +132,7 @@ class LocalMachine:
 
     def _why_not(self, name: str) -> str:
         """Return why this computer cannot offer the instance type `name`; "" if it can."""
-        cores = self._specs[name].cores
+        cores = self.specs[name].cores
         if not self.shares.enforces(cores):
             return (
                 f"Fractions of a core cannot be enforced here ({self.shares.why_not}). Run as root,"

@@ -103,9 +103,10 @@ class LocalCluster(RunningCluster):
         started.
         """
         instance = self.cluster.members[node].instance_type
-        if not self._machine.replaces(instance.name) or self.network.switch is None:
+        if not self._machine.specs[instance.name].spot_replaced or self.network.switch is None:
             return False
         self.revoke(node, "ended so that it could be replaced")
+        self.forget(node)
         try:
             with self._lock, self._store.locked():
                 self._machine.refuse_if_taken(instance.cores)

@@ -8,7 +8,7 @@ is pinned to whole cores from its start.
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -42,7 +42,7 @@ class CpuShares:
         """
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
-    def add(self, name: str, pids: Sequence[int], cores: float) -> None:
+    def add(self, name: str, pids: Collection[int], cores: float) -> None:
         """Move a host's first processes into the new cgroup `name`. Their children join it too.
 
         `cores` matters only if quotas cannot be set: the processes are then pinned to this number
@@ -120,7 +120,7 @@ class CpuShares:
         (group / "cpu.shares").write_text("262144" if quota_us else "1024")
 
 
-def _pin(pids: Sequence[int], cores: float) -> None:
+def _pin(pids: Collection[int], cores: float) -> None:
     """Pin the processes to `cores` cores that no other host uses.
 
     Raises NoCapacity if too few cores are free.

@@ -46,7 +46,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
             left = {process for process, _ in started_from(code)}
             if not left:
                 break
-            killed |= set(end(left))
+            killed.update(end(left))
         try:
             removed = shares.remove(f"{self.prefix}{lease_id}-")
         except OSError as error:

@@ -117,8 +117,8 @@ class Host:
     inner_pid: int
 
     @property
-    def pids(self) -> list[int]:
-        return list(dict.fromkeys((self.process.pid, self.inner_pid)))
+    def pids(self) -> set[int]:
+        return {self.process.pid, self.inner_pid}
 
     def go(self) -> None:
         assert self.process.stdin is not None
@@ -220,10 +220,7 @@ class HostNetwork:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            process.wait()
+            process.communicate()  # closes its input and waits
 
     @property
     def _into_user(self) -> Sequence[str]:

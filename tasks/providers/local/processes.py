@@ -19,6 +19,7 @@ import psutil
 
 _PROC = Path("/proc")
 _MARK = "srift-host"
+_ENDED_S = 5.0  # maximum wait until killed processes have ended
 _GONE = (ProcessLookupError, FileNotFoundError, PermissionError)
 
 
@@ -106,8 +107,8 @@ def hosts() -> dict[HostMark, list[int]]:
     return marks
 
 
-def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Process]:
-    """Kill `processes`, and return those that ended within `within_s` seconds.
+def end(processes: Collection[Process]) -> list[Process]:
+    """Kill `processes`, and return those that ended within _ENDED_S seconds.
 
     A new process that has the PID of one of `processes` is not killed.
     """
@@ -121,7 +122,7 @@ def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Proces
                 if is_running(process):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     killed.append((process, handle))
-        until = time.monotonic() + within_s
+        until = time.monotonic() + _ENDED_S
         ended = []
         for process, handle in killed:
             poll = select.poll()

@@ -92,7 +92,7 @@ class LocalProvider(LocalMachine, Provider):
 
         If a lease's controller process was killed, the lease ends only when the reaper runs.
         """
-        return self.store.over(self.store.all())
+        return self.store.over(self.store.read_all()[0])
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError if its hosts still run."""

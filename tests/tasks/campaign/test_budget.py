@@ -161,7 +161,7 @@ def bought(here, monkeypatch):
     with home.acquire(home.two(), lease_id):
         aws.pass_s(600.0)
     (lease,) = home.provider.ended()
-    load_lease(here, lease, "r", NOON)
+    load_lease(here, lease, NOON)
     home.provider.forget(lease_id)
     return here, aws, lease.usd
 

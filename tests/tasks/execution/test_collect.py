@@ -30,7 +30,7 @@ def after(home, *script):
 
 
 def load(here):
-    return collect(here, "r", NOON)
+    return collect(here, NOON)
 
 
 def test_a_killed_controller_loses_no_record_and_no_row(tmp_path):

@@ -33,7 +33,7 @@ def made(settings, kind="train"):
     probe = PlannedRun(kind="probe", nodes=(0, 3), message_bytes=(4096,), est_s=1.0)
     items = (replace(train, accumulation_steps=2), profile, probe)
     launch = PlannedLaunch(cluster=cluster, items=items, est_s=9.0, est_usd=0.1, reason="")
-    return job_of(launch, settings, lease_id="L", seed=5, deadline_s=60.0)
+    return job_of(launch, settings, lease_id="L", seed=5, deadline_s=60.0, data={})
 
 
 def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings):

@@ -76,8 +76,8 @@ def becomes(node, state):
     return step
 
 
-def noticed(leaving_s, notice="interruption"):
-    return becomes(1, NodeState(alive=True, leaving_s=leaving_s, notice=notice))
+def noticed(leaving_s):
+    return becomes(1, NodeState(alive=True, leaving_s=leaving_s))
 
 
 def sells(count):
@@ -188,13 +188,6 @@ ENDS = {
         "bt",
         [("d", "interrupted", NOTICE)],
         "t",
-    ),
-    "a rebalance recommendation ends nothing": (
-        "b",
-        [*GOES, noticed(0.0, "rebalance"), reported("b")],
-        "b",
-        [],
-        "b",
     ),
 }
 

@@ -47,7 +47,7 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         ):
             [machine] = aws.alive()
             stored = {key: f"{key} {content!r}" for key, (content, _) in aws.s3.objects.items()}
-        collect(here, "refresh-1", now)
+        collect(here, now)
         publication.export_copies(here)
         with pytest.raises(ProviderError) as refused:
             ec2_api.connect().ask("s3:GetObject", "us-east-1", Bucket="mailbox", Key="nothing")

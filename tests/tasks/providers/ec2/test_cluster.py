@@ -158,8 +158,8 @@ def test_a_notice_counts_down_by_the_stores_clock(home, running, aws):
         home.upload(name, "notice.json", {"kind": kind, "action": "terminate", "at": ""})
     aws.pass_s(20.0)
     running.mirror.sync()
-    found = [(node.alive, node.notice, node.leaving_s) for node in running.nodes()]
-    assert found == [(True, "interruption", 100.0), (True, "rebalance", None)]
+    found = [(node.alive, node.leaving_s) for node in running.nodes()]
+    assert found == [(True, 100.0), (True, None)]
     aws.instances[FIRST].end(aws.now, "Client.InstanceInitiatedShutdown")
     aws.pass_s(6.0)
     assert running.nodes()[0].interrupted

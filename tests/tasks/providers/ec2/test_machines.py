@@ -165,7 +165,7 @@ def test_a_fleet_that_fails_for_good_ends_the_launch(home, aws):
 def test_what_was_just_created_and_is_not_found_yet_is_asked_for_again(home, aws, action, code):
     aws.fails(action, code, times=2)
     with home.acquire(home.two()):
-        assert home.leases.all()[0].refusals == ()
+        assert home.leases.known()[0].refusals == ()
         [group] = aws.account.groups.values()
         assert "everything" not in group["out"]
     assert aws.bought() == 2 and aws.alive() == []
@@ -209,7 +209,7 @@ def test_a_controller_killed_at_any_call_leaves_nothing(tmp_path, monkeypatch, a
 def test_a_request_is_in_the_lease_before_it_is_sent(home):
     home.world.fails("ec2:CreateFleet", KILLED)
     home.killed_in(home.two())
-    [request] = home.leases.all()[0].requests
+    [request] = home.leases.known()[0].requests
     assert (request.group, request.size, request.answered) == ("spot.0", 2, False)
     assert request.usd_per_hour > SPOT_MARGIN * max(SPOT_USD.values())
 

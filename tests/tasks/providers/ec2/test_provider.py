@@ -66,7 +66,7 @@ def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws):
     ("action", "code", "says"),
     [
         ("pricing:GetProducts", "AccessDeniedException", "--print-policies"),
-        ("ec2:DescribeInstanceTypeOfferings", "OptInRequired", "[ec2] regions"),
+        ("ec2:DescribeInstanceTypes", "OptInRequired", "[ec2] regions"),
         ("ec2:DescribeInstanceTypes", "Bewildering", "Bewildering"),
     ],
 )
