@@ -115,10 +115,10 @@ class DescribedMachines(Provider):
         yield
 
     def leases(self):
-        return list(self.held)
+        return self.held
 
     def ended(self):
-        return list(self.over)
+        return self.over
 
     def reap(self, now, *, all_of_them=False):
         self.reaped.append(now)

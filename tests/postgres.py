@@ -44,7 +44,7 @@ def server():
         who = _as_ordinary_user(folder)
 
         def run(program, *words):
-            line = [*who, str(programs / program), "--pgdata", str(folder / "data"), *words]
+            line = [*who, programs / program, "--pgdata", folder / "data", *words]
             subprocess.run(line, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=120)
 
         (folder / "password").write_text("not in srift.toml\n")
@@ -54,7 +54,7 @@ def server():
         words = f"--auth scram-sha-256 --pwfile {folder}/password --encoding UTF8 --no-sync"
         run("initdb", "--username", USER, *words.split())
         options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=200"
-        run("pg_ctl", "--wait", "--log", str(folder / "log"), "--options", options, "start")
+        run("pg_ctl", "--wait", "--log", folder / "log", "--options", options, "start")
         try:
             with mock.patch.dict(os.environ, {"PGPASSFILE": str(passwords)}):
                 yield name
@@ -64,5 +64,5 @@ def server():
 
 def create(socket_folder, database):
     """An empty database."""
-    line = [str(_programs() / "createdb"), "--host", socket_folder, "--username", USER, database]
+    line = [_programs() / "createdb", "--host", socket_folder, "--username", USER, database]
     subprocess.run(line, check=True, timeout=60)

@@ -33,7 +33,7 @@ def small_disk(tmp_path, monkeypatch):
     """A file system of 24 MiB with a used project; only root may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", place]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     try:
@@ -41,7 +41,7 @@ def small_disk(tmp_path, monkeypatch):
         yield place
     finally:
         monkeypatch.chdir("/")
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 def damage(file):
@@ -72,7 +72,7 @@ def test_the_doctor_names_the_damaged_file_and_commands_that_need_it_exit_1(used
 
 
 def test_a_read_only_home_can_be_read(small_disk):
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     assert printed("table") and srift("status").exit_code == 0
     assert findings()["home"] == "wrong"
     assert_fails(srift("refresh"), 1, "SRIFT_HOME")

@@ -25,7 +25,7 @@ _CloudFormation.add_multi_constructor("", yaml_tag_constructor)
 TEMPLATE = yaml.load(FILE.read_text(), _CloudFormation)
 SOURCE = TEMPLATE["Resources"]["Switch"]["Properties"]["Code"]["ZipFile"]
 LAMBDA = {}
-exec(compile(SOURCE, str(FILE), "exec"), LAMBDA)
+exec(compile(SOURCE, FILE, "exec"), LAMBDA)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def launch(overdue_s, region=HERE, deployment="ours"):
         MaxCount=1,
         TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
     )
-    return str(made["Instances"][0]["InstanceId"])
+    return made["Instances"][0]["InstanceId"]
 
 
 def alive(region):

@@ -32,7 +32,7 @@ def folder(warehouse, tmp_path):
 
 def test_every_published_column_is_commented_with_its_unit(folder):
     query = "select table_name, column_name, comment from duckdb_columns() where not internal"
-    with duckdb.connect(str(folder / "recommendations.duckdb"), read_only=True) as connection:
+    with duckdb.connect(folder / "recommendations.duckdb", read_only=True) as connection:
         columns = connection.execute(query).fetchall()
         tables = connection.execute("select table_name, comment from duckdb_tables()").fetchall()
     assert {name for name, _ in tables} == set(TABLES) and all(text for _, text in tables)

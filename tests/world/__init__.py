@@ -99,7 +99,7 @@ class World:
 
     def faults(self):
         """What the world itself could not do: a test that sees a fault has proved nothing."""
-        return list(self.machines.faults)
+        return self.machines.faults
 
     def console(self, instance_id):
         file = self.machines.folder(instance_id) / "console.txt"

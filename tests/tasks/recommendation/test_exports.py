@@ -288,7 +288,7 @@ def test_unequal_shares_train_like_one_process(tmp_path):
         torchrun, *options, _ = shlex.split(local)
         assert torchrun == "torchrun"
         words = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *options]
-        words += ["mine.py", str(tmp_path)]
+        words += ["mine.py", tmp_path]
         started.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
     printed = "".join(one.communicate(timeout=120)[0] for one in started)
     assert [one.returncode for one in started] == [0, 0]

@@ -101,7 +101,7 @@ def pull(home, folder, *frames):
     line = [sys.executable, "-c", PULLER, json.dumps(absent), json.dumps(frames)]
     ended = subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    return list(json.loads(ended.stdout.splitlines()[-1]))
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def test_the_champion_answers_a_puller(home, tmp_path):
