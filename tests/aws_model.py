@@ -15,7 +15,7 @@ _IAM_NAMES = {
     ("s3", "GetPublicAccessBlock"): "s3:GetBucketPublicAccessBlock",
 }
 _IAM_SERVICES = {"service-quotas": "servicequotas"}
-_VALIDATOR = ParamValidator()
+_SESSION, _VALIDATOR = Session(), ParamValidator()
 
 
 def operation(service, method):
@@ -44,14 +44,9 @@ def iam_action(service, method):
 
 @cache
 def _service(service):
-    return _session().get_service_model(service)
+    return _SESSION.get_service_model(service)
 
 
 @cache
 def _methods(service):
     return {xform_name(name): name for name in _service(service).operation_names}
-
-
-@cache
-def _session():
-    return Session()

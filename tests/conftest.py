@@ -7,16 +7,16 @@ import atexit
 import gc
 import os
 import shutil
-import subprocess
+import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 
 from tests.lanes import Lanes, order_of
-from tests.leftovers import Leftovers, name_run
 from warehouse.database import NO_DOWNLOADS
 
 gc.disable()  # imported objects stay; searching them doubles the time of collection
@@ -24,10 +24,11 @@ gc.disable()  # imported objects stay; searching them doubles the time of collec
 settings.register_profile("srift", deadline=None)
 settings.load_profile("srift")
 
+LEFT = []  # processes of an interrupted run
 SESSION = Path(tempfile.mkdtemp(prefix="srift-tests-"))
 atexit.register(shutil.rmtree, SESSION, ignore_errors=True)
 
-name_run(SESSION)
+os.environ.setdefault("PYTEST_RUN_OF_SRIFT", str(SESSION))  # workers of xdist inherit it
 for name in [name for name in os.environ if name.startswith(("SRIFT_", "PREFECT_", "MLFLOW_"))]:
     del os.environ[name]
 os.environ |= {
@@ -47,29 +48,21 @@ NO_DOWNLOADS["threads"] = (
 )
 
 
-class SmallDisk:
-    """The file system at `place`, which can be filled to its last byte and made read-only."""
-
-    def __init__(self, place):
-        self.place = place
-        self._ballast = place / "ballast"
-
-    def fill(self):
-        with self._ballast.open("ab", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-
-    def free(self):
-        self._ballast.unlink()
-
-    def make_read_only(self):
-        subprocess.run(["mount", "-o", "remount,ro", str(self.place)], check=True)
-
-
 def pytest_configure(config):
-    """Whatever the run has started ends when the run is ended."""
+    """SIGTERM acts as Ctrl-C, so that fixtures clean up first."""
     if not hasattr(config, "workerinput"):  # a worker of xdist is the controller's to end
-        config.pluginmanager.register(Leftovers(SESSION))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_keyboard_interrupt():
+    """Note what runs: of a worker that is killed, hosts and servers would be left behind."""
+    LEFT.extend(psutil.Process().children(recursive=True))
+
+
+def pytest_unconfigure():
+    for process in LEFT:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def pytest_collection_modifyitems(items):
@@ -101,22 +94,6 @@ def own_environment():
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 24 MiB; only root may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        yield SmallDisk(place)
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-@pytest.fixture
 def s3(monkeypatch):
     """A client of an S3 on loopback, which the environment names for other processes too."""
     import boto3
@@ -142,14 +119,8 @@ def s3(monkeypatch):
 @pytest.fixture
 def no_credentials(own_environment, monkeypatch, tmp_path):
     """Neither variables nor files nor a machine's metadata tell of an account of AWS."""
-    for name in (
-        "AWS_PROFILE",
-        "AWS_ENDPOINT_URL",
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-    ):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -167,11 +138,9 @@ def ec2_project(no_credentials, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def moto(monkeypatch):
+def moto():
     """AWS in memory, by moto, for this process alone."""
     from moto import mock_aws
 
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
     with mock_aws():
         yield

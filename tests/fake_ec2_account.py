@@ -14,7 +14,6 @@ REGIONS, ZONES = ("us-east-1", "eu-west-1"), ("a", "b", "c")
 OFFERED = ("g4dn.12xlarge", "g4dn.xlarge")
 ON_DEMAND_USD = 3.912
 SPOT_USD = {"a": 1.2, "b": 1.4, "c": 1.1}
-Key = tuple[str, str]  # (region, name)
 IMAGE = {
     "ImageId": "ami-0123456789abcdef0",
     "RootDeviceName": "/dev/sda1",
@@ -48,7 +47,7 @@ def matches(described, filters):
     state = described.get("State")
     values = {
         "instance-id": described.get("InstanceId"),
-        "instance-state-name": state.get("Name") if isinstance(state, dict) else None,
+        "instance-state-name": state and state["Name"],
         "group-name": described.get("GroupName"),
         "subnet-id": described.get("SubnetId"),
         "default-for-az": "true",

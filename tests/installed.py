@@ -31,7 +31,6 @@ from tasks.training.registry import Champion, Provenance
 from tasks.workspace.settings import load_settings
 from tasks.workspace.sources import digest_of
 from tasks.workspace.workspace import Workspace
-from tests.leftovers import RUN
 from tests.models.synthetic import TYPES, World
 from tests.warehouse.builders import fresh
 
@@ -116,13 +115,10 @@ class DescribedMachines(Provider):
         yield
 
     def leases(self):
-        return list(self.held)
+        return self.held
 
     def ended(self):
-        return list(self.over)
-
-    def forget(self, lease_id):
-        """Nothing is held."""
+        return self.over
 
     def reap(self, now, *, all_of_them=False):
         self.reaped.append(now)
@@ -196,16 +192,19 @@ def champion(version=3):
     return Champion(version=version, model=model())
 
 
-def provenance(refresh_id="refresh-1"):
-    return Provenance(
-        training_digest="d1", training_rows=90, code_commit="abc", seed=1, refresh_id=refresh_id
-    )
-
-
-def scores(mean_error=0.05):
-    figures = {"median_error": 0.04, "p90_error": 0.1, "coverage_90": 0.9, "median_width": 0.2}
-    row = {"split": "workload", "rows": 20, "mean_error": mean_error, **figures}
+def scores():
+    row = {"split": "workload", "rows": 20, "mean_error": 0.05, "median_error": 0.04}
+    row |= {"p90_error": 0.1, "coverage_90": 0.9, "median_width": 0.2}
     return pd.DataFrame([row | {"group": group} for group in ("conv", "all")])
+
+
+def log_challenger(home, provider):
+    from_here = Provenance(
+        training_digest="d1", training_rows=90, code_commit="abc", seed=1, refresh_id="refresh-1"
+    )
+    return registry.log_challenger(
+        home, provider, model(), scoreboard=scores(), card="# a card", provenance=from_here
+    )
 
 
 @cache
@@ -215,7 +214,7 @@ def furnished():
 
     Made by the first process of a run that asks for it, for all of them.
     """
-    folder = Path(os.environ[RUN]) / "furnished"
+    folder = Path(os.environ["PYTEST_RUN_OF_SRIFT"]) / "furnished"
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
@@ -223,23 +222,12 @@ def furnished():
         folder.mkdir()
         here = install(folder)
         here.home.chmod(0o700)  # as the command makes a new one
-        version = registry.log_challenger(
-            here.home,
-            "local",
-            model(),
-            scoreboard=scores(),
-            card="# a card",
-            provenance=provenance(),
-        )
+        version = log_challenger(here.home, "local")
         registry.promote(here.home, "local", version, "the first")
         prices.note_definitions(here, NOON)
         prices.snapshot_offers(here, "refresh-1", NOON)
-        rows = table.recommend_all(
-            here,
-            registry.load_champion(here.home, "local"),
-            prices.current_offers(here),
-            measured().runs,
-        )
+        known = registry.load_champion(here.home, "local")
+        rows = table.recommend_all(here, known, prices.current_offers(here), measured().runs)
         publish.store_publication(here, rows, champion(version), "refresh-1", NOON)
         publish.export_copies(here)
     return folder

@@ -16,23 +16,17 @@ USER = "srift"
 
 def _programs():
     """The folder of initdb and its like: Debian keeps them out of PATH."""
-    found = shutil.which("initdb")
-    folders = (
-        [Path(found).resolve().parent]
-        if found
-        else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    )
-    return folders[-1] if folders and (folders[-1] / "initdb").exists() else None
+    debian = map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))
+    found = shutil.which("initdb", path=os.pathsep.join([os.environ["PATH"], *debian]))
+    return found and Path(found).resolve().parent
 
 
 def _as_ordinary_user(folder):
     """PostgreSQL refuses to be run by root."""
     if os.getuid():
         return []
-    name = next(
-        name for name in ("postgres", "nobody") if name in {one.pw_name for one in pwd.getpwall()}
-    )
-    user = pwd.getpwnam(name)
+    known = {one.pw_name: one for one in pwd.getpwall()}
+    user = known.get("postgres") or known["nobody"]
     os.chown(folder, user.pw_uid, user.pw_gid)
     return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
 
@@ -43,33 +37,24 @@ def server():
     programs = _programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed here (Debian's package postgresql)")
-    with tempfile.TemporaryDirectory(
-        prefix="srift-pg-"
-    ) as name:  # short: a socket's path has at most 107 bytes
+    # short: a socket's path has at most 107 bytes
+    with tempfile.TemporaryDirectory(prefix="srift-pg-") as name:
         folder = Path(name)
-        Path(name).chmod(0o755)
+        folder.chmod(0o755)
         who = _as_ordinary_user(folder)
 
         def run(program, *words):
-            line = [*who, str(programs / program), "--pgdata", str(folder / "data"), *words]
+            line = [*who, programs / program, "--pgdata", folder / "data", *words]
             subprocess.run(line, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=120)
 
         (folder / "password").write_text("not in srift.toml\n")
         passwords = folder / "passwords"
         passwords.touch(mode=0o600)  # libpq heeds no other
         passwords.write_text(f"*:*:*:{USER}:not in srift.toml\n")
-        words = (
-            "--auth",
-            "scram-sha-256",
-            "--pwfile",
-            str(folder / "password"),
-            "--encoding",
-            "UTF8",
-            "--no-sync",
-        )
-        run("initdb", "--username", USER, *words)
+        words = f"--auth scram-sha-256 --pwfile {folder}/password --encoding UTF8 --no-sync"
+        run("initdb", "--username", USER, *words.split())
         options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=200"
-        run("pg_ctl", "--wait", "--log", str(folder / "log"), "--options", options, "start")
+        run("pg_ctl", "--wait", "--log", folder / "log", "--options", options, "start")
         try:
             with mock.patch.dict(os.environ, {"PGPASSFILE": str(passwords)}):
                 yield name
@@ -79,9 +64,5 @@ def server():
 
 def create(socket_folder, database):
     """An empty database."""
-    programs = _programs()
-    subprocess.run(
-        [str(programs / "createdb"), "--host", socket_folder, "--username", USER, database],
-        check=True,
-        timeout=60,
-    )
+    line = [_programs() / "createdb", "--host", socket_folder, "--username", USER, database]
+    subprocess.run(line, check=True, timeout=60)

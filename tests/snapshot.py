@@ -72,9 +72,9 @@ def combined(answers, offered, prices):
 def make(today, catalogue=CATALOGUE):
     """The file's object from the installed packages. Raises PackageNotFoundError."""
     libcloud = metadata.distribution("apache-libcloud")
-    prices = json.loads(Path(str(libcloud.locate_file("libcloud/data/pricing.json"))).read_text())
+    prices = json.loads(libcloud.locate_file("libcloud/data/pricing.json").read_text())
     offered = {
-        region: {str(row["InstanceType"]) for row in rows}
+        region: {row["InstanceType"] for row in rows}
         for region, rows in INSTANCE_TYPE_OFFERINGS["region"].items()
         if _REGION.fullmatch(region)
     }

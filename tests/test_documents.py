@@ -28,7 +28,7 @@ DOCUMENTS = [
     if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 ]
 each_document = pytest.mark.parametrize(
-    "path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS]
+    "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
 )
 
 
@@ -80,7 +80,7 @@ def test_the_programs_that_are_shown_run_on_a_published_table(path):
     if not queries and not programs:
         return
     home = furnished() / "state"
-    published = str(home / "published" / "recommendations.duckdb")
+    published = home / "published" / "recommendations.duckdb"
     with duckdb.connect(published, read_only=True) as table:
         for query in queries:
             assert table.execute(query).description

@@ -15,7 +15,7 @@ HOME = "state"
 
 
 def printed(*words):
-    command = [sys.executable, *map(str, words)]
+    command = [sys.executable, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -27,9 +27,9 @@ def published():
 
 
 def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(published):
-    shell = shutil.which("duckdb", path=str(Path(sys.executable).parent))
+    shell = shutil.which("duckdb", path=Path(sys.executable).parent)
     asked = (EXAMPLES / "question.sql").read_text().replace("transformer-lm", "conv")
-    words = [shell, "-readonly", "-line", str(published / "recommendations.duckdb")]
+    words = [shell, "-readonly", "-line", published / "recommendations.duckdb"]
     done = subprocess.run(words, input=asked, capture_output=True, text=True, timeout=60)
     found = dict(line.strip().split(" = ") for line in done.stdout.splitlines() if " = " in line)
     assert found["workload"] == "conv" and found["cluster"].endswith("s.small"), done
@@ -47,6 +47,6 @@ def test_the_table_is_joined_with_ones_own(published, tmp_path):
 def test_the_table_is_read_from_a_bucket(published, s3):
     s3.create_bucket(Bucket="company")
     for file in published.glob("*.parquet"):
-        s3.upload_file(str(file), "company", f"srift/{file.name}")
+        s3.upload_file(file, "company", f"srift/{file.name}")
     text = printed(EXAMPLES / "from_s3.py", "s3://company/srift")
     assert "conv" in text and "s.small" in text

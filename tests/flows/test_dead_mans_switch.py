@@ -8,6 +8,7 @@ from pathlib import Path
 import boto3
 import pytest
 import yaml
+from moto.cloudformation.utils import yaml_tag_constructor
 
 from tasks.providers.ec2.settings import Ec2
 
@@ -20,17 +21,11 @@ class _CloudFormation(yaml.SafeLoader):
     """YAML with the short forms of CloudFormation's functions, as {"Ref": ...}."""
 
 
-def _function(loader, suffix, node):
-    if isinstance(node, yaml.ScalarNode):
-        return {suffix: loader.construct_scalar(node)}
-    return {suffix: loader.construct_sequence(node, deep=True)}  # type: ignore[arg-type]
-
-
-_CloudFormation.add_multi_constructor("!", _function)
+_CloudFormation.add_multi_constructor("", yaml_tag_constructor)
 TEMPLATE = yaml.load(FILE.read_text(), _CloudFormation)
 SOURCE = TEMPLATE["Resources"]["Switch"]["Properties"]["Code"]["ZipFile"]
 LAMBDA = {}
-exec(compile(SOURCE, str(FILE), "exec"), LAMBDA)
+exec(compile(SOURCE, FILE, "exec"), LAMBDA)
 
 
 @pytest.fixture
@@ -51,7 +46,7 @@ def launch(overdue_s, region=HERE, deployment="ours"):
         MaxCount=1,
         TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
     )
-    return str(made["Instances"][0]["InstanceId"])
+    return made["Instances"][0]["InstanceId"]
 
 
 def alive(region):

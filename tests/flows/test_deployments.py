@@ -81,7 +81,7 @@ deployments:
 NIGHTLY = next(one for one in DEPLOYMENTS if one["name"] == "refresh-nightly")
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda one: str(one["name"]))
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda one: one["name"])
 def test_a_deployment_takes_its_parameters_and_runs_once_at_a_time(deployment):
     module, _, function = deployment["entrypoint"].rpartition(".")
     flow = getattr(importlib.import_module(module), function)
@@ -117,7 +117,7 @@ class Session:
 
     def start(self):
         prefect, mlflow = map(str, self.ports)
-        line = [sys.executable, str(UP), "--prefect-file", str(self.project / "prefect.yaml")]
+        line = [sys.executable, UP, "--prefect-file", self.project / "prefect.yaml"]
         line += ["--prefect-port", prefect, "--mlflow-port", mlflow]
         process = subprocess.Popen(line, env=self.env, stdout=subprocess.PIPE, text=True)
         for text in process.stdout:
@@ -264,7 +264,7 @@ def test_a_killed_run_is_crashed_by_its_missing_heartbeat(session):
 
     def crashed():
         (run,) = session.ask("/flow_runs/filter", where)
-        return bool(run["state_type"] == "CRASHED")
+        return run["state_type"] == "CRASHED"
 
     wait_for(crashed)
 
@@ -293,7 +293,7 @@ def test_automations_are_installed_once_and_notify(session):
     with HTTPServer(("127.0.0.1", 0), Hook) as hook:
         threading.Thread(target=hook.serve_forever, daemon=True).start()
         session.run("-c", NOTIFY.format(url=f"http://127.0.0.1:{hook.server_port}/"))
-        install = (str(AUTOMATIONS), "--notify", "custom-webhook/here")
+        install = (AUTOMATIONS, "--notify", "custom-webhook/here")
         first, again = (session.run(*install).splitlines() for _ in range(2))
         session.run("-c", REFUSED)
         assert got.get(timeout=120)["body"] == "worse"
@@ -327,5 +327,5 @@ def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_s
 def test_make_up_refuses_a_wrong_project(tmp_path):
     (tmp_path / "srift.toml").write_text("[wrong]\n")
     env = {**os.environ, "SRIFT_ROOT": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, str(UP)], env=env, capture_output=True)
+    done = subprocess.run([sys.executable, UP], env=env, capture_output=True)
     assert done.returncode == 2

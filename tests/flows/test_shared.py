@@ -11,7 +11,7 @@ import pytest
 from tasks.training import registry
 from tasks.workspace.settings import load_settings
 from tests import postgres
-from tests.installed import model, provenance, scores
+from tests.installed import log_challenger, model
 
 pytestmark = [pytest.mark.slow, pytest.mark.local]
 ROOT = Path(__file__).parents[2]
@@ -38,9 +38,7 @@ def test_registered_models_may_lie_in_s3(own_environment, server, s3, tmp_path):
     s3.create_bucket(Bucket="team")
     (tmp_path / "srift.toml").write_text(section(server, "s3://team/srift"))
     load_settings(tmp_path / "srift.toml").set_server_variables()
-    version = registry.log_challenger(
-        tmp_path, "ec2", model(), scoreboard=scores(), card="", provenance=provenance()
-    )
+    version = log_challenger(tmp_path, "ec2")
     registry.promote(tmp_path, "ec2", version, "better")
     assert all(key.startswith("srift/mlflow/srift-step-time-ec2/") for key in keys())
     assert not list(tmp_path.rglob("model.pickle"))

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -17,7 +16,6 @@ CHROMIUM = shutil.which("chromium")
 DEBIANS_PYTHON = Path("/usr/bin/python3")
 NOBODY = 65534
 QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-sync"
-Body = dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +71,10 @@ print(json.dumps({
 
 def as_another_user(home, pids, urls):
     """Return what the user `nobody` reads of the home, the processes and the servers."""
-    line = [str(DEBIANS_PYTHON), "-c", ANOTHER_USER, json.dumps([str(home), pids, urls])]
+    line = [DEBIANS_PYTHON, "-c", ANOTHER_USER, json.dumps([str(home), pids, urls])]
     identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
     done = subprocess.run(line, cwd="/", env={}, capture_output=True, check=True, **identity)
-    return dict(json.loads(done.stdout))
+    return json.loads(done.stdout)
 
 
 # Everything that a page can try with the credentials that its browser knows.
@@ -98,7 +96,7 @@ TRY = """async ({url, read: [method, path, body], create: [, where, made]}) => {
 @contextmanager
 def foreign_page(folder):
     """Serve a page of somebody else on this machine."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    handler = partial(SimpleHTTPRequestHandler, directory=folder)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port

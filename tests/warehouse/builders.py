@@ -68,7 +68,7 @@ def body(run_id, *, of=None, **changes):
 
 def recommendation(**changes):
     row = ROWS["recommendation"] | {"price_as_of": NOON, "newest_measurement_at": NOON} | changes
-    step = abs(row["step_s"] or 0.0) or None
+    step = row["step_s"] and abs(row["step_s"])
     shares = {"compute": 0.5, "communication": 0.75, "exposed_communication": 0.25, "input": 0.25}
     parts = {f"{name}_s": step and share * step for name, share in shares.items()}
     return {"usd_machines": row["usd"]} | parts | row

@@ -31,7 +31,7 @@ TIMING = "insert into raw_timings values ('r', 'plan', 1.0)"
 def holder(warehouse):
     """Another process that holds the working file until it reads a line."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(warehouse.path)],
+        [sys.executable, "-c", HOLD, warehouse.path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

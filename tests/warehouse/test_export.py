@@ -4,9 +4,15 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import CONTRACT, judgement, recommendation, stamp, write
+from tests.warehouse.builders import (
+    CONTRACT,
+    INFEASIBLE,
+    judgement,
+    recommendation,
+    stamp,
+    write,
+)
 from warehouse.append import append
-from warehouse.database import WarehouseDamaged, WarehouseMissing
 from warehouse.export import FILES, TABLES, VIEWS, export, published_rows, read_published
 from warehouse.publication import publish
 
@@ -15,8 +21,9 @@ UNITS = {"_s": "second", "hours": "hours", "usd": "US dollars", "_at": "UTC"}
 
 @pytest.fixture
 def folder(warehouse, tmp_path):
-    rows = [recommendation(), recommendation(goal="fastest", bottleneck=None)]
-    publish(warehouse, rows, stamp(1))
+    nothing = INFEASIBLE | {"reason": "nothing on offer", "global_batch": None}
+    nothing["measured_runs"] = None
+    publish(warehouse, [recommendation(), recommendation(goal="fastest", **nothing)], stamp(1))
     judged_at = stamp(2).published_at
     write(warehouse, append, "raw_ledger", [judgement()], refresh_id="r", judged_at=judged_at)
     export(warehouse, tmp_path / "published")
@@ -25,7 +32,7 @@ def folder(warehouse, tmp_path):
 
 def test_every_published_column_is_commented_with_its_unit(folder):
     query = "select table_name, column_name, comment from duckdb_columns() where not internal"
-    with duckdb.connect(str(folder / "recommendations.duckdb"), read_only=True) as connection:
+    with duckdb.connect(folder / "recommendations.duckdb", read_only=True) as connection:
         columns = connection.execute(query).fetchall()
         tables = connection.execute("select table_name, comment from duckdb_tables()").fetchall()
     assert {name for name, _ in tables} == set(TABLES) and all(text for _, text in tables)
@@ -47,8 +54,16 @@ def test_the_copies_agree_and_nothing_is_left_beside(folder):
         assert frame.goal.tolist() == ["cheapest", "fastest"]
     assert '"usd_per_hour":0.01' in csv.cluster_offers[0]
     assert pd.read_csv(folder / "regret_ledger.csv").regret.tolist() == [0.1]
-    first = published_rows(folder)[0]
-    assert first["published_at"] == stamp(1).published_at and first["p_meets_constraint"] is None
+
+
+def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(folder):
+    best, none = published_rows(folder)
+    assert best["published_at"] == stamp(1).published_at and best["p_meets_constraint"] is None
+    times = ("published_at", "price_as_of", "newest_measurement_at")
+    assert {str(best[name].tzinfo) for name in times} == {"UTC"}
+    whole = ("global_batch", "accumulation_steps", "measured_runs", "samples", "rank")
+    assert [str(best[name]) for name in whole] == ["16", "1", "2", "1000", "1"]
+    assert [none[name] for name in whole] == [None, None, None, 1000, 1]
 
 
 def test_a_reader_keeps_the_old_file_and_needs_no_lock(folder, warehouse):
@@ -68,31 +83,3 @@ def test_an_export_that_fails_leaves_the_old_copies(folder, warehouse, monkeypat
     with pytest.raises(duckdb.Error):
         export(warehouse, folder)
     assert sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir()) == before
-
-
-def test_a_missing_and_a_damaged_copy_are_errors(folder, tmp_path):
-    with pytest.raises(WarehouseMissing):
-        read_published(tmp_path / "nowhere")
-    (folder / "recommendations.duckdb").write_bytes(b"x" * 9000)
-    with pytest.raises(WarehouseDamaged):
-        read_published(folder)
-
-
-KEPT = {
-    *("workload", "goal", "status", "reason", "rank", "samples", "p_required"),
-    *("price_as_of", "newest_measurement_at"),
-}
-
-
-def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(warehouse, tmp_path):
-    row = recommendation(goal="fastest", status="infeasible", reason="nothing on offer")
-    nothing = {name: value if name in KEPT else None for name, value in row.items()}
-    publish(warehouse, [recommendation(), nothing], stamp(1))
-    export(warehouse, tmp_path / "published")
-    best, none = sorted(published_rows(tmp_path / "published"), key=lambda row: str(row["goal"]))
-    assert {
-        str(best[name].tzinfo) for name in ("published_at", "price_as_of", "newest_measurement_at")
-    } == {"UTC"}
-    whole = ("global_batch", "accumulation_steps", "measured_runs", "samples", "rank")
-    assert [str(best[name]) for name in whole] == ["16", "1", "2", "1000", "1"]
-    assert [none[name] for name in whole] == [None, None, None, 1000, 1]

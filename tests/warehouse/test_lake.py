@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -162,12 +163,10 @@ def test_a_row_of_two_imports_counts_until_both_are_forgotten(shared, tmp_path):
 
 
 @pytest.mark.local
-def test_the_files_may_lie_in_s3(server, tmp_path, s3):
+def test_the_files_may_lie_in_s3(lake, tmp_path, s3):
     s3.create_bucket(Bucket="team")
-    postgres.create(server, "in_s3")
-    data = "s3://team/srift/warehouse"
-    lake = Lake(host=server, port=5432, user=postgres.USER, database="in_s3", data=data)
-    shared = SharedWarehouse(tmp_path / "warehouse.duckdb", lake)
+    in_s3 = replace(lake, data="s3://team/srift/warehouse")
+    shared = SharedWarehouse(tmp_path / "warehouse.duckdb", in_s3)
     shared.create()
     # a few rows stay in the catalogue
     assert load(shared, *(body(f"r{n}") for n in range(50))) == 50

@@ -9,6 +9,7 @@ Machines live in namespaces: nothing of them is seen outside, and the world's ow
 loopback.
 """
 
+import logging
 import os
 import shutil
 import socket
@@ -32,16 +33,10 @@ from tests.world.front import Front
 from tests.world.market import market
 from tests.world.metadata import Metadata
 
+logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for every request
 REGION, BUCKET, PROFILE = "us-east-1", "srift-mailbox", "srift-node"
 # What the operators' own policy does not allow, machines cannot do.
 NODE_POLICY = Path(__file__).resolve().parents[2] / "deployments" / "iam" / "node-policy.json"
-
-
-class Quiet(MotoRequestHandler):
-    """moto's own, without a line for every request."""
-
-    def log(self, type, message, *args):
-        """Print nothing."""
 
 
 class World:
@@ -104,7 +99,7 @@ class World:
 
     def faults(self):
         """What the world itself could not do: a test that sees a fault has proved nothing."""
-        return list(self.machines.faults)
+        return self.machines.faults
 
     def console(self, instance_id):
         file = self.machines.folder(instance_id) / "console.txt"
@@ -120,7 +115,7 @@ class World:
                 *listening.getsockname(),
                 app,
                 threaded=True,
-                request_handler=Quiet,
+                request_handler=MotoRequestHandler,
                 fd=listening.fileno(),
             )
         server.daemon_threads, server.block_on_close = True, False

@@ -3,7 +3,6 @@ installs.
 """
 
 import json
-import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -79,13 +78,10 @@ class Account:
         """The credentials of an instance; None without a profile."""
         with self.lock:
             arn = (self.instance(instance_id).iam_instance_profile or {}).get("Arn")
-            for keys in self.keys.values():
-                if keys.instance_id == instance_id:
-                    return keys
             if arn is None:
                 return None
             profile = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_instance_profile_by_arn(arn)
-            access_key = f"ASIA{secrets.token_hex(8).upper()}"
+            access_key = f"ASIA{instance_id.removeprefix('i-').upper()}"
             keys = RoleKeys(instance_id=instance_id, role=profile.roles[0], access_key=access_key)
             self.keys[access_key] = keys
             return keys

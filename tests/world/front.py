@@ -7,6 +7,7 @@ import json
 import re
 from urllib.parse import parse_qs, unquote
 
+from botocore import xform_name
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.wrappers import Request, Response
 
@@ -51,7 +52,7 @@ class Front:
             return _json({"Parameter": {"Value": self._account.image_id(region)}})
         if not action.startswith("ec2:"):
             return self._pass_on(environ)
-        if not hasattr(Elastic, _snake(action.removeprefix("ec2:"))):
+        if not hasattr(Elastic, xform_name(action.removeprefix("ec2:"))):
             return _refusal("InvalidAction", 400)
         with self._account.lock:
             response = self._pass_on(environ)
@@ -96,10 +97,6 @@ def _action(request, service, body):
     else:
         name = "ListBucket" if request.method in ("GET", "HEAD") else "Bucket"
     return f"{service}:{name}"
-
-
-def _snake(name):
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _json(answer):

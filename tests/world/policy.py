@@ -4,7 +4,7 @@ The policy is the one that was put into IAM: what it does not allow is refused h
 refuse it.
 """
 
-import re
+from fnmatch import fnmatchcase
 
 
 def allows(statements, action, resource, userid, prefix=None):
@@ -15,9 +15,9 @@ def allows(statements, action, resource, userid, prefix=None):
     """
     allowed = False
     for one in statements:
-        named = any(_like(pattern, action) for pattern in listed(one.get("Action")))
+        named = any(fnmatchcase(action, pattern) for pattern in listed(one.get("Action")))
         meant = any(
-            _like(str(pattern).replace("${aws:userid}", userid), resource)
+            fnmatchcase(resource, pattern.replace("${aws:userid}", userid))
             for pattern in listed(one.get("Resource"))
         )
         if named and meant and one["Effect"] == "Deny":
@@ -29,18 +29,10 @@ def allows(statements, action, resource, userid, prefix=None):
 def _holds(condition, prefix):
     if not condition:
         return True
-    patterns = listed(condition.get("StringLike", {}).get("s3:prefix", []))
-    alone = condition == {
-        "StringLike": {"s3:prefix": condition.get("StringLike", {}).get("s3:prefix")}
-    }
-    return alone and prefix is not None and any(_like(pattern, prefix) for pattern in patterns)
-
-
-def _like(pattern, text):
-    return (
-        re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text, re.DOTALL)
-        is not None
-    )
+    patterns = condition.get("StringLike", {}).get("s3:prefix")
+    if prefix is None or condition != {"StringLike": {"s3:prefix": patterns}}:
+        return False
+    return any(fnmatchcase(prefix, pattern) for pattern in listed(patterns))
 
 
 def listed(value):

@@ -145,7 +145,7 @@ class Operator:
         )
 
     def rows(self, query, file="warehouse.duckdb"):
-        with duckdb.connect(str(self.folder / "state" / file), read_only=True) as connection:
+        with duckdb.connect(self.folder / "state" / file, read_only=True) as connection:
             return connection.execute(query).fetchall()
 
 

@@ -309,10 +309,9 @@ def test_machines_get_the_allowed_deadline_and_the_dollars_of_their_data(here, m
 
 
 def test_a_smaller_launch_is_made_if_a_larger_one_is_refused(here, monkeypatch, capsys):
-    lists = []
-    monkeypatch.setattr(campaign, "shop", lambda *_: lists.pop(0) if lists else [])
-    large, small = launch(here, 6000.0), launch(here, 30.0)
-    lists[:] = [[large, small]]
+    small = launch(here, 30.0)
+    lists = [[launch(here, 6000.0), small], []]
+    monkeypatch.setattr(campaign, "shop", lambda *_: lists.pop(0))
     assert list(campaign.within(here, None, tally(0.21))) == [small]
     assert "not launched" in capsys.readouterr().err
 

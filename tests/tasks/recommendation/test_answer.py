@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from models.domain.transformer import transformer_facts
-from models.domain.workload import Goal, Workload
+from models.domain.workload import Goal
 from models.planner.planner import nothing
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market.offers import with_facts
@@ -14,6 +14,7 @@ from tasks.recommendation.answer import Question, answer
 from tasks.recommendation.case import Case
 from tasks.workspace.settings import IMPORTED, SettingsError
 from tests.installed import NOON, DescribedMachines, champion, install
+from tests.models.planning import workload
 
 ROWS = """workload,provider,cluster,batch_per_device,step_s
 foreign,ec2,2xs.small,16,0.5
@@ -38,12 +39,9 @@ class Asked:
             NOON,
         )
         self.workloads = []
-        monkeypatch.setattr(
-            "tasks.recommendation.answer.open_workspace", lambda provider: self.here
-        )
-        monkeypatch.setattr(
-            "tasks.recommendation.answer.load_champion", lambda home, provider: champion()
-        )
+        module = "tasks.recommendation.answer"
+        monkeypatch.setattr(f"{module}.open_workspace", lambda provider: self.here)
+        monkeypatch.setattr(f"{module}.load_champion", lambda home, provider: champion())
         monkeypatch.setattr(Case, "plan", lambda case, top: self.note(case))
 
     def note(self, case):
@@ -93,15 +91,7 @@ def test_a_transformer_is_asked_for_by_its_shape_and_its_tokens(tmp_path, monkey
 
 
 def test_a_stated_shape_wins_over_a_stored_one():
-    stated = Workload(
-        name="net",
-        digest=IMPORTED,
-        samples=1,
-        global_batch_least=1,
-        global_batch_most=1,
-        goals=(),
-        sequence=2048,
-    )
+    stated = replace(workload("net"), digest=IMPORTED, sequence=2048)
     stored = {"workload": "net", "digest": IMPORTED, "sequence": 4096, "layers": 2}
     (found,) = with_facts([stated], pd.DataFrame([stored]))
     assert (found.sequence, found.layers) == (2048, 2)

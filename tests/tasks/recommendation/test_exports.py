@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 import boto3
 import pytest
@@ -273,51 +274,37 @@ end()
 """
 
 
-def run_nodes(commands, folder, script):
-    """Run each node's command on this machine with `script`, and return what they print."""
-    port = str(free_port())
-    started = []
-    for command in commands:
+@pytest.mark.local
+def test_unequal_shares_train_like_one_process(tmp_path):
+    shares = {"layout": "1", "batch_per_device": "3+1", "accumulation_steps": 2}
+    unequal = row(1, "1xg5.12xlarge+1xg4dn.xlarge", 1.0, **shares)
+    body, text = export(selected([unequal]), "torchrun")
+    (tmp_path / "srift_shares.py").write_text(text)
+    (tmp_path / "mine.py").write_text(TRAINING)
+    port, started = str(free_port()), []
+    for command in body["document"]["commands"]:  # of each node, run on this machine
         local = command.replace("ADDRESS-OF-NODE-0", "127.0.0.1").replace("29500", port)
         torchrun, *options, _ = shlex.split(local)
         assert torchrun == "torchrun"
         words = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *options]
-        words += script.split(" ")
-        started.append(subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True))
-    printed = [one.communicate(timeout=120)[0] for one in started]
-    assert [one.returncode for one in started] == [0] * len(commands)
-    return "".join(printed)
-
-
-@pytest.mark.local
-def test_unequal_shares_train_like_one_process(tmp_path):
-    shares = {"layout": "1", "batch_per_device": "3+1", "accumulation_steps": 2}
-    body, text = export(
-        selected([row(1, "1xg5.12xlarge+1xg4dn.xlarge", 1.0, **shares)]), "torchrun"
-    )
-    commands = body["document"]["commands"]
-    (tmp_path / "srift_shares.py").write_text(text)
-    (tmp_path / "mine.py").write_text(TRAINING)
-    printed = run_nodes(commands, tmp_path, f"mine.py {tmp_path}")
+        words += ["mine.py", tmp_path]
+        started.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
+    printed = "".join(one.communicate(timeout=120)[0] for one in started)
+    assert [one.returncode for one in started] == [0, 0]
     assert "60 of 80" in printed and "rank 1: 1 of 4" in printed
     (first, weights), (second, others) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    assert [len(one) for one in first] == [3] * 4 and [len(one) for one in second] == [1] * 4
-    seen = [sample for batch in [*first, *second] for sample in batch]
-    assert len(seen) == len(set(seen)) == 16
+    assert [len(one) for one in [*first, *second]] == [3] * 4 + [1] * 4
+    assert len({*chain(*first, *second)}) == 16
 
     torch.manual_seed(0)
     alone = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     for step in range(2):
-        samples = [
-            n for part in (first, second) for batch in part[2 * step : 2 * step + 2] for n in batch
-        ]
-        inputs = torch.stack([torch.full((3,), float(n % 5)) + torch.arange(3) for n in samples])
+        accumulated = slice(2 * step, 2 * step + 2)
+        samples = torch.tensor([*chain(*first[accumulated], *second[accumulated])])[:, None]
         optimizer.zero_grad()
-        nn.functional.mse_loss(
-            alone(inputs), torch.tensor(samples, dtype=torch.float32)[:, None]
-        ).backward()
+        inputs = samples % 5.0 + torch.arange(3)
+        nn.functional.mse_loss(alone(inputs), samples.float()).backward()
         optimizer.step()
-    for name, value in alone.state_dict().items():
-        torch.testing.assert_close(weights[name], value)
-        torch.testing.assert_close(others[name], value)
+    torch.testing.assert_close(weights, alone.state_dict())
+    torch.testing.assert_close(others, weights)

@@ -26,13 +26,9 @@ def here(tmp_path):
     return one
 
 
-def known(here):
-    found = known_workloads(here.warehouse, here.settings)
-    return {(one["workload"], one["provider"]): one for one in found}
-
-
 def test_rows_devices_and_facts_are_listed_by_provider(here):
-    found = known(here)
+    known = known_workloads(here.warehouse, here.settings)
+    found = {(one["workload"], one["provider"]): one for one in known}
     both = ("both", "ec2"), ("both", "local")
     assert set(found) == {("vit", "ec2"), *both, ("facts-only", "ec2"), ("conv", ""), ("lm", "")}
     vit, facts = found["vit", "ec2"], found["facts-only", "ec2"]

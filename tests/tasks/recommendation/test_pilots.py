@@ -13,13 +13,13 @@ from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tests.benchmarks import synthetic_market as synthetic
 from tests.installed import NOON, DescribedMachines, champion, install
-from tests.models.guessing import FLOPS, asked, data, seconds
+from tests.models.guessing import data
 from tests.warehouse.builders import write
 from warehouse.append import note_workloads
 
 
-def pilots_of(here, champion, workload, *, count=3):
-    sold = here.provider.offers(NOON)
+def pilots_of(here, champion, workload, *, sold=None, count=3):
+    sold = sold or here.provider.offers(NOON)
     case = Case.of(here, champion, workload, sold, pd.DataFrame())
     return pilots_for(case, case.plan(), buyable=sold, count=count)
 
@@ -72,34 +72,15 @@ class Gpus(DescribedMachines):
         return "" if len(cluster.members) <= 4 else "too many"
 
 
-NAMES = (
-    *("name", "devices", "device", "cores", "bandwidth_gbps"),
-    *("memory_gib", "device_memory_gib", "device_tflops"),
-)
-
-
 def described(types):
-    columns = [{name: getattr(one, name) for name in NAMES} for one in types]
+    names = "name devices device cores bandwidth_gbps memory_gib device_memory_gib device_tflops"
+    columns = [{name: getattr(one, name) for name in names.split()} for one in types]
     return pd.DataFrame(columns).assign(digest=[one.digest for one in types])
-
-
-def measured():
-    """Four networks, on one device of every type."""
-    rows = [
-        asked(name, f"1x{one.name}", batch).assign(
-            layout="1", step_s=seconds(flops, batch, float(one.device_tflops or 0))
-        )
-        for name, flops in FLOPS.items()
-        for one in TYPES
-        for batch in (8, 32, 128)
-    ]
-    runs = pd.concat(rows, ignore_index=True)
-    return replace(data(), runs=runs, instance_types=described(TYPES))
 
 
 @cache
 def model():
-    return Champion(version=1, model=fit(measured(), seed=1))
+    return Champion(version=1, model=fit(replace(data(), instance_types=described(TYPES)), seed=1))
 
 
 def new_workload(*, hours=12.0, p_required=None):
@@ -141,19 +122,14 @@ def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path):
         assert not hopeless["runs"] and hopeless["settled"] is None and hopeless["reason"]
 
 
-class DearSpot(DescribedMachines):
-    """Without an AWS account list prices are known and spot prices are not."""
-
-    def offers(self, now):
-        return [
-            one if one.market == "on-demand" else replace(one, usd_per_hour=None)
-            for one in super().offers(now)
-        ]
-
-
 def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
-    here = install(tmp_path, "conv", "new_workload", provider=DearSpot())
-    found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE))
+    """Without an AWS account list prices are known and spot prices are not."""
+    here = install(tmp_path, "conv", "new_workload")
+    sold = [
+        one if one.market == "on-demand" else replace(one, usd_per_hour=None)
+        for one in here.provider.offers(NOON)
+    ]
+    found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE), sold=sold)
     assert found["runs"]
     assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])
 
@@ -176,9 +152,10 @@ def test_the_best_cluster_of_each_kind_of_gpu_is_compared(tmp_path):
     here = home(tmp_path)
     offers = here.provider.offers(NOON)
     case = Case.of(here, model(), new_workload(), offers, pd.DataFrame())
-    best = {row["device"]: row for row in case.plan(top=1).rows}
+    first, *others = case.plan(top=1).rows
+    best = {row["device"]: row for row in [first, *others]}
     assert best.keys() >= {one.instance_type.device for one in offers}
-    for device in best.keys() - {case.plan(top=1).rows[0]["device"]}:
+    for device in best.keys() - {first["device"]}:
         alone = [one for one in offers if one.instance_type.device == device]
         (row, *_) = replace(case, offers=alone, known=alone).plan(top=1).rows
         assert best[device]["usd"] <= row["usd"] * 1.01

@@ -16,7 +16,7 @@ from pandas.testing import assert_frame_equal
 
 from tasks.training import registry
 from tasks.workspace.home import in_force
-from tests.installed import furnished, model, provenance, scores
+from tests.installed import furnished, log_challenger, model, scores
 
 NAME = "srift-step-time-local"
 SETUPS = pd.DataFrame(
@@ -67,12 +67,6 @@ def copy(home, tmp_path):
     return tmp_path
 
 
-def log(home, provider="local"):
-    return registry.log_challenger(
-        home, provider, model(), scoreboard=scores(), card="", provenance=provenance()
-    )
-
-
 def requirements(home):
     (file,) = home.glob("mlartifacts/**/requirements.txt")
     return file.read_text().split()
@@ -107,7 +101,7 @@ def pull(home, folder, *frames):
     line = [sys.executable, "-c", PULLER, json.dumps(absent), json.dumps(frames)]
     ended = subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    return list(json.loads(ended.stdout.splitlines()[-1]))
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def test_the_champion_answers_a_puller(home, tmp_path):
@@ -145,12 +139,12 @@ def test_the_quick_look_agrees_with_mlflow(home, copy):
 
 
 def test_a_challenger_is_promoted_or_refused(tmp_path):
-    first = log(tmp_path)
+    first = log_challenger(tmp_path, "local")
     challenger = client(tmp_path).get_model_version_by_alias(NAME, "challenger")
     assert int(challenger.version) == first
     assert registry.load_champion(tmp_path, "local") is None
     registry.promote(tmp_path, "local", first, "better")
-    second = log(tmp_path)
+    second = log_challenger(tmp_path, "local")
     registry.refuse(tmp_path, "local", second, "worse")
     champion = registry.load_champion(tmp_path, "local")
     assert champion.version == first

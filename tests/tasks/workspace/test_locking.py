@@ -40,7 +40,7 @@ def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(
             first.__exit__(None, None, None)
 
     with refresh_lock(tmp_path, "second", patience_s=60.0, sleep=sleep):
-        assert len(naps) == 3 and (at_work(tmp_path) or {})["refresh_id"] == "second"
+        assert len(naps) == 3 and at_work(tmp_path)["refresh_id"] == "second"
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

@@ -8,7 +8,6 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, get_current_settings, temporary_settings
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
-from websockets.typing import Subprotocol
 
 from tasks.workspace import prefect_server
 from tasks.workspace.home import Wrong
@@ -44,7 +43,7 @@ def test_the_server_obeys_this_process_alone_and_ends_with_it(tmp_path):
             events = url.replace("http", "ws", 1) + "/events/out"
             with pytest.raises(InvalidStatus), connect(events):
                 pass
-            with connect(events, subprotocols=[Subprotocol("prefect")]) as stranger:
+            with connect(events, subprotocols=["prefect"]) as stranger:
                 stranger.send('{"type": "auth", "token": "srift:wrong"}')
                 with pytest.raises(ConnectionClosed):
                     stranger.recv(timeout=30)

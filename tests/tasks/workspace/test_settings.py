@@ -70,7 +70,6 @@ TINY = "workloads.tiny"
         ("samples", 'switches = ["offload"]\nsamples', "offload"),
         ("samples", 'arguments = { data = "x" }\ndata = "photos"\nsamples', "data"),
         ("samples", 'env = { LD_PRELOAD = "x" }\nsamples', "LD_PRELOAD"),
-        ("samples", 'env = { LOCAL_RANK = "x" }\nsamples', "LOCAL_RANK"),
         ("samples", 'env = { "A-B" = "x" }\nsamples', "A-B"),
         ('entrypoint = "tiny.py:build"', 'requirements = "r.txt"', "requirements"),
         ("[campaign]", '[ec2]\nbucket = "s3://mine/there"\n[campaign]', "ec2.bucket"),
