@@ -31,7 +31,7 @@ from .field_terms import field_terms
 from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
-from .nearest import Nearness
+from .nearest import doublings
 from .one_device import Transformer
 from .posterior import Beliefs, Posterior
 from .rows import PROBE, Cell, SetupFacts, WorkloadFacts, code_of
@@ -177,11 +177,11 @@ class StepTimeModel:
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
         """Return the frame of `predict` for setups given as arrays. Its index starts at 0."""
-        nearness = Nearness(self.measured)
-        chunks = [self._predict(chunk, nearness) for chunk in arrays.chunks(_CHUNK)]
-        return pd.concat(chunks, ignore_index=True)
+        chunks = [self._predict(chunk) for chunk in arrays.chunks(_CHUNK)]
+        found = pd.concat(chunks, ignore_index=True)
+        return found.assign(nearest_doublings=doublings(self.measured, arrays))
 
-    def _predict(self, arrays: SetupArrays, nearness: Nearness) -> pd.DataFrame:
+    def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
         beliefs = self._beliefs(arrays)
         times, rest = beliefs.times, np.exp(beliefs.mean)
         variance = beliefs.variance + beliefs.noise
@@ -213,7 +213,6 @@ class StepTimeModel:
                 "bottleneck": labels,
                 "input_s": step - rest,
                 "input_by": helped_by,
-                "nearest_doublings": nearness.doublings(arrays),
             }
         )
 

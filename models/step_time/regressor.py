@@ -73,8 +73,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         several = rows.ranks > 1
         reach: dict[Any, float] = pd.Series(X.ranks).groupby(X.kind).max().clip(2.0).to_dict()
         no_rows = np.zeros((0, WIDTH)), np.zeros(0), np.zeros(0)
-        process = StepProcess.fit(StepCovariance(LOG_SPREADS), *no_rows)
-        found = Posterior(reach=reach, process=process, log_spreads=LOG_SPREADS)
+        log_spreads = LOG_SPREADS
+        process = StepProcess.fit(StepCovariance(log_spreads), *no_rows)
+        found = Posterior(reach=reach, process=process)
         for turn, looser in enumerate(_LOOSER):
             linear, noise_factor = found.linear(rows), outlying / weight[picked]
             residual = log_s[picked] - linear.log_s
@@ -84,16 +85,13 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             spread = found.spreads.of(rows) * several[:, None]
             inputs = linear.inputs
             inputs[:, [COLUMN["broad"], COLUMN["narrow"]]] = looser * spread[:, :2]
+            inputs[:, COLUMN["noise"]] = ~several & (rows.noise_sd == 0)
             noise = spread[:, 2] ** 2 * noise_factor + rows.noise_sd**2 + 1e-6
             target = residual + linear.shift
             if turn in _GROWTH:
                 some = np.sort(random.permutation(len(picked))[:_MOST_LEARNED])
-                log_spreads = learned_spreads(
-                    found.log_spreads, inputs[some], target[some], noise[some]
-                )
-                found = replace(found, log_spreads=log_spreads)
-            covariance = StepCovariance(found.log_spreads)
-            process = StepProcess.fit(covariance, inputs, target, noise)
+                log_spreads = learned_spreads(log_spreads, inputs[some], target[some], noise[some])
+            process = StepProcess.fit(StepCovariance(log_spreads), inputs, target, noise)
             found = replace(found, process=process)
             outlying = outlying_factor(process, outlying)
         self.posterior_ = self._with_neighbours(found, X, log_s, weight, rows)

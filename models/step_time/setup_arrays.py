@@ -134,11 +134,10 @@ class SetupArrays:
         """Return the setups at the positions `picked`."""
         used = np.flatnonzero((self.kind[picked] >= 0).any(axis=0))
         width = int(used[-1]) + 1 if len(used) else 1
-        return SetupArrays(
+        return replace(
+            self,
             workloads=self.workloads.take(picked),
-            modes=self.modes,
             mode=self.mode[picked],
-            names=self.names,
             kind=self.kind[picked, :width],
             count=self.count[picked, :width],
             batch=self.batch[picked, :width],
