@@ -27,7 +27,7 @@ from ..domain.numeric import Z_90, FloatArray, IntArray
 from .kernel import COLUMN, LOG_SPREADS, WIDTH, StepCovariance, StepProcess, outlying_factor
 from .learning import learn_spreads, learned_spreads
 from .posterior import Posterior
-from .residuals import Neighbours, fit_neighbours, with_neighbours
+from .residuals import ENOUGH, CellSpread, Neighbours, fit_neighbours, with_neighbours
 from .rows import Rows
 
 # For each iteration of the fit, a factor on the standard deviations of the residual. It is large at
@@ -106,7 +106,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}
-        cells: dict[float, tuple[FloatArray, Rows]] = {}
+        cells: dict[float, CellSpread] = {}
         several = np.flatnonzero(X.ranks > 1)
         for cell in np.unique(X.cell[several]).tolist():
             at = several[X.cell[several] == cell]
@@ -114,7 +114,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             rows = X.take(at)
             residual, spread = log_s[at] - found.linear(rows).log_s, found.spreads.of(rows)[0]
             neighbours[cell], spread = fit_neighbours(rows, residual, weight[at], spread)
-            cells[cell] = spread, rows
+            if len(rows) >= ENOUGH:
+                cells[cell] = CellSpread(spread, float(rows.kind[0]))
         spreads = with_neighbours(found.spreads, cells, found.process, picked)
         return replace(found, spreads=spreads, neighbours=neighbours)
 
