@@ -290,9 +290,8 @@ class StepTimeModel:
         least, most = self.facts.batches.get((workload, mode.alone), (1.0, 1.0))
         batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
         (kind,) = self.facts.kinds((instance_type,))
-        seconds = self.posterior.one_device_s(
-            self.facts.points([(workload, mode.alone, kind)] * len(batches), batches)
-        )
+        points = self.facts.points([(workload, mode.alone, kind)] * len(batches), batches)
+        seconds = np.exp(self.posterior.log_one_device_s(points))
         slope, intercept = np.polyfit(batches, seconds, 1, w=1 / seconds).tolist()
         return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
 

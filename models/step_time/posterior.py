@@ -57,11 +57,7 @@ class Posterior:
 
     def times(self, X: Rows) -> Times:
         """Return the formula's times at the posterior mean of its parameters."""
-        return step_times(X.with_seconds(self._seconds(X.points)), self._values(X))
-
-    def one_device_s(self, points: Points) -> FloatArray:
-        """Return the seconds of one device at each point."""
-        return np.exp(self._seconds(points))
+        return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
         """Return the distribution of log step seconds, with a covariance if `covariance` is True.
@@ -83,7 +79,7 @@ class Posterior:
             mean[at] += np.clip(moved, low, high)
         return Beliefs(mean, variance, noise, linear.times)
 
-    def _seconds(self, points: Points) -> FloatArray:
+    def log_one_device_s(self, points: Points) -> FloatArray:
         """Return a (points,) array: the posterior mean of each point's log one-device seconds."""
         inputs = point_inputs(points)
         _, first, cell = np.unique(points.codes[:, -1], return_index=True, return_inverse=True)
@@ -100,7 +96,7 @@ class Posterior:
         return (MEAN + self.process.deviations(inputs)[:, THETA])[which]
 
     def linear(self, rows: Rows) -> Linear:
-        values, log_t1 = self._values(rows), self._seconds(rows.points)
+        values, log_t1 = self._values(rows), self.log_one_device_s(rows.points)
         line = rows.with_seconds(log_t1)
         times = step_times(line, values)
         log_s = np.log(times.step_s)

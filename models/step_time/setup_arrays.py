@@ -69,13 +69,6 @@ class SetupArrays:
         ]
 
     @property
-    def types(self) -> tuple[tuple[str, ...], ...]:
-        """Return the instance types of each row's members, in rank order."""
-        return tuple(
-            tuple(self.names[one] for one in row if one >= 0) for row in self.kind.tolist()
-        )
-
-    @property
     def type_names(self) -> set[str]:
         """Return the instance types that occur in any row."""
         return {self.names[at] for at in np.unique(self.kind[self.kind >= 0]).tolist()}
