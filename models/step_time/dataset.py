@@ -50,7 +50,8 @@ _SETUP = (
     "batch_per_device",
     "accumulation_steps",
 )
-_CELL = ["workload", *MODE_COLUMNS, "instance_type", "batch"]
+_CELL = ["workload", *MODE_COLUMNS, "instance_type", "batch", "kind"]
+_ALIKE = ["workload", *MODE_COLUMNS, "batch", "kind"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,18 +240,21 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     return found.assign(runs=found["runs"] / excess.clip(lower=1.0) ** 2, run_sd=run_sd, kind=kind)
 
 
-def profile_rows(profiles: pd.DataFrame) -> pd.DataFrame:
+def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     """Return medians of profiles, with a row per workload, mode, instance type and batch.
 
     The columns are step_s (forward and backward seconds), optimizer_s, and input_part (the fraction
-    of step_s spent on making batches).
+    of step_s spent on making batches). `kind` is the kind of device.
     """
     seconds = ["forward_s", "backward_s", "optimizer_s", "input_s"]
-    frame = profiles.reindex(columns=[*_CELL, *seconds])
+    frame = profiles.reindex(
+        columns=["workload", *MODE_COLUMNS, "instance_type", "batch", *seconds]
+    )
     good = frame[(frame[["batch", "forward_s", "backward_s"]] > 0).all(axis=1)]
     step_s = good["forward_s"] + good["backward_s"]
     found: pd.DataFrame = good.assign(
         **_modes(good),
+        kind=[device_kind(name, machines[name]) for name in good["instance_type"].astype(str)],
         step_s=step_s,
         optimizer_s=numbers(good, "optimizer_s", 0.0).clip(0.0),
         input_part=(numbers(good, "input_s", 0.0) / step_s).clip(0.0, 1.0),
@@ -259,9 +263,7 @@ def profile_rows(profiles: pd.DataFrame) -> pd.DataFrame:
     return groups[["step_s", "optimizer_s", "input_part"]].median()
 
 
-def one_device_rows(
-    setups: pd.DataFrame, profiles: pd.DataFrame, machines: Mapping[str, Machine]
-) -> pd.DataFrame:
+def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """Return seconds of one device without the optimizer, from profiles and from larger setups.
 
     A setup of several devices on equal machines contributes its step time minus `sync_s`, if
@@ -286,9 +288,8 @@ def one_device_rows(
     even = np.all(even, axis=(0, 2))
     several = rows[even & (ranks > 1) & rows["sync_s"].notna()]
     sums = several.groupby(_CELL, as_index=False)[["weight", "weighted"]].sum()
-    measured = pd.concat([rows[ranks == 1], profiles])
-    known = pd.MultiIndex.from_frame(_kinds(measured, machines))
-    sums = sums[~pd.MultiIndex.from_frame(_kinds(sums, machines)).isin(known)]
+    known = pd.MultiIndex.from_frame(pd.concat([rows[ranks == 1], profiles])[_ALIKE])
+    sums = sums[~pd.MultiIndex.from_frame(sums[_ALIKE]).isin(known)]
     sums = sums.assign(
         step_s=np.exp(sums["weighted"] / sums["weight"]),
         noise_sd=np.hypot(_POOLED_SD, sums["weight"] ** -0.5),
@@ -302,13 +303,6 @@ def one_device_rows(
         accumulation_steps=1.0,
         runs=1.0,
     )
-
-
-def _kinds(rows: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return the columns that identify a one-device time: workload, mode, kind and batch."""
-    kinds = [device_kind(str(name), machines[str(name)]) for name in rows["instance_type"]]
-    found = rows[["workload", *MODE_COLUMNS]].astype(str)
-    return found.assign(kind=kinds, batch=rows["batch"].astype(float))
 
 
 def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:

@@ -32,11 +32,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from ..domain.cluster import parse_cluster
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.setup_table import column
-from .dataset import TrainingData, numbers, valid_runs
-from .machine_specs import Machine, read_machines
+from .dataset import TrainingData, numbers
+from .machine_specs import Machine
 from .setup_arrays import SetupArrays, read_setups
 
 # Standard deviations of the log seconds of a sample, by source: a profile on the instance type; a
@@ -238,11 +237,11 @@ def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
     return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 
 
-def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
+def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[TrainingData, Loaders]:
     """Return the data without the seconds of data loading, and facts about the loaders.
 
-    `data` is the result of `at_nominal_speed`. Measurements of workloads whose loading was not
-    profiled stay unchanged.
+    `data` is the result of `at_nominal_speed`, with valid runs only. Measurements of workloads
+    whose loading was not profiled stay unchanged. `machines` are those of all measured types.
     """
     loaded = column(data.profiles, "load_s", np.nan).notna()
     if not loaded.any():
@@ -250,12 +249,7 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
     profiles = data.profiles.assign(load_wait_s=numbers(data.profiles, "load_wait_s", 0.0))
     known = profiles[loaded & profiles["loader_workers"].notna()]
     costs = known.groupby(["workload", "instance_type"])[["load_s", "load_wait_s"]].median()
-    runs = valid_runs(data.runs)
     workers = known.groupby("workload")["loader_workers"].max()
-    types = {
-        name for cluster in column(runs, "cluster", "") for name in parse_cluster(str(cluster))
-    }
-    machines = read_machines(data.instance_types, types | set(profiles["instance_type"]))
     loaders = Loaders(
         workers={str(name): int(count) for name, count in workers.items()},
         samples=dict(zip(costs.index, costs.itertuples(index=False, name=None), strict=True)),
@@ -267,7 +261,7 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
         forward_s=np.maximum(forward_s - made_s, _LEAST_REST * forward_s),
         input_s=profiles["input_s"].where(~loaded, 0.0),
     )
-    runs, off = _without_loading(runs, loaders, machines)
+    runs, off = _without_loading(data.runs, loaders, machines)
     return replace(data, runs=runs, profiles=profiles), replace(loaders, off=off)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import scipy
 
-from ..domain.numeric import FloatArray
+from ..domain.numeric import BoolArray, FloatArray
 from .formula import NAMES, PARAMETERS
 from .one_device import EFFECTS
 from .rows import Points
@@ -127,9 +127,7 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
     def outer(name: str) -> FloatArray:
         return np.multiply.outer(left[name], right[name])
 
-    same: dict[str, Any] = {"all": 1.0}
-    for group in CODES:
-        same[group] = (left[group][:, None] == right[group]) & (left[group][:, None] > 0)
+    same = {group: _same(X, other, group) for group in ("all", *CODES)}
     for group, spread, name in _TERMS:
         used = np.flatnonzero(spread)
         if X[:, used].any():
@@ -246,68 +244,42 @@ class StepProcess(GaussianProcess):
 
     covariance: StepCovariance
 
-    @cached_property
-    def _levels(self) -> list[tuple[str, FloatArray, FloatArray]]:
-        """Return a tuple (name, codes, means) for each kind of group in `CODES`, and for all rows.
-
-        `means` is a (codes, linear terms) array: the posterior means of each group's deviations.
-        """
-        prior = dict.fromkeys(("all", *CODES), np.zeros(_LINEAR))
-        for group, spread, name in _TERMS:
-            prior[group] = prior[group] + spread**2 * self.covariance.variances[name]
-        found = []
-        for group, each in prior.items():
-            codes, which = np.unique(_codes(self.inputs, group), return_inverse=True)
-            sums = np.zeros((len(codes), _LINEAR))
-            np.add.at(sums, which, self.inputs[:, :_LINEAR] * self.weights[:, None])
-            found.append((group, codes, sums * each * (codes > 0)[:, None]))
-        return found
-
     def deviations(self, X: FloatArray) -> FloatArray:
         """Return a (rows, linear terms) array: each row's posterior mean deviations.
 
         The deviations are summed over the groups to which the row belongs.
         """
         total = np.zeros((len(X), _LINEAR))
-        for group, codes, means in self._levels:
-            asked = _codes(X, group)
-            at = np.minimum(np.searchsorted(codes, asked), max(len(codes) - 1, 0))
-            if len(codes):
-                total += np.where((codes[at] == asked)[:, None], means[at], 0.0)
+        pulls = self.inputs[:, :_LINEAR] * self.weights[:, None]
+        for group, spread, name in _TERMS:
+            variance = self.covariance.variances[name] * spread**2
+            total += _same(X, self.inputs, group) @ pulls * variance
         return total
-
-    @cached_property
-    def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inputs of the distinct measured points, and each point's sum of weights."""
-        columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
-        columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)
-        values = self.inputs[:, columns]
-        values[:, 3] = values[:, 3] > 0
-        distinct, which = np.unique(values, axis=0, return_inverse=True)
-        inputs = np.zeros((len(distinct), WIDTH))
-        inputs[:, columns], inputs[:, COLUMN["alone"]] = distinct, 1.0
-        weights = np.zeros(len(distinct))
-        np.add.at(weights, which.reshape(-1), self.weights * self.inputs[:, COLUMN["alone"]])
-        return inputs, weights
 
     def curves(self, X: FloatArray) -> FloatArray:
         """Return the posterior mean of the curves of log T1 at points with the inputs `X`.
 
         The linear terms are not included.
         """
-        inputs, weights = self._points
-        bare, found = X.copy(), np.zeros(len(X))
+        found, bare, workload = np.zeros(len(X)), X.copy(), COLUMN["workload"]
         bare[:, :_LINEAR] = 0.0
-        workload, shaped = COLUMN["workload"], COLUMN["transformer"]
-        for code in np.unique(X[:, workload]).tolist():
+        shaped = self.inputs[:, COLUMN["transformer"]]
+        for code in np.unique(X[:, workload]):
             at = np.flatnonzero(X[:, workload] == code)
-            alike = (inputs[:, workload] == code) | (inputs[:, shaped] * X[at[0], shaped] > 0)
-            found[at] = self.covariance(bare[at], inputs[alike]) @ weights[alike]
+            alike = (self.inputs[:, workload] == code) | (
+                shaped * X[at[0], COLUMN["transformer"]] > 0
+            )
+            found[at] = self.covariance(bare[at], self.inputs[alike]) @ self.weights[alike]
         return found
 
 
-def _codes(X: FloatArray, group: str) -> FloatArray:
-    return np.ones(len(X)) if group == "all" else X[:, COLUMN[group]]
+def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
+    """Return an (X rows, Y rows) mask: True if both rows belong to the same group."""
+    if group == "all":
+        return np.ones((len(X), len(Y)), dtype=bool)
+    left, right = X[:, COLUMN[group], None], Y[:, COLUMN[group]]
+    same: BoolArray = (left == right) & (left > 0)
+    return same
 
 
 def point_inputs(points: Points) -> FloatArray:

@@ -92,6 +92,7 @@ def learn_spreads(
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
     large = count[index] >= ENOUGH
+    # the last feature is the number of a cell
     features = np.column_stack([rows.features[several], _APART * index])
     found: dict[float, CellSpread] = {}
     for cell in [*np.unique(index[large]).tolist(), None]:
@@ -100,7 +101,11 @@ def learn_spreads(
             continue
         picked = picked[:: max(len(picked) // _MOST, 1)]
         at = several[picked]
-        kernel = _cells_kernel() + WhiteKernel(INITIAL[2] ** 2)
+        wide, near = (
+            ConstantKernel(sd**2) * RBF([*length, 1.0], length_scale_bounds="fixed")
+            for sd, length in zip(INITIAL[:2].tolist(), (BROAD, NARROW), strict=True)
+        )
+        kernel = wide + near + WhiteKernel(INITIAL[2] ** 2)
         known = INITIAL[2] ** 2 * np.maximum(noise_factor[at] - 1, 0.0)
         process = GaussianProcessRegressor(
             kernel,
@@ -112,15 +117,6 @@ def learn_spreads(
         code, kind = (SMALL, SMALL) if cell is None else (rows.cell[first], rows.kind[first])
         found[float(code)] = CellSpread(spread, float(kind))
     return Spreads(found)
-
-
-def _cells_kernel() -> Any:
-    """Return the kernel of residuals of several cells. The last feature is the number of a cell."""
-    wide, near = (
-        ConstantKernel(sd**2) * RBF([*length, 1.0], length_scale_bounds="fixed")
-        for sd, length in zip(INITIAL[:2].tolist(), (BROAD, NARROW), strict=True)
-    )
-    return wide + near
 
 
 def _penalised(

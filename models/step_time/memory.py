@@ -40,7 +40,7 @@ does not fit fails.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -106,10 +106,6 @@ class MemoryModel:
     lines: dict[tuple[str, Mode, str], Line] = field(default_factory=dict)
     ran: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
     per_operation: float = _PER_OPERATION
-
-    def with_facts(self, workloads: Mapping[str, WorkloadFacts]) -> MemoryModel:
-        """Return the model with the facts of new workloads. Known workloads keep their facts."""
-        return replace(self, workloads={**workloads, **self.workloads})
 
     def peak_bytes(
         self,

@@ -31,7 +31,7 @@ from .field_terms import field_terms
 from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
-from .nearest import Nearness
+from .nearest import doublings
 from .one_device import Transformer
 from .posterior import Beliefs, Posterior
 from .rows import PROBE, Cell, SetupFacts, WorkloadFacts, code_of
@@ -177,11 +177,11 @@ class StepTimeModel:
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
         """Return the frame of `predict` for setups given as arrays. Its index starts at 0."""
-        nearness = Nearness(self.measured)
-        chunks = [self._predict(chunk, nearness) for chunk in arrays.chunks(_CHUNK)]
-        return pd.concat(chunks, ignore_index=True)
+        chunks = [self._predict(chunk) for chunk in arrays.chunks(_CHUNK)]
+        found = pd.concat(chunks, ignore_index=True)
+        return found.assign(nearest_doublings=doublings(self.measured, arrays))
 
-    def _predict(self, arrays: SetupArrays, nearness: Nearness) -> pd.DataFrame:
+    def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
         beliefs = self._beliefs(arrays)
         times, rest = beliefs.times, np.exp(beliefs.mean)
         variance = beliefs.variance + beliefs.noise
@@ -213,7 +213,6 @@ class StepTimeModel:
                 "bottleneck": labels,
                 "input_s": step - rest,
                 "input_by": helped_by,
-                "nearest_doublings": nearness.doublings(arrays),
             }
         )
 
@@ -291,9 +290,8 @@ class StepTimeModel:
         least, most = self.facts.batches.get((workload, mode.alone), (1.0, 1.0))
         batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
         (kind,) = self.facts.kinds((instance_type,))
-        seconds = self.posterior.one_device_s(
-            self.facts.points([(workload, mode.alone, kind)] * len(batches), batches)
-        )
+        points = self.facts.points([(workload, mode.alone, kind)] * len(batches), batches)
+        seconds = np.exp(self.posterior.log_one_device_s(points))
         slope, intercept = np.polyfit(batches, seconds, 1, w=1 / seconds).tolist()
         return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
 
@@ -374,20 +372,21 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
             several providers.
     """
     provider = one_provider(data)
-    data, loaders = separated(at_nominal_speed(data))
-    runs, profiles = valid_runs(data.runs), profile_rows(data.profiles)
-    probes = _probes(data.probes)
-    profiled = {str(name) for name in profiles["instance_type"]}
-    clusters = {*column(runs, "cluster", ""), *probes["cluster"]}
-    seen = profiled | {name for cluster in clusters for name in types_of(str(cluster))}
+    data = at_nominal_speed(data)
+    data, probes = replace(data, runs=valid_runs(data.runs)), _probes(data.probes)
+    clusters = {*column(data.runs, "cluster", ""), *probes["cluster"]}
+    seen = {str(name) for name in data.profiles.get("instance_type", ())}
+    seen |= {name for cluster in clusters for name in types_of(str(cluster))}
     machines = read_machines(data.instance_types, seen)
+    data, loaders = separated(data, machines)
+    runs, profiles = data.runs, profile_rows(data.profiles, machines)
     devices = {name: each.devices for name, each in machines.items()}
     setups = pooled(runs, machines)
     if not len(setups) + len(profiles):
         raise ValueError(
             "nothing to learn from: there is no profile and no run with a positive step time"
         )
-    alone = one_device_rows(setups, profiles, machines)
+    alone = one_device_rows(setups, profiles)
     parts = [setups.assign(noise_sd=0.0, source="run"), alone, probes]
     frame = pd.concat(parts, ignore_index=True)
     source = frame["source"].to_numpy(str)
@@ -420,7 +419,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         measured=measured,
         run_sd={0.0: usual_sd} | {code_of("kind", kind): float(sd) for kind, sd in run_sd.items()},
         trained=frozenset((workload, mode) for workload, mode, _ in shown.groups()),
-        measured_types=frozenset(measured.type_names | profiled),
+        measured_types=frozenset({*measured.type_names, *profiles["instance_type"]}),
         memory=fit_memory(data.profiles, measured, machines, facts.workloads),
         loaders=loaders,
         trained_on=tuple(str(name) for name in column(runs, "run_id", "") if str(name)),
@@ -445,9 +444,7 @@ def _facts(
     sizes = {key: np.unique(np.concatenate(values)) for key, values in batches.items()}
     optimizer: dict[Cell, float] = {}
     making: dict[Cell, float] = {}
-    kinds = [device_kind(str(name), machines[str(name)]) for name in profiles["instance_type"]]
-    keys = ["workload", *MODE_COLUMNS, "kind"]
-    for key, rows_ in profiles.assign(kind=kinds).groupby(keys):
+    for key, rows_ in profiles.groupby(["workload", *MODE_COLUMNS, "kind"]):
         cell = str(key[0]), Mode(*map(str, key[1:-1])), str(key[-1])
         middle = rows_.iloc[len(rows_) // 2]
         optimizer[cell] = float(rows_["optimizer_s"].median() / middle["step_s"])
@@ -517,7 +514,7 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
     return replace(
         model,
         facts=replace(model.facts, workloads=model.facts.workloads | new),
-        memory=model.memory.with_facts(new),
+        memory=replace(model.memory, workloads={**new, **model.memory.workloads}),
         guessed=model.guessed | set(new),
         trained=model.trained | set(product(new, MODES)),
     )

@@ -15,55 +15,49 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from ..domain.numeric import FloatArray
-from ..domain.workload import Mode
 from .setup_arrays import SetupArrays
 
 # Minimum distance of a setup that differs from all measured setups; rounding error of a distance.
 _LEAST, _ROUNDING = 0.1, 1e-9
 
 
-class Nearness:
-    """An index of the measured setups by workload and mode, to search for the nearest setup."""
+def doublings(measured: SetupArrays, setups: SetupArrays) -> FloatArray:
+    """Return a (rows,) array: the distance of each setup to the nearest measured setup.
 
-    def __init__(self, measured: SetupArrays) -> None:
-        self._types = {name: at for at, name in enumerate(sorted(measured.type_names), start=1)}
-        places = self._places(measured)
-        self._trees: dict[tuple[str, Mode], KDTree] = {
-            (workload, mode): KDTree(places[rows]) for workload, mode, rows in measured.groups()
-        }
+    The unit is doublings. A measured setup has distance 0, any other setup at least 0.1. The
+    distance is NaN if the workload has no measured setup in the same mode. The distance does not
+    depend on the order of a setup's machines.
+    """
+    types = sorted(measured.type_names)
+    found, places = np.full(len(setups.workloads), np.nan), _places(setups, types)
+    known = {(workload, mode): rows for workload, mode, rows in measured.groups()}
+    known_places = _places(measured, types)
+    for workload, mode, rows in setups.groups():
+        if (workload, mode) in known:
+            tree = KDTree(known_places[known[workload, mode]])
+            distance = tree.query(places[rows], p=1)[0]
+            found[rows] = np.where(distance > _ROUNDING, np.maximum(distance, _LEAST), 0.0)
+    return found
 
-    def doublings(self, setups: SetupArrays) -> FloatArray:
-        """Return a (rows,) array: the distance of each setup to the nearest measured setup.
 
-        The unit is doublings. A measured setup has distance 0, any other setup at least 0.1. The
-        distance is NaN if the workload has no measured setup in the same mode. The distance does
-        not depend on the order of a setup's machines.
-        """
-        found, places = np.full(len(setups.workloads), np.nan), self._places(setups)
-        for workload, mode, rows in setups.groups():
-            if (workload, mode) in self._trees:
-                distance = self._trees[workload, mode].query(places[rows], p=1)[0]
-                found[rows] = np.where(distance > _ROUNDING, np.maximum(distance, _LEAST), 0.0)
-        return found
+def _places(setups: SetupArrays, types: list[str]) -> FloatArray:
+    """Return a (rows, 7 + types) array: the coordinates of the setups.
 
-    def _places(self, setups: SetupArrays) -> FloatArray:
-        """Return a (rows, 7 + types) array: the coordinates of the setups.
-
-        The first 4 columns are log2 of batch, devices, machines and accumulation steps. The next 2
-        are the unevenness of batches and of devices per machine. The next column is log2(1 + share)
-        summed over all unmeasured instance types. Each further column is that of a measured type.
-        """
-        ranks, instances = setups.ranks, setups.instances
-        batch = setups.samples / setups.accumulation / ranks
-        numbers = np.log2([batch, ranks, instances, setups.accumulation])
-        uneven = []
-        for values, mean in ((setups.batch, batch), (setups.layout, ranks / instances)):
-            ratio = np.where(setups.present, values / mean[:, None], 1.0)
-            uneven.append((setups.count * np.abs(np.log2(ratio))).sum(axis=1) / instances)
-        devices = setups.count * setups.layout
-        part = devices * (1 + setups.batch / batch[:, None]) / 2 / ranks[:, None]
-        kinds = np.zeros((len(batch), 1 + len(self._types)))
-        for at, name in enumerate(setups.names):
-            share = np.where(setups.kind == at, part, 0.0).sum(axis=1)
-            kinds[:, self._types.get(name, 0)] += np.log2(1 + share)
-        return np.column_stack([*numbers, *uneven, kinds])
+    The first 4 columns are log2 of batch, devices, machines and accumulation steps. The next 2 are
+    the unevenness of batches and of devices per machine. The next column is log2(1 + share) summed
+    over all types that are not in `types`. Each further column is that of one of `types`.
+    """
+    ranks, instances = setups.ranks, setups.instances
+    batch = setups.samples / setups.accumulation / ranks
+    numbers = np.log2([batch, ranks, instances, setups.accumulation])
+    uneven = []
+    for values, mean in ((setups.batch, batch), (setups.layout, ranks / instances)):
+        ratio = np.where(setups.present, values / mean[:, None], 1.0)
+        uneven.append((setups.count * np.abs(np.log2(ratio))).sum(axis=1) / instances)
+    devices = setups.count * setups.layout
+    part = devices * (1 + setups.batch / batch[:, None]) / 2 / ranks[:, None]
+    kinds = np.zeros((len(batch), 1 + len(types)))
+    for at, name in enumerate(setups.names):
+        share = np.where(setups.kind == at, part, 0.0).sum(axis=1)
+        kinds[:, types.index(name) + 1 if name in types else 0] += np.log2(1 + share)
+    return np.column_stack([*numbers, *uneven, kinds])

@@ -7,9 +7,11 @@ import numpy as np
 
 from ..domain.numeric import FloatArray
 from .formula import MEAN, Times, slopes, step_times
-from .kernel import CODES, COLUMN, T1, THETA, WIDTH, StepProcess, point_inputs
+from .kernel import COLUMN, T1, THETA, WIDTH, StepProcess, point_inputs
 from .residuals import Neighbours, Spreads, without_rows
 from .rows import Points, Rows
+
+_ROW_CODES = slice(COLUMN["link"], COLUMN["mode"] + 1)
 
 
 class Beliefs(NamedTuple):
@@ -32,7 +34,7 @@ class Linear(NamedTuple):
     log_s: FloatArray  # (rows,) log step seconds at the posterior mean
     shift: FloatArray  # (rows,) linearised effect of the parameters' deviations from the prior mean
     times: Times
-    inputs: FloatArray  # (rows, WIDTH) inputs of the kernel
+    inputs: FloatArray  # (rows, WIDTH) inputs of the kernel, without residuals and noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,6 @@ class Posterior:
         reach: the number of devices of the largest measured cluster, by kind of device.
         process: the Gaussian process of log step seconds. It has no rows before the first
             iteration of the fit.
-        log_spreads: logs of the spreads (standard deviations) of `process`, in the order of
-            SPREADS.
         spreads: standard deviations of residuals.
         neighbours: the Gaussian process of each cell's residuals. A cell is a workload in one mode
             on one kind of device.
@@ -52,17 +52,12 @@ class Posterior:
 
     reach: dict[float, float]
     process: StepProcess
-    log_spreads: FloatArray
     spreads: Spreads = field(default_factory=lambda: Spreads({}))
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
 
     def times(self, X: Rows) -> Times:
         """Return the formula's times at the posterior mean of its parameters."""
-        return step_times(X.with_seconds(self._seconds(X.points)), self._values(X))
-
-    def one_device_s(self, points: Points) -> FloatArray:
-        """Return the seconds of one device at each point."""
-        return np.exp(self._seconds(points))
+        return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
         """Return the distribution of log step seconds, with a covariance if `covariance` is True.
@@ -70,12 +65,12 @@ class Posterior:
         Without covariance, `Beliefs.variance` has the variance of each row.
         """
         linear = self.linear(X)
-        inputs = linear.inputs.copy()
-        inputs[:, [COLUMN["broad"], COLUMN["narrow"], COLUMN["noise"]]] = 0.0
         mean, several = linear.log_s.copy(), X.ranks > 1
-        variance = self.process.posterior(inputs, joint=covariance)[1]
+        variance = self.process.posterior(linear.inputs, joint=covariance)[1]
         spread = self.spreads.of(X)
-        noise = np.where(several, spread[:, 2], np.exp(self.log_spreads[-1])) ** 2
+        noise = (
+            np.where(several, spread[:, 2], np.exp(self.process.covariance.log_spreads[-1])) ** 2
+        )
         for cell in np.unique(X.cell[several]).tolist():
             at = np.flatnonzero(several & (X.cell == cell))
             process, low, high = self.neighbours.get(cell) or without_rows(spread[at[0]])
@@ -84,10 +79,12 @@ class Posterior:
             mean[at] += np.clip(moved, low, high)
         return Beliefs(mean, variance, noise, linear.times)
 
-    def _seconds(self, points: Points) -> FloatArray:
+    def log_one_device_s(self, points: Points) -> FloatArray:
         """Return a (points,) array: the posterior mean of each point's log one-device seconds."""
         inputs = point_inputs(points)
-        moved: FloatArray = (inputs[:, T1] * self.process.deviations(inputs)[:, T1]).sum(axis=1)
+        _, first, cell = np.unique(points.codes[:, -1], return_index=True, return_inverse=True)
+        deviations = self.process.deviations(inputs[first])[cell, T1]
+        moved: FloatArray = (inputs[:, T1] * deviations).sum(axis=1)
         return points.mean + moved + self.process.curves(inputs)
 
     def _values(self, rows: Rows) -> FloatArray:
@@ -95,12 +92,11 @@ class Posterior:
         # a cell has one kind and one strategy
         _, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
         inputs = np.zeros((len(first), WIDTH))
-        for group, codes in zip(CODES[4:], (rows.kind, rows.strategy, rows.cell), strict=True):
-            inputs[:, COLUMN[group]] = codes[first]
+        inputs[:, _ROW_CODES] = rows.codes[first]
         return (MEAN + self.process.deviations(inputs)[:, THETA])[which]
 
     def linear(self, rows: Rows) -> Linear:
-        values, log_t1 = self._values(rows), self._seconds(rows.points)
+        values, log_t1 = self._values(rows), self.log_one_device_s(rows.points)
         line = rows.with_seconds(log_t1)
         times = step_times(line, values)
         log_s = np.log(times.step_s)
@@ -110,10 +106,8 @@ class Posterior:
         inputs[:, T1] *= by_t1[:, None]
         inputs[:, [COLUMN["alone"], COLUMN["transformer"]]] *= by_t1[:, None]
         inputs[:, THETA] = by_theta
-        for group, codes in zip(CODES[4:], (rows.kind, rows.strategy, rows.cell), strict=True):
-            inputs[:, COLUMN[group]] = codes
+        inputs[:, _ROW_CODES] = rows.codes
         inputs[:, COLUMN["features"]] = rows.features
-        inputs[:, COLUMN["noise"]] = (rows.ranks <= 1) & (rows.noise_sd == 0)
         reach = np.array([self.reach.get(kind, 2.0) for kind in rows.kind.tolist()])
         inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.ranks / reach, 1.0))
         deviation = np.append(log_t1 - rows.points.mean, 0.0)[point]

@@ -27,7 +27,7 @@ from ..domain.numeric import Z_90, FloatArray, IntArray
 from .kernel import COLUMN, LOG_SPREADS, WIDTH, StepCovariance, StepProcess, outlying_factor
 from .learning import learn_spreads, learned_spreads
 from .posterior import Posterior
-from .residuals import Neighbours, fit_neighbours, with_neighbours
+from .residuals import ENOUGH, CellSpread, Neighbours, fit_neighbours, with_neighbours
 from .rows import Rows
 
 # For each iteration of the fit, a factor on the standard deviations of the residual. It is large at
@@ -73,8 +73,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         several = rows.ranks > 1
         reach: dict[Any, float] = pd.Series(X.ranks).groupby(X.kind).max().clip(2.0).to_dict()
         no_rows = np.zeros((0, WIDTH)), np.zeros(0), np.zeros(0)
-        process = StepProcess.fit(StepCovariance(LOG_SPREADS), *no_rows)
-        found = Posterior(reach=reach, process=process, log_spreads=LOG_SPREADS)
+        log_spreads = LOG_SPREADS
+        process = StepProcess.fit(StepCovariance(log_spreads), *no_rows)
+        found = Posterior(reach=reach, process=process)
         for turn, looser in enumerate(_LOOSER):
             linear, noise_factor = found.linear(rows), outlying / weight[picked]
             residual = log_s[picked] - linear.log_s
@@ -84,16 +85,13 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             spread = found.spreads.of(rows) * several[:, None]
             inputs = linear.inputs
             inputs[:, [COLUMN["broad"], COLUMN["narrow"]]] = looser * spread[:, :2]
+            inputs[:, COLUMN["noise"]] = ~several & (rows.noise_sd == 0)
             noise = spread[:, 2] ** 2 * noise_factor + rows.noise_sd**2 + 1e-6
             target = residual + linear.shift
             if turn in _GROWTH:
                 some = np.sort(random.permutation(len(picked))[:_MOST_LEARNED])
-                log_spreads = learned_spreads(
-                    found.log_spreads, inputs[some], target[some], noise[some]
-                )
-                found = replace(found, log_spreads=log_spreads)
-            covariance = StepCovariance(found.log_spreads)
-            process = StepProcess.fit(covariance, inputs, target, noise)
+                log_spreads = learned_spreads(log_spreads, inputs[some], target[some], noise[some])
+            process = StepProcess.fit(StepCovariance(log_spreads), inputs, target, noise)
             found = replace(found, process=process)
             outlying = outlying_factor(process, outlying)
         self.posterior_ = self._with_neighbours(found, X, log_s, weight, rows)
@@ -108,7 +106,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}
-        cells: dict[float, tuple[FloatArray, Rows]] = {}
+        cells: dict[float, CellSpread] = {}
         several = np.flatnonzero(X.ranks > 1)
         for cell in np.unique(X.cell[several]).tolist():
             at = several[X.cell[several] == cell]
@@ -116,7 +114,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             rows = X.take(at)
             residual, spread = log_s[at] - found.linear(rows).log_s, found.spreads.of(rows)[0]
             neighbours[cell], spread = fit_neighbours(rows, residual, weight[at], spread)
-            cells[cell] = spread, rows
+            if len(rows) >= ENOUGH:
+                cells[cell] = CellSpread(spread, float(rows.kind[0]))
         spreads = with_neighbours(found.spreads, cells, found.process, picked)
         return replace(found, spreads=spreads, neighbours=neighbours)
 

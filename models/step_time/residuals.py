@@ -117,25 +117,17 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def with_neighbours(
-    spreads: Spreads,
-    found: dict[float, tuple[FloatArray, Rows]],
-    process: GaussianProcess,
-    rows: Rows,
+    spreads: Spreads, cells: dict[float, CellSpread], process: GaussianProcess, rows: Rows
 ) -> Spreads:
     """Return the spreads after a Gaussian process was fitted to the residuals of each cell.
 
-    `found` has the fitted spread and the rows of each cell. Cells with fewer than ENOUGH rows keep
-    their common spread. It is widened if the leave-one-out errors of these cells exceed the
-    standard deviations of `process`, which was fitted to `rows`.
+    `cells` has the fitted spread of each cell with at least ENOUGH rows. Other cells keep their
+    common spread. It is widened if the leave-one-out errors of these cells exceed the standard
+    deviations of `process`, which was fitted to `rows`.
     """
-    cells = {
-        cell: CellSpread(spread, float(own.kind[0]))
-        for cell, (spread, own) in found.items()
-        if len(own) >= ENOUGH
-    }
     small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():
         away = np.abs(process.left_out()[1])
         factor = float(np.clip(np.quantile(away[small], 0.9) / Z_90, 1.0, 4.0))
-        cells[SMALL] = CellSpread(factor * spreads.cells[SMALL].spread, SMALL)
+        cells = {**cells, SMALL: CellSpread(factor * spreads.cells[SMALL].spread, SMALL)}
     return Spreads(cells)

@@ -94,21 +94,29 @@ class Rows(Line):
     `point` (rows, members) are positions in `points`; -1 for padding, and for members that do not
     compute. `middle` (rows, members) are the positions of the points with the middle batch.
     `optimizer` (rows, members) are the seconds of the optimizer divided by the one-device seconds
-    at the middle batch. `kind`, `strategy` and `cell` are codes of groups (see `code_of`).
+    at the middle batch. `codes` (rows, 3) identify groups (see `code_of`): the kind of device of
+    the machine with the slowest link, the strategy, and the cell (a workload in its mode on the
+    kind).
     """
 
     points: Points
     point: IntArray
     middle: IntArray
     optimizer: FloatArray
-    kind: FloatArray  # kind of device of the machine with the slowest link
-    strategy: FloatArray
-    cell: FloatArray  # workload in its mode on the kind
+    codes: FloatArray
     features: FloatArray  # (rows, 5) features of the residual
     noise_sd: FloatArray  # known standard deviation of log seconds
 
     def __len__(self) -> int:
-        return len(self.kind)
+        return len(self.codes)
+
+    @property
+    def kind(self) -> FloatArray:
+        return self.codes[:, 0]
+
+    @property
+    def cell(self) -> FloatArray:
+        return self.codes[:, 2]
 
     def take(self, at: IntArray) -> Rows:
         picked = {
@@ -217,7 +225,6 @@ class SetupFacts:
             for workload, mode, _ in groups
             for name in range(len(names))
         ]
-        kinds, strategies, modes = np.array(codes).reshape(-1, 3)[group * len(names) + link].T
         return Rows(
             **self._exchange(setups, group, link),
             points=points,
@@ -230,9 +237,7 @@ class SetupFacts:
             devices=setups.layout,
             count=setups.count,
             accumulation=setups.accumulation,
-            kind=kinds,
-            strategy=strategies,
-            cell=modes,
+            codes=np.array(codes).reshape(-1, 3)[group * len(names) + link],
             features=self._features(setups, link),
             noise_sd=np.zeros(len(group)),
         )

@@ -69,13 +69,6 @@ class SetupArrays:
         ]
 
     @property
-    def types(self) -> tuple[tuple[str, ...], ...]:
-        """Return the instance types of each row's members, in rank order."""
-        return tuple(
-            tuple(self.names[one] for one in row if one >= 0) for row in self.kind.tolist()
-        )
-
-    @property
     def type_names(self) -> set[str]:
         """Return the instance types that occur in any row."""
         return {self.names[at] for at in np.unique(self.kind[self.kind >= 0]).tolist()}
@@ -134,11 +127,10 @@ class SetupArrays:
         """Return the setups at the positions `picked`."""
         used = np.flatnonzero((self.kind[picked] >= 0).any(axis=0))
         width = int(used[-1]) + 1 if len(used) else 1
-        return SetupArrays(
+        return replace(
+            self,
             workloads=self.workloads.take(picked),
-            modes=self.modes,
             mode=self.mode[picked],
-            names=self.names,
             kind=self.kind[picked, :width],
             count=self.count[picked, :width],
             batch=self.batch[picked, :width],

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.step_time.nearest import Nearness
+from models.step_time.nearest import doublings
 from models.step_time.setup_arrays import read_setups
 
 DEVICES = {"a": 4, "b": 1}
@@ -16,7 +16,7 @@ def read(*rows, workload="net"):
 
 
 @pytest.mark.parametrize(
-    ("asked", "doublings"),
+    ("asked", "distance"),
     [
         (("2xa", "", "32", 1), 0),
         (("1xb", "1", "8", 1), 0),
@@ -28,7 +28,7 @@ def read(*rows, workload="net"):
         (("1xc", "1", "8", 1), 2),  # b is missing, c is new
     ],
 )
-def test_differences_count_in_doublings(asked, doublings):
-    measured = Nearness(read(("2xa", "4", "32", 1), ("1xb", "1", "8", 1)))
-    assert measured.doublings(read(asked)) == pytest.approx([doublings])
-    assert np.isnan(measured.doublings(read(asked, workload="other"))).all()
+def test_differences_count_in_doublings(asked, distance):
+    measured = read(("2xa", "4", "32", 1), ("1xb", "1", "8", 1))
+    assert doublings(measured, read(asked)) == pytest.approx([distance])
+    assert np.isnan(doublings(measured, read(asked, workload="other"))).all()
