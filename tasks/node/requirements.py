@@ -38,9 +38,11 @@ _MOST_WORDS = 600  # maximum number of characters of pip's output in a message
 # A line that makes pip run no code of a package: a name with a version, a wheel, or one option of
 # the index. pip reads further options behind a name or an option, so nothing may follow.
 _PLAIN = re.compile(
-    r"""(?!\S+\.(zip|tar|tgz|tbz|txz|tlz|tar\.\w+)\b)\w[\w.-]*\s*(\[[^]]*\]\s*)?([<>=!~;(](?!.*\s-).*)?
+    r"""(?!\S+\.(zip|tar|tgz|tbz|txz|tlz|tar\.\w+)\b)
+        \w[\w.-]*\s*(\[[^]]*\]\s*)?([<>=!~;(](?!.*\s-).*)?
     | ([\w.-]+\s*@\s*)?(https?://\S+|[^-\s:][^\s:]*)\.whl(\#\S*)?
-    | (-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)[\s=]\s*[^-\s'"\\][^\s'"\\]*
+    | (-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)
+        [\s=]\s*[^-\s'"\\][^\s'"\\]*
     | --no-index | --pre | --prefer-binary | --require-hashes""",
     re.VERBOSE | re.IGNORECASE,
 )
