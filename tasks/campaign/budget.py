@@ -332,7 +332,7 @@ class Tally:
         return max(0.0, self.stop_at - time.monotonic())
 
     def affords(self, launch: PlannedLaunch) -> bool:
-        """Return True if the campaign has time left, and dollars for the estimated cost of `launch`.
+        """Return True if the campaign has time and the estimated dollars of `launch` left.
 
         Does not check the worst-case cost. `allowance` does.
         """

@@ -43,8 +43,8 @@ class AttemptEnd:
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
     """Find which run made an attempt fail, and why.
 
-    The workers' exit codes show on which machine the failure began. The result has the run and the
-    reason that this machine reported.
+    The workers' exit codes show which machine most likely caused the failure. The result has the
+    run and the reason that this machine reported.
 
     finished: a report from each machine, with exit codes, run id and reason.
     under_way: id of the run to blame if the machine's report has no run id in `planned`.
