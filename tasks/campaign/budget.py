@@ -196,7 +196,7 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
     If the cost of a refresh is unknown, the dollars are infinite and the problem names the refresh.
     Otherwise the problem is "". A refresh that began in the previous month counts in full. Launches
-    that only SRIFT_HOME has stored (`Ec2Leases.spent`), but not the warehouse, count too.
+    whose cost only SRIFT_HOME has stored (`Ec2Leases.spent`) count too.
     """
     month = f"{now:%Y-%m}"
     recent = mart_of(workspace, "spend", month=month)
@@ -215,8 +215,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
     """Begin to store this month's dollars in SRIFT_HOME too. Call this before buying machines.
 
     The dollars then still count if the warehouse is lost or replaced.
-    stated: the dollars that the user has spent this month, or None. If the warehouse and SRIFT_HOME
-        have fewer dollars, the difference is stored.
+    stated: this month's dollars according to the user, or None. If the warehouse and SRIFT_HOME
+        know of fewer dollars, the difference is stored.
 
     Raises:
         ProviderError: if `stated` is None and machines wrote to the S3 bucket this month, but
@@ -264,9 +264,9 @@ def _beside(workspace: Workspace) -> float:
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
     """Return the maximum cost in dollars of a launch whose machines run until its deadline.
 
-    lease: the record of the launch, which may have a price.
+    lease: the record of the launch. Its `usd_per_hour` may be None.
     dearest: {instance type: highest known dollars per hour}. The higher of the two prices counts.
-    Returns None if both are unknown.
+    Returns None if neither price is known.
     """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
@@ -332,7 +332,7 @@ class Tally:
         return max(0.0, self.stop_at - time.monotonic())
 
     def affords(self, launch: PlannedLaunch) -> bool:
-        """Return True if the campaign has time and the estimated dollars of `launch` left.
+        """Return True if the campaign has time left and can pay the estimated cost of `launch`.
 
         Does not check the worst-case cost. `allowance` does.
         """

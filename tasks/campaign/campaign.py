@@ -172,9 +172,9 @@ def _obstacle(
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield launches that measure how much time a workload loses when it loses a machine.
 
-    There is a launch for each workload without this measurement, unless MOST_TRIES launches have
-    failed. The launch uses recommended machines and stops one of them during the run. The machines
-    must be local, because the run needs a shared folder for checkpoints.
+    There is a launch for each workload without this measurement, unless MOST_TRIES such launches
+    have failed. The launch uses recommended machines and stops one of them during the run. The
+    machines must be local, because the run needs a shared folder for checkpoints.
     """
     runs = mart_of(workspace, "elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
@@ -292,7 +292,7 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
     """Return the launches that a refresh would make now.
 
     A missing warehouse counts as an empty warehouse. If no offer in the market of [campaign] has a
-    price, this is printed.
+    price, a note is printed.
     """
     provider = workspace.provider.name
     frames = reads.training_frames(workspace.warehouse, provider)

@@ -98,10 +98,10 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
 
 
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
-    """Return a cluster of the instance types `names`, where its total price is lowest.
+    """Return a cluster of the instance types `names`, in the cheapest market and zone.
 
-    names: the instance type of each machine. All machines come from the same market and zone.
-    Returns None if no market and zone sells all types at a known price.
+    names: the instance type of each machine. Returns None if no market and zone sells all types at
+    a known price.
     """
     able = []
     for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):

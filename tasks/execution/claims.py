@@ -3,7 +3,7 @@
 A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines, and
 may not use dollars that earlier claims reserve. When the refresh has ended and no machine is left,
 the installation (SRIFT_HOME) that made the claim releases the dollars: it settles the claim. A
-claim that is never settled counts in every month until the time `may_cost_until`, a column.
+claim that is never settled reserves its dollars until the time in the column `may_cost_until`.
 """
 
 import socket
@@ -102,7 +102,7 @@ def _folder(workspace: Workspace) -> Path:
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Return the reservations of all installations that are not released yet, oldest first."""
+    """Return all installations' reservations of dollars that are not released, oldest first."""
     found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     return rows_of(found.sort_values("noted_order"))
 

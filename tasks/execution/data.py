@@ -97,8 +97,8 @@ class DataCarrier:
         """Return a transfer plan for each workload of one launch that has data.
 
         Nothing is transferred. If a workload's data cannot be used, its plan has a `problem`. This
-        includes data that do not fit on an EC2 machine's volume beside the data of the workloads
-        before it.
+        includes data that do not fit on an EC2 machine's volume together with the data of the
+        workloads that come first in `names`.
         names: the workloads of the launch. region: the region of its machines.
         """
         found, taken = [], 0

@@ -47,7 +47,7 @@ class RemainingWork:
 
 
 def expected_s(item: Item) -> float:
-    """Return the seconds within which the run `item` usually ends."""
+    """Return the seconds that the run `item` usually takes at most."""
     return item.most_s + _OVERHEAD_S
 
 
@@ -150,8 +150,8 @@ class Machines:
         """Find lost machines that are not in `gone` yet. Return them with a reason, else None.
 
         First asks the provider which machines have ended. If none has ended, the machines without a
-        recent heartbeat count as lost. The reason describes a single lost machine. This is a
-        machine that the provider interrupted, if there is one.
+        recent heartbeat count as lost. The reason is that of a single lost machine, preferably a
+        machine that the provider interrupted.
         """
         self.states = self.running.nodes()
         states = enumerate(self.states)

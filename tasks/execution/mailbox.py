@@ -181,9 +181,9 @@ class MachineLog:
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
     def at_work(self, startup_s: float) -> None:
-        """Log the start-up time of each machine. Call this when all workers are ready at first.
+        """Log the start-up time of each machine. Call this once, when all workers are ready.
 
-        The wait for the machine that was ready last does not count as start-up time.
+        The time for which a machine waited for the slowest machine is not start-up time.
         startup_s: seconds from the request for the machines until now.
         """
         ready = {}

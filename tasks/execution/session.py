@@ -102,10 +102,10 @@ class Session:
         return None
 
     def lose(self, ended: AttemptEnd) -> None:
-        """Note that the launch ended early, and why.
+        """Store in `served` that the launch ended early, and why.
 
-        Unless the reason is that time is up, this adds a row with the reason. The row belongs to
-        the current run, or to the launch if no run is being measured.
+        Unless the reason is that time is up, also adds a row with the reason. The row describes the
+        current run, or the launch if no run is being measured.
         """
         self.served.outcome = str(ended)
         if ended.how != "time":
@@ -193,9 +193,10 @@ class Session:
         return decision
 
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
-        """Record the loss of machines during an elastic run, and request replacements.
+        """Record the loss of machines during the elastic run `run_id`, and request replacements.
 
-        The run continues with fewer machines until the replacements join it.
+        An elastic run measures the cost of losing a machine. It continues with fewer machines until
+        the replacements join it.
         """
         setup, now_unix = self.run_setups[run_id], self.running.now_unix()
         losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
@@ -462,8 +463,9 @@ class _Attempt:
     def _follow(self, run_id: str, armed: set[int]) -> None:
         """Report the current run to the user.
 
-        For an elastic run, also logs replacements that have joined, and stops the machine with the
-        highest rank when its planned loss is due. armed: the nodes whose workers have joined.
+        An elastic run measures the cost of losing a machine. For such a run, also logs the
+        replacements that have joined, and stops the machine with the highest rank at the planned
+        time. armed: the nodes whose workers have joined.
         """
         session = self.session
         session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
@@ -507,8 +509,8 @@ class _Attempt:
     def _needs_s(self, item: Item) -> float:
         """Return the estimated seconds that the current run, `item`, still needs.
 
-        A run that takes longer than expected may be repeating a disturbed measurement. It is then
-        assumed to repeat all of it, within the job's `patience_s` seconds.
+        A run that takes longer than expected may be repeating a disturbed measurement. The result
+        then allows for a repetition of the whole run, limited to the rest of the job's `patience_s`.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -522,7 +524,7 @@ class _Attempt:
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
     """Return `stop_at`, or an earlier time if the machines cost more than the requested machines.
 
-    If the price is twice as high, half of the time is left, so that the cost stays the same.
+    If the price is twice as high, the remaining time is halved, so that the cost stays the same.
     """
     planned, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
     return now + (stop_at - now) * planned / got if planned and got and got > planned else stop_at

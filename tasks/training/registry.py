@@ -78,7 +78,7 @@ class Champion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The data, code, random seed and refresh from which a model version was fitted."""
+    """The data, code, random seed and refresh that produced a model version."""
 
     training_digest: str
     training_rows: int

@@ -436,8 +436,9 @@ def read_transformer(
 ) -> dict[str, float]:
     """Return the facts of a transformer, such as its parameter count, as {name: value}.
 
-    shape: the network's shape, as a table or as the name of a JSON file in `root`. sequence: tokens
-    per sample. Raises ValueError if the shape is wrong, and OSError if the file cannot be read.
+    shape: the keys of a Hugging Face `config.json`, or the name of such a file in `root`.
+    sequence: tokens per sample.
+    Raises ValueError if the shape is wrong, and OSError if the file cannot be read.
     """
     config = json.loads((root / shape).read_text()) if isinstance(shape, str) else shape
     if not isinstance(config, dict):
