@@ -510,7 +510,8 @@ class _Attempt:
         """Return the estimated seconds that the current run, `item`, still needs.
 
         A run that takes longer than expected may be repeating a disturbed measurement. The result
-        then allows for a repetition of the whole run, limited to the rest of the job's `patience_s`.
+        then allows for a repetition of the whole run, within what is left of the job's
+        `patience_s` seconds.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:

@@ -87,8 +87,7 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
         for path in () if follow_links else map(source.joinpath, files):
             if path.is_symlink() and not path.resolve().is_relative_to(source):
                 raise BadData(
-                    f"link {path} leads out of the folder: copy its target, or set follow_links ="
-                    " true"
+                    f"{path} links out of the folder: copy its target, or set follow_links = true"
                 )
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 
@@ -128,8 +127,7 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
                 yield name, entry.stat().st_size
             else:
                 raise BadData(
-                    f"{entry.path} is a broken link, a link to a folder or a special file: remove"
-                    " it, or copy its target"
+                    f"{entry.path} is a broken link, link to a folder or special file: replace it"
                 )
     except OSError as error:
         raise BadData(f"{error.filename} cannot be read: {error.strerror}") from None
