@@ -19,8 +19,8 @@ from ..domain.cluster import Cluster, Offer
 
 _MINUTE_S = 60.0  # machines stop themselves after whole minutes; AWS bills at least one minute
 # The maximum number of seconds that are billed after the deadline. At most three minutes pass
-# before the deadline's timer starts, and one minute until the machine is shut down. A launch may
-# try spot and on-demand in each of at most six zones. Each failed attempt costs a minute.
+# before the deadline's timer starts, and one minute until the machine is shut down. Each
+# failed attempt of a launch costs a minute; there are at most eleven.
 LATE_S = 240.0 + 60.0 * (2 * 6 - 1)
 
 

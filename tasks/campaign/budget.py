@@ -76,6 +76,11 @@ def allowance(
             f"its prices are of {priced_at:%Y-%m-%d}, too old for a cap: allow pricing:GetProducts"
         )
         return Allowance(refusal=why)
+    estimated = next((one for one in launch.cluster.members if one.price_source), None)
+    if estimated is not None:
+        where = f"{estimated.instance_type.name} in {estimated.region}"
+        why = f"the price of {where} is an estimate, no basis for a cap: allow pricing:GetProducts"
+        return Allowance(refusal=why)
     known = current_offers(workspace) if offers is None else offers
     caps, unknown = caps_of(workspace, tally, now, known)
     if unknown:
@@ -206,7 +211,10 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
             " month; AWS's bill shows the cost"
         )
     stored = {*mart_of(workspace, "lease_spend")["lease_id"]}
-    kept = Ec2Leases(workspace.home).spent() or {}
+    try:
+        kept = Ec2Leases(workspace.home).spent() or {}
+    except ProviderError as error:
+        return float("inf"), str(error)
     lost = [usd for name, (ended, usd) in kept.items() if name not in stored and ended == month]
     return float(recent["usd"].sum()) + sum(lost), ""
 
@@ -222,11 +230,11 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         ProviderError: if `stated` is None and machines wrote to the S3 bucket this month, but
             neither the warehouse nor SRIFT_HOME has dollars. Also if the bucket cannot be read.
     """
-    ec2, leases = workspace.settings.ec2, Ec2Leases(workspace.home)
+    ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
+    if stated is None and leases.spent() is not None:
+        return
     spent, _ = spent_this_month(workspace, now)
-    if stated is None:
-        if spent or not ec2.bucket or leases.spent() is not None:
-            return
+    if stated is None and not spent and ec2.bucket:
         store = Store(connect(), ec2.regions[0], ec2.bucket)
         reported, _ = store.listed(f"{ec2.prefix}/leases/")
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
@@ -235,8 +243,11 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
                 f" the warehouse nor {leases.spent_file} has their dollars. Look at AWS's bill, and"
                 " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
-    name = f"stated-{now.isoformat()}"
-    leases.note_spent(name, now, max(0.0, (stated or 0.0) - spent), begin=True)
+    stored = mart_of(workspace, "lease_spend")
+    stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month]
+    known: dict[str, float] = stored.groupby("lease_id")["usd"].sum().to_dict()
+    known[f"stated-{now.isoformat()}"] = max(0.0, (stated or 0.0) - spent)
+    leases.begin_spent({name: (month, usd) for name, usd in known.items()})
 
 
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:

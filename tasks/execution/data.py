@@ -75,7 +75,7 @@ class DataPlan:
     def __str__(self) -> str:
         size = "unknown size" if self.size is None else said_bytes(self.size)
         what = f"{self.move or 'read'} {self.place} ({size})"
-        if self.download_usd or self.upload_usd:
+        if self.download_usd + self.upload_usd >= 0.005:  # a cent
             what += f", at most ${self.upload_usd:.2f} once and ${self.download_usd:.2f} a machine"
         return f"data of {self.name}: {self.problem or what}"
 
