@@ -199,9 +199,10 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     """Return the dollars of refreshes that ended in the month of `now`, and a problem.
 
-    If the cost of a refresh is unknown, the dollars are infinite and the problem names the refresh.
-    Otherwise the problem is "". A refresh that began in the previous month counts in full. Launches
-    whose cost only SRIFT_HOME has stored (`Ec2Leases.spent`) count too.
+    If the cost of a refresh is unknown, or the record of costs in SRIFT_HOME (`Ec2Leases.spent`)
+    cannot be read, the dollars are infinite and the problem says why. Otherwise the problem is "".
+    A refresh that began in the previous month counts in full. Launches that are only in the record
+    of SRIFT_HOME, but not in the warehouse, count too.
     """
     month = f"{now:%Y-%m}"
     recent = mart_of(workspace, "spend", month=month)
@@ -220,15 +221,17 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 
 def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
-    """Begin to store this month's dollars in SRIFT_HOME too. Call this before buying machines.
+    """Begin the record of this month's costs in SRIFT_HOME. Call this before buying machines.
 
-    The dollars then still count if the warehouse is lost or replaced.
-    stated: this month's dollars according to the user, or None. If the warehouse and SRIFT_HOME
-        know of fewer dollars, the difference is stored.
+    With the record, the costs still count if the warehouse is lost or replaced. Does nothing if
+    there is a record and `stated` is None.
+    stated: this month's dollars according to the user, or None. If the warehouse and the record
+        have fewer dollars, the difference is added to the record.
 
     Raises:
         ProviderError: if `stated` is None and machines wrote to the S3 bucket this month, but
-            neither the warehouse nor SRIFT_HOME has dollars. Also if the bucket cannot be read.
+            neither the warehouse nor the record has costs. Also if the bucket or the record cannot
+            be read.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     if stated is None and leases.spent() is not None:
@@ -251,7 +254,7 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
 
 
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
-    """Return this provider's rows of the mart (a view in the warehouse) `name`.
+    """Return the rows of `workspace`'s provider in the mart (a view in the warehouse) `name`.
 
     equal: {column: value}. Only rows with these values are returned. There are no rows before the
     first refresh.

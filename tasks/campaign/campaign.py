@@ -394,9 +394,12 @@ def serve(
 ) -> Served:
     """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
 
-    Refused requests and lost machines become rows of the result. If an exception or Ctrl-C stops
-    the job, the interrupted run gets a row too. The machines are always released. The records stay
-    in the mailbox (a folder or S3 prefix) until they are loaded.
+    Refused requests, errors of the provider and lost machines become rows of the result. If an
+    exception or Ctrl-C stops the job, the interrupted run gets a row too. OSError and
+    WorkloadChanged end only this job. All other exceptions are raised.
+
+    The machines are always released. The records stay in the mailbox (a folder or S3 prefix) until
+    they are loaded.
 
     Args:
         provider: acquires the machines.

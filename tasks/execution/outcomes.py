@@ -44,7 +44,8 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
     """Find which run made an attempt fail, and why.
 
     The workers' exit codes show which machine most likely caused the failure. The result has the
-    run and the reason that this machine reported.
+    run and the reason that this machine reported. If a worker could not write to the mailbox, `how`
+    is "lost" without nodes, which ends the launch. Otherwise `how` is "failed".
 
     finished: a report from each machine, with exit codes, run id and reason.
     under_way: id of the run to blame if the machine's report has no run id in `planned`.

@@ -84,7 +84,7 @@ class Workspace:
         return [workload for workload in self.workloads if workload.digest != IMPORTED]
 
     def mart(self, name: str, **equal: object) -> pd.DataFrame:
-        """Return the provider's rows of the mart (a view in the warehouse) `name`.
+        """Return the rows of this workspace's provider in the mart (a view) `name`.
 
         equal: {column: value}. Only rows with these values are returned.
         """
