@@ -180,10 +180,11 @@ class Model:
 def profile_of(
     workload: Workload, mode: Mode, instance_type: InstanceType, costs: Costs
 ) -> PlannedRun:
-    """Return a run that profiles the workload on one device, in the mode `mode.alone`.
+    """Return a run that profiles the workload on one device.
 
-    The profile times up to PROFILE_BATCHES batch sizes, from an eighth of the minimum global batch
-    to the maximum global batch.
+    The profile uses `mode.alone`, the equivalent of `mode` on one device. It times up to
+    PROFILE_BATCHES batch sizes, from an eighth of the workload's minimum global batch to its
+    maximum global batch.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)

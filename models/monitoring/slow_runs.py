@@ -86,11 +86,11 @@ def sentence(row: Row) -> str:
 
 
 def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> Cause:
-    """Return the likely cause of a slow run, a detail for the user, and the slow instance type.
+    """Return (cause, detail for the user, instance type) of a slow run.
 
-    The module's docstring lists the causes. The instance type is "" unless the cause is a machine,
-    or slow computation on a cluster of one type. `expected` is the run's prediction. `input_share`
-    is explained at `alarms`.
+    The module's docstring lists the causes. For the cause "machine", the instance type is that of
+    the slow machine. For the cause "compute", it is that of all machines, if they have the same
+    type. Otherwise it is "". `expected` is the run's prediction. `alarms` explains `input_share`.
     """
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:

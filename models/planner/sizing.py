@@ -8,9 +8,11 @@ units. O is the overhead and P the parallel work in seconds.
     rule         T(G) = O + P / G; with R = O / P, the efficiency is (1 + R) / (1 + G R)
     largest      the largest G with an efficiency of at least alpha is
                  floor((1 + R - alpha) / (alpha R))
-    bandwidth    sends 2 (G - 1) / G x gradient bytes in the time from the first ready gradient
-                 bucket to the end of the backward pass
-    servers      ceil(2 gradient bytes * workers / (server bytes per second * compute seconds))
+    bandwidth    with which the exchange of gradients is hidden: 2 (G - 1) / G x gradient bytes,
+                 divided by the seconds from the first ready gradient bucket to the end of the
+                 backward pass
+    servers      the required number of parameter servers:
+                 ceil(2 gradient bytes * workers / (server bytes per second * compute seconds))
 
 O and P follow from measurements of T(1) and T(m), where m is the largest measured size:
 O = (m T(m) - T(1)) / (m - 1) and P = T(1) - O.
@@ -164,9 +166,10 @@ class Scale:
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
     """Return a Scale for each mode, instance type and number of devices used per machine.
 
-    Clusters with several instance types, or with unequal batches or layouts, are ignored. `devices`
-    has the number of devices of each instance type, for runs without a layout. Profiles of a device
-    provide the step times of batches without a measured run on one device.
+    Runs are ignored if their machines differ in instance type, devices used or batch, and if their
+    mode needs several devices. A run without a layout uses all devices of its machines; `devices`
+    has this number for each instance type. If a batch has no run on one device, its step time comes
+    from a profile.
     """
     measured: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], list[float]]]]
     measured = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
@@ -297,12 +300,18 @@ def _hiding(
     machine: Machine,
     backward: float,
 ) -> Row:
-    """Return the numbers that show if gradients can be exchanged during the computation.
+    """Return columns that show if the backward pass can hide the exchange of gradients.
 
-    `sizes` maps numbers of machines to seconds per step. `backward` is the share of the computation
-    in which gradients can be sent. In the result, `needed_gbps` is the bandwidth that hides the
-    exchange, or None if no time is left for it. `servers` is the number of parameter servers
-    needed, or None if the bandwidth of the machine is unknown.
+    `needed_gbps` is the bandwidth with which the exchange is hidden; None if no time is left for
+    it. `servers` is the number of parameter servers needed; None if the machine's bandwidth is
+    unknown. The numbers are for the largest cluster in `sizes`.
+
+    Args:
+        sizes: {number of machines: seconds per step}.
+        devices_each: the number of devices used on each machine.
+        gradient_bytes: bytes of all gradients.
+        machine: the machines of the clusters.
+        backward: the share of the compute seconds during which gradients can be sent.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
     compute_s, workers = sizes[1] / size, size * devices_each

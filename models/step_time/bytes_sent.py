@@ -66,17 +66,18 @@ class Communication(NamedTuple):
     """How the communication of a strategy differs from DDP's.
 
     Attributes:
-        sent: bytes sent on all links, divided by DDP's. DDP sends each gradient twice.
-        on_gloo: a factor on `sent` with gloo, which has no reduce-scatter: it sums all gradients
-            at every rank [torch 2.13].
-        held: bytes that a device holds for the exchange, divided by its gradient bytes. They are
-            the buckets, and, depending on the strategy, residuals, the values of a peer, or the
-            weights before the step [D].
-        waits: True if the backward pass waits while a bucket is exchanged. Compression and the
-            backward pass use the same device. In tensor parallelism, a layer needs the result of
-            the previous exchange.
-        passes: the number of passes over all values that compression or Adasum needs, divided by
-            the about 20 passes of ddp-mstopk [D].
+        sent: bytes sent on all links, divided by those of DDP. The all-reduce of DDP sends each
+            gradient twice.
+        on_gloo: `sent` is multiplied by `on_gloo` if the backend is gloo. Gloo has no
+            reduce-scatter, so every rank receives the sum of all gradients [torch 2.13].
+        held: bytes that a device holds for the exchange, divided by its gradient bytes. These bytes
+            are the buckets and, depending on the strategy, residuals, values received from another
+            rank, or the weights before the step [D].
+        waits: True if the backward pass waits while a bucket is exchanged. Compression makes it
+            wait because both need the device. Tensor parallelism does because a layer needs the
+            result of the previous exchange.
+        passes: how often compression or Adasum reads all gradient values, divided by 20. The
+            strategy ddp-mstopk reads them about 20 times [D].
     """
 
     sent: float = 1.0
@@ -149,9 +150,10 @@ def selection_seconds(
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
-    """Return a (rows,) array: the bytes that a machine sends to others, relative to an all-reduce.
+    """Return a (rows,) array: how many bytes a machine sends to other machines, as a ratio.
 
-    A ring all-reduce sends 2 (ranks - 1) / ranks times the gradient bytes.
+    The bytes are divided by those of a ring all-reduce: 2 (ranks - 1) / ranks times the gradient
+    bytes.
     """
     if strategy in COMBINED:
         sent = (machines - 1) / machines

@@ -1,15 +1,17 @@
 """Turn frames of measurements into training rows and facts of workloads.
 
-The fixed work is a computation that machines time around each measurement (node/reference.py). If
-most runs recorded its seconds (`reference`), all measured seconds are corrected to nominal speed.
-`usual` is the median of the reference seconds of an instance type in the warehouse:
+The fixed work is a benchmark: every machine times the same computation around each measurement
+(node/reference.py). Its seconds, `reference`, show how fast the machine was at that time. If most
+runs recorded them, all measured seconds are corrected to nominal speed:
 
-    nominal seconds = seconds / slowness^beta,    slowness = geometric mean of reference / usual
-    beta ~ N(reliability, 0.5^2) as a prior,      reliability = 1 - noise^2 / variance
+    nominal seconds = seconds / slowness^beta
+    slowness        = geometric mean of reference / usual over the machines of a run
+    beta            ~ N(reliability, 0.5^2) as a prior, which repeated runs of a setup update
+    reliability     = 1 - noise^2 / variance
 
-Repeated runs of a setup update the prior of beta. `variance` is the variance of log slowness.
-`noise` is the relative standard error of a run's reference seconds, estimated from their spread
-over the run's blocks.
+`usual` is the median of the instance type's reference seconds in the warehouse. `variance` is the
+variance of log slowness over all runs. `noise` is the standard error of a run's log slowness. It is
+estimated from the spread of the reference seconds over the blocks (repetitions) of the fixed work.
 """
 
 from collections.abc import Mapping
@@ -93,11 +95,11 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowness(measured: pd.DataFrame) -> FloatArray:
-    """Return a (rows,) array: seconds of the fixed work divided by its usual seconds.
+    """Return a (rows,) array: `reference_s` / `usual_reference_s`, above 1 for a slow machine.
 
-    A row's value is NaN if either number is unknown. The columns `reference_s` and
-    `usual_reference_s` hold a number, or one number per machine. The result for several machines is
-    the geometric mean of their ratios.
+    Both columns have seconds of the fixed work (see the module's docstring), as a number or as an
+    array with a number per machine. For several machines, the result is the geometric mean of their
+    ratios. It is NaN if a number is unknown.
     """
     found = np.full(len(measured), np.nan)
     names = ("reference_s", "usual_reference_s")
@@ -308,7 +310,8 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
 def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
     """Return the facts of each workload with at least one known fact.
 
-    Profiles of gradient buckets take precedence for the facts about the exchange of gradients.
+    If gradient buckets were profiled, `gradient_bytes`, `hidden_part` and `last_bucket_bytes` come
+    from them. All other facts come from `data.workloads` or else from `data.runs`.
     """
     columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
     columns += ["layers", "hidden", "sequence"]

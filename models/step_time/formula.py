@@ -5,25 +5,28 @@
     C    = max(u beta(m) 2 (n - 1)/n G / R, u' (k / 2)^c 2 (k - 1)/k G / R')
            + alpha m (1 + G / 25 MB)
 
-T1(b) is the seconds of one device for a forward and a backward pass of b samples (one_device.py). A
-step has s micro-steps of t seconds. n is the number of devices, m of machines, and k of the devices
-in a machine; in C, it is the fullest machine. G is the bytes of all gradients.
+A step has s micro-steps of t seconds each. n is the number of devices, and m the number of
+machines. k is the number of devices that a machine uses; in C, k is the maximum over all machines.
+G is the bytes of all gradients. The other symbols without an explanation below (p, sigma, eta, u,
+beta, u', c, alpha) are learned parameters; see PARAMETERS.
 
-- t: k devices share a machine and slow each other down. q > 1, since shared resources are free
-  until they run short [D]. b0 is the workload's middle batch. H, which is proportional to k - 1, is
-  the time that the host needs.
+- T1(b): the seconds of one device for a forward and a backward pass of b samples (one_device.py).
+  b0 is the middle batch: the median of the batches that were measured for the workload.
+- t: the k devices of a machine slow each other down. q is above 1, because shared resources cost
+  nothing until they run short [D].
+- H: the seconds that the machine's CPU needs in a micro-step, proportional to k - 1.
 - f t: the seconds of compute that can hide communication.
-- C: the seconds to exchange all gradients. A ring sends between machines and inside them at once,
-  so its slowest link counts [D]. R is the usable rate of the slowest link between machines
-  (usable_gbps), R' that of the slowest link inside a machine. A strategy may send another number of
-  bytes than G, and adds seconds of selection.
-- L: the seconds to exchange the last bucket, which no compute hides. L is all of C if the backward
+- C: the seconds to exchange all gradients. A ring sends between machines and inside them at the
+  same time, so only its slowest link counts [D]. R is the usable rate of the slowest link between
+  machines (usable_gbps). R' is the rate of the slowest link inside a machine. A strategy may send
+  more or fewer bytes than G. Compression and Adasum add seconds of computation.
+- L: the seconds to exchange the last bucket, which no compute hides. L equals C if the backward
   pass waits for the exchange.
 
 Both maxima are smooth. If every micro-step exchanges gradients, the terms with f, C and L count
-once per micro-step. A profile of bucket times shifts f and the size of the last bucket. On hosts
-without accelerators, alpha is divided by the number of cores if that is below 1. All values are
-arrays with an entry per setup. [D] marks relations that were derived for Srift and are in no paper.
+once per micro-step. If bucket times were profiled, they shift f and the size of the last bucket. On
+hosts without accelerators, alpha is divided by the number of cores if that is below 1. All values
+are arrays with an entry per setup. [D] marks relations derived for Srift, which are in no paper.
 """
 
 from dataclasses import dataclass, replace

@@ -86,7 +86,7 @@ class Wait:
         Args:
             rest_s: (rows,) step seconds without loading.
             part: (rows,) fraction of `rest_s` that is compute.
-            factor: the loading seconds are multiplied by `factor`.
+            factor: a factor on all loading seconds.
         """
         compute_s = part * rest_s
         done = np.minimum(1.0, self.crowd * compute_s / np.maximum(self.beside_s, 1e-30))
@@ -150,9 +150,10 @@ class Loaders:
 
     Attributes:
         workers: the number of loader workers for each device, by workload.
-        samples: l and v of the module's docstring, by (workload, instance type).
-        fixed_s: seconds that one CPU core needs for the fixed work, by instance type. Types with an
-            accelerator are left out.
+        samples: seconds of (CPU time, waiting for storage) to load one sample, by (workload,
+            instance type). They are l and v of the module's docstring.
+        fixed_s: seconds that one CPU core needs for the fixed work (a benchmark; see dataset.py),
+            by instance type. Types with an accelerator are left out.
         off: mean and standard deviation of log(measured / expected loading seconds), by workload.
     """
 
@@ -183,7 +184,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the data loading of `setups`; None if no workload of them has a data loader."""
+        """Return the data loading of `setups`; None if none of their workloads has a data loader."""
         if self.workers.keys().isdisjoint(setups.workloads.names):
             return None
 
@@ -266,9 +267,10 @@ def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[Trai
 
 
 def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
-    """Return the seconds that one CPU core needs for the fixed work, by instance type.
+    """Return the seconds that one CPU core needs for the fixed work, as {instance type: seconds}.
 
-    Types with an accelerator are left out.
+    The fixed work is a benchmark that runs beside each measurement (dataset.py). Types with an
+    accelerator are left out.
     """
     usual = pd.Series(numbers(profiles, "usual_reference_s"), profiles.index)
     usual_s = usual.groupby(profiles["instance_type"]).median()

@@ -68,10 +68,11 @@ class StepKernel(Kernel):  # type: ignore[misc]
 def learned_spreads(
     log_spreads: FloatArray, inputs: FloatArray, target: FloatArray, noise: FloatArray
 ) -> FloatArray:
-    """Return the most probable log spreads of the step process.
+    """Return the most probable logs of the standard deviations in SPREADS.
 
-    `inputs`, `target` and `noise` are the rows, values and noise variances of the process.
-    `log_spreads` are the starting point. The prior is centred on LOG_SPREADS.
+    They are the hyperparameters of a Gaussian process with the rows `inputs`, the values `target`
+    and the noise variances `noise`. The search starts at `log_spreads`. The prior is centred on
+    LOG_SPREADS.
     """
     search = _penalised(LOG_SPREADS, _PRIOR_SD, 12)
     process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)

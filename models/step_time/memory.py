@@ -96,10 +96,10 @@ class MemoryModel:
 
     Attributes:
         workloads: the facts of each workload.
-        lines: the memory lines fitted to profiles, by (workload, mode of one device, instance
-            type). A line is (base bytes, activation bytes of a sample).
-        ran: the runs without an out-of-memory error, by workload and mode.
-        per_operation: activation bytes per operation of a sample.
+        lines: (base bytes, activation bytes of a sample), fitted to profiles, by (workload, the
+            mode's equivalent on one device `Mode.alone`, instance type).
+        ran: the largest batches that ran without an out-of-memory error, by (workload, mode).
+        per_operation: activation bytes per floating-point operation of a sample.
     """
 
     workloads: Mapping[str, WorkloadFacts] = field(default_factory=dict)
@@ -164,9 +164,10 @@ class MemoryModel:
         return found
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
-        """Return the memory line of this type's profiles, or the largest values of other types.
+        """Return (base bytes, activation bytes of a sample) from profiles on the instance type.
 
-        Returns None if the workload was not profiled in this mode.
+        If this type was not profiled, both numbers are the maximum over the profiled types. Returns
+        None if the workload was not profiled in this mode.
         """
         if (workload, mode, instance_type) in self.lines:
             return self.lines[workload, mode, instance_type]

@@ -15,11 +15,13 @@ _ROW_CODES = slice(COLUMN["link"], COLUMN["mode"] + 1)
 
 
 class Beliefs(NamedTuple):
-    """The distribution of log step seconds, and the formula's times.
+    """The distribution of the log step seconds of setups, as `Posterior.beliefs` returns it.
 
-    `mean` is (rows,). `variance` is an array of variances (rows,) or a covariance matrix (rows,
-    rows). It does not include `noise` (rows,), the variance between runs of a setup. `times` is the
-    result of `step_times`.
+    Attributes:
+        mean: (rows,) means.
+        variance: (rows,) variances or a (rows, rows) covariance matrix, without `noise`.
+        noise: (rows,) variances of log step seconds between runs of a setup.
+        times: seconds of the step and its parts by the formula alone (`formula.step_times`).
     """
 
     mean: FloatArray

@@ -102,7 +102,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Posterior:
         """Return `found` with a Gaussian process fitted to the residuals of each cell.
 
-        `picked` are the rows from which the parameters of `found` were learned.
+        A cell is a workload in one mode on one kind of device. `X`, `log_s` and `weight` are all
+        rows, their log step seconds and their effective numbers of runs. `picked` are the rows from
+        which the parameters of `found` were learned.
         """
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}

@@ -99,10 +99,11 @@ def _fitted(
 
 
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
-    """Return the ratio of the errors of left-out rows to the standard deviations of `process`.
+    """Return a factor by which the standard deviations of `process` should grow.
 
-    Rows of one cluster are left out together, because their errors have common causes. The ratio
-    is limited to the range from 0.8 to 4. Returns 1 if there are fewer than ENOUGH rows.
+    The factor is the ratio of cross-validation errors to predicted standard deviations, limited to
+    the range from 0.8 to 4. All rows of a cluster are left out together, because their errors have
+    common causes. Returns 1 if there are fewer than ENOUGH rows.
     """
     if len(features) < ENOUGH:
         return 1.0

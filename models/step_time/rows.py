@@ -89,14 +89,19 @@ class Points:
 class Rows(Line):
     """The inputs of the regression, with a row per setup. `Line` has the inputs of the formula.
 
-    The seconds of one device are 0 until `with_seconds` sets them.
+    `alone_s`, `middle_s` and `optimizer_s` are 0 until `with_seconds` sets them. The middle batch
+    is the median of the batches that were measured for the workload.
 
-    `point` (rows, members) are positions in `points`; -1 for padding, and for members that do not
-    compute. `middle` (rows, members) are the positions of the points with the middle batch.
-    `optimizer` (rows, members) are the seconds of the optimizer divided by the one-device seconds
-    at the middle batch. `codes` (rows, 3) identify groups (see `code_of`): the kind of device of
-    the machine with the slowest link, the strategy, and the cell (a workload in its mode on the
-    kind).
+    Attributes:
+        points: the batches whose seconds on one device are needed.
+        point: (rows, members) the position in `points` of each member; -1 for padding and for
+            all-reduces without training.
+        middle: as `point`, but with the middle batch in place of the member's batch.
+        optimizer: (rows, members) seconds of the optimizer divided by the one-device seconds at the
+            middle batch.
+        codes: (rows, 3) codes (see `code_of`) of the kind of device, the strategy, and the
+            combination of workload, mode and kind of device, called a cell. The kind of device is
+            that of the machine with the slowest link.
     """
 
     points: Points
