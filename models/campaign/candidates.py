@@ -328,7 +328,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
 
 def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
-    """Yield the setups that `training_runs` measures for a workload, mode and cluster."""
+    """Yield the setups of a cluster that `training_runs` measures for a workload in a mode."""
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
     if not _trains(cluster, mode):

@@ -200,10 +200,11 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
-    """Return the workloads and instance types that `model` was trained on.
+    """Return the workloads, with their modes, and the instance types that `model` can predict.
 
-    Each entry has the form "workload NAME" or "instance type NAME". Entries whose definition in
-    `data` differs from the definition at training are left out.
+    An entry is, for example, "workload resnet in bf16 fsdp" or "instance type g5.xlarge". A default
+    mode is left out of the text. Entries whose definition in `data` differs from the definition at
+    training are left out.
     """
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")

@@ -279,7 +279,10 @@ def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
 
 
 def _first_of_each(score: FloatArray, device: IntArray) -> IntArray:
-    """Return, for each kind of device, the position of the lowest score if it is finite."""
+    """Return the position of the lowest score of each kind of device.
+
+    A kind without a finite score is left out. `device` is as in `shortlist`.
+    """
     finite = np.where(np.isnan(score), np.inf, score)
     kinds = (np.flatnonzero(device == kind) for kind in range(device.max(initial=-1) + 1))
     least = [at[np.argmin(finite[at])] for at in kinds if len(at)]

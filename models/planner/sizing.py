@@ -143,8 +143,10 @@ class Scale:
         """Return the (global batch, micro batch) whose step time is known for the most sizes.
 
         A size is a number of machines or devices. The global batch is between `least` and `most`.
-        The micro batch is None if all step times are measured and none is composed. Such pairs are
-        preferred among pairs with equally many sizes, and then more samples per second on one unit.
+        The micro batch is None if all step times are measured and none is composed. Of the pairs
+        with the most sizes, those with micro batch None are preferred. Of these, the pair with the
+        most samples per second on one unit is returned.
+
         Returns None if no pair has known step times for size 1 and for a larger size.
         """
         batches = {*self.batches, *([least] if least == most else [])}
@@ -265,8 +267,8 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     """Return a row for each number of units: measured and predicted parallel efficiency.
 
     `sizes` maps numbers of units (machines or devices) to seconds per step. The prediction
-    `by_rule` comes from the rule through size 1 and the next smaller size. It is None if there is
-    no size between 1 and the row's size.
+    `by_rule` comes from the ScalingRule through two sizes: 1, and the largest size below the row's
+    size. It is None if there is no size between 1 and the row's size.
     """
     rows = []
     for size, step_s in sizes.items():

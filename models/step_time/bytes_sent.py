@@ -3,8 +3,8 @@
 There are M machines with n devices each, and P ranks in total. The gradients have d values of 4
 bytes.
 
-    mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021]; p is the
-               density: a device selects p d / n of d / n values
+    mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021]: it
+               selects the fraction p of its d / n values
     dense      for comparison, a hierarchical all-reduce: a device sends 2 (M - 1) / M 4 d / n bytes
     powersgd   r (rows + columns) values of each rows x columns matrix [Vogels et al. 2019]; r is
                the rank of the factors
@@ -20,14 +20,16 @@ The samples of all ranks together have S rows. The layer's inputs have |X| = S K
 outputs |Y| = S N, and its weights |W| = K N. In a step, each rank sends for the layer:
 
     tensor-2d, tensor-2.5d   on q x q x z ranks: (q - 1) / q^2 (|X| / z + |W|) elements in the
-                             forward pass; as many for the gradients of X, and of W; and
-                             2 (z - 1) / z |W| / q^2 to sum the gradients of W over the depth z [D]
+                             forward pass, as many for the gradients of X, as many for the
+                             gradients of W, and 2 (z - 1) / z |W| / q^2 to sum the gradients of W
+                             over the depth z [D]
     tensor-1d                2 (P - 1) / P |X| elements for the first layer of a pair, and
                              2 (P - 1) / P |Y| for the second, forward and backward together
                              [Shoeybi et al. 2019]
 
 Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
-network. Biases, LayerNorms and the ends of a sequence are neglected [D].
+network. The exchanges for biases, for LayerNorms, and before the first and after the last divided
+layer of an nn.Sequential are neglected [D].
 
 Measured runs of a strategy correct these priors. [D] marks numbers that were derived for Srift and
 are in no paper.
@@ -178,9 +180,10 @@ def tensor_bytes(
 ) -> FloatArray:
     """Return a (rows,) array: the bytes that a machine sends in a step of tensor parallelism.
 
-    Gradients of layers that are not split are sent as in DDP. SUMMA, the algorithm of tensor-2d and
-    tensor-2.5d, gathers weights in the forward and the backward pass of each micro-step, and
-    scatters their gradients. The result is NaN if the ranks of a setup form no grid.
+    Gradients of layers that are not split are sent as in DDP. The strategies tensor-2d and
+    tensor-2.5d use the algorithm SUMMA. It gathers weights in the forward and the backward pass of
+    each micro-step, and scatters their gradients. The result is NaN if the number of ranks does not
+    fit the strategy's grid.
 
     Args:
         strategy: a tensor-parallel strategy.
@@ -210,7 +213,7 @@ def tensor_bytes(
 
 
 def _outside(peers: FloatArray, apart: FloatArray | float, devices: FloatArray) -> FloatArray:
-    """Return the fraction of a rank's peers that are on other machines.
+    """Return the fraction of the other ranks of a group that are on other machines.
 
     A group has `peers` ranks, whose numbers increase in steps of `apart`. A machine has `devices`
     ranks with consecutive numbers.

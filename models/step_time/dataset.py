@@ -114,9 +114,9 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The runs get a column `speed_sd`: the standard deviation of log seconds that changes of the
-    machines' speed cause. The data is returned unchanged if it was corrected before, or if at most
-    half of the runs recorded seconds of the fixed work.
+    The runs get a column `speed_sd`: how much changes in the machines' speed add to the standard
+    deviation of log seconds. The data is returned unchanged if it was corrected before, or if at
+    most half of the runs recorded seconds of the fixed work (see the module's docstring).
     """
     if "speed_sd" in data.runs:
         return data
@@ -202,10 +202,13 @@ def _modes(frame: pd.DataFrame) -> dict[str, Any]:
 def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     """Return a row for each setup in `runs`, a frame of valid runs.
 
-    The columns are those of a setup, and the medians step_s and sync_s (NaN if unknown). `runs` is
-    the effective number of runs, which is lower if the runs contradict each other. `kind` is the
-    kind of device. `run_sd` is the standard deviation of log seconds among repeated runs on this
-    kind.
+    The columns are those of a setup, and these:
+
+        step_s, sync_s   medians over the setup's runs; NaN if unknown
+        runs             the effective number of runs: the number of runs, reduced if their step
+                         times differ more than usual
+        kind             the kind of device
+        run_sd           standard deviation of log seconds among repeated runs on this kind
     """
     step_s = numbers(runs, "step_s")
     devices = {name: each.devices for name, each in machines.items()}
@@ -266,12 +269,13 @@ def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.
 
 
 def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
-    """Return seconds of one device without the optimizer, from profiles and from larger setups.
+    """Return rows with the seconds of one device for a forward and a backward pass.
 
-    A setup of several devices on equal machines contributes its step time minus `sync_s`, if
-    `sync_s` is known. Setups with the same batch per device are pooled. They are left out if this
-    batch was measured on a single device of the same kind. `setups` is the result of `pooled`, and
-    `profiles` the result of `profile_rows`.
+    `setups` is the result of `pooled`, and `profiles` the result of `profile_rows`. Each profile
+    gives a row. Further rows come from setups with several devices, if their machines are equal and
+    `sync_s` is known. Their seconds are step_s - sync_s, averaged over all setups with the same
+    batch per device. These rows are left out if the batch was measured on a single device of the
+    same kind.
     """
     arrays = read_setups(setups, {})
     alone = [arrays.modes[at].alone for at in arrays.mode]

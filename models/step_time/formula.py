@@ -162,8 +162,8 @@ def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatA
     """Return two derivatives of log step seconds, as finite differences.
 
     The first is a (rows, parameters) array: the derivatives with respect to each parameter. The
-    second is a (rows,) array: the derivative with respect to a common change of log T1 of all
-    members.
+    second is a (rows,) array: the derivative with respect to log T1, if log T1 changes by the same
+    amount for all machines. T1 is the seconds of one device.
 
     Args:
         line: the inputs.
@@ -218,8 +218,8 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return two (rows,) arrays: the seconds to exchange all gradients (C) and the last bucket (L).
 
-    On one device, both are only the seconds of selection. If the backward pass waits for the
-    exchange, the last bucket has all gradients.
+    On one device, nothing is exchanged, and both are the seconds of compression (`selection_s`). If
+    the backward pass waits for the exchange, the last bucket has all gradients.
     """
     machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
     across = machines > 1

@@ -1,8 +1,9 @@
 """Compute the seconds that data loading adds to a step.
 
 A profile gives, for one sample, l seconds of CPU time and v seconds of waiting for storage. Let r
-be the seconds of a step without loading, and s b the samples of a device in a step. A machine has k
-devices, W loader workers for each device, and C CPU cores (possibly a fraction of a core):
+be the seconds of a step without loading. A step has s micro-steps of b samples per device. A
+machine has k devices, W loader workers for each device, and C CPU cores (possibly a fraction of a
+core):
 
     W = 0       step = r + s b (l / min(C, 1) + v)
     W > 0       workers  = s b (l / min(C, 1) + v) / W
@@ -61,10 +62,12 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: the minimum seconds of a step, because the workers produce batches no faster. On
-            machines with accelerators, the CPU cores set such a limit too.
-        beside_s: `machine` of the module's formula if the CPU is the device, else 0.
-        crowd: w of the module's formula if the CPU is the device, else 0.
+        supply_s: seconds in which the workers load the samples of a step. A step takes at least
+            this long. On machines with accelerators, the CPU cores are a limit too.
+        beside_s: CPU seconds of loading that share the cores with training (`machine` of the
+            module's formula), if the CPU is the device; else 0.
+        crowd: the share of CPU time of a worker (w of the module's formula), if the CPU is the
+            device; else 0.
         log_sd: the standard deviation of the log of loading seconds.
         by_workers: True if more loader workers would shorten a step that waits for batches; False
             if more CPU cores would.
@@ -163,10 +166,12 @@ class Loaders:
     off: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def sample(self, workload: str, name: str) -> tuple[float, float, float]:
-        """Return l, v and the standard deviation of their logs on the instance type `name`.
+        """Return the seconds to load one sample on the instance type `name`.
 
-        If the workload was not profiled on this type, its profiles on other types are used. They
-        are scaled with the fixed work if its seconds are known on both types.
+        The results are the seconds of CPU time, the seconds of waiting for storage, and the
+        standard deviation of the logs of both. If the workload was not profiled on this type, its
+        profiles on other types are used. If the seconds of the fixed work (a benchmark; see
+        dataset.py) are known on both types, the CPU time is scaled with them.
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
@@ -184,7 +189,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the data loading of `setups`; None if none of their workloads has a data loader."""
+        """Return the data loading of `setups`; None if their workloads have no data loader."""
         if self.workers.keys().isdisjoint(setups.workloads.names):
             return None
 
@@ -284,7 +289,11 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs with loading subtracted from step_s and sync_s, and `Loaders.off`."""
+    """Return the runs with the seconds of loading subtracted from step_s and sync_s.
+
+    The second result is {workload: (mean, standard deviation) of log(measured / expected loading
+    seconds)}, as in `Loaders.off`.
+    """
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]
     if not len(own):

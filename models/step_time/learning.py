@@ -126,9 +126,10 @@ def _penalised(
     most: int,
     limits: tuple[float, float] = (-3.0, 3.0),
 ) -> Any:
-    """Return an optimizer for scikit-learn that adds a normal prior N(`centre`, `sd`^2).
+    """Return an optimizer for scikit-learn's GaussianProcessRegressor with a prior.
 
-    The optimizer takes at most `most` steps. The result minus `centre` is within `limits`.
+    The prior of the hyperparameters is N(`centre`, `sd`^2). The optimizer takes at most `most`
+    steps. It keeps the hyperparameters minus `centre` within `limits`.
     """
 
     def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:

@@ -32,9 +32,9 @@ held while the next group is gathered. G' are the bytes of the group's gradients
 to be summed.
 
 The backward pass frees activations while it makes gradients, so only the larger of the two counts.
-In micro-steps after the first, and in bounds from facts, both count. Predictions are rather too
-high than too low: a batch that is refused can still run in accumulation steps, but a batch that
-does not fit fails.
+In micro-steps after the first, and in bounds from facts, both count. Predictions err on the high
+side: a batch that is refused can still run in accumulation steps, but a batch that does not fit
+fails.
 """
 
 from __future__ import annotations
@@ -178,9 +178,10 @@ class MemoryModel:
         return max(bases), max(samples)
 
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
-        """Return a memory line from facts and from runs that fitted in memory.
+        """Return (base bytes, activation bytes of a sample) without profiles of the workload.
 
-        Its slope is NaN if there are neither facts nor runs.
+        They follow from facts, and from runs without an out-of-memory error. The second number is
+        NaN if there are neither facts nor runs.
         """
         # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
@@ -205,9 +206,10 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
 
 
 def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
-    """Return `beside` of a sharded mode: how many more bytes a rank holds than a single device.
+    """Return how many more bytes a rank of a sharded mode holds than a single device.
 
-    The number is negative if sharding saves more memory than the exchange needs.
+    This is `beside` of the module's docstring. It is negative if sharding saves more memory than
+    the exchange needs.
     """
     gradients, states = facts.gradient_bytes, facts.state_bytes
     if mode.strategy == UPDATES_SHARED:
@@ -225,7 +227,7 @@ def fit_memory(
     machines: Mapping[str, Machine],
     workloads: Mapping[str, WorkloadFacts],
 ) -> MemoryModel:
-    """Fit memory lines to profiled peaks, and derive upper bounds for other workloads.
+    """Fit a MemoryModel to profiled peaks, and to the runs that fitted in memory.
 
     Args:
         profiles: frame with columns workload, instance_type, batch and peak_bytes.
@@ -276,7 +278,10 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
 def _lines(
     profiles: pd.DataFrame, workloads: Mapping[str, WorkloadFacts]
 ) -> dict[tuple[str, Mode, str], Line]:
-    """Return the lines fitted to profiled peaks, by workload, mode and instance type."""
+    """Return (base bytes, activation bytes of a sample) by (workload, mode, instance type).
+
+    They are fitted to the profiled peaks (see `one_device`).
+    """
     if "peak_bytes" not in profiles:
         return {}
     good = profiles[(profiles["batch"] > 0) & (profiles["peak_bytes"] > 0)]

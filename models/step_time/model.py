@@ -165,7 +165,8 @@ class StepTimeModel:
             - exposed_communication_s: seconds of communication that compute does not hide
             - bottleneck: a label of `bottlenecks`
             - input_s: seconds that loading adds to the step
-            - input_by: what would shorten `input_s`: "loader workers", "processors" or ""
+            - input_by: what would shorten `input_s`: "loader workers", "processors" (more CPU
+              cores), or "" if the step does not wait for batches
             - nearest_doublings: distance to the nearest measured setup (nearest.py); NaN if the
               workload has no runs in this mode
 

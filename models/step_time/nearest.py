@@ -6,9 +6,10 @@
                + |difference of unevenness of the batches|
                + |difference of unevenness of the devices per machine|
 
-A doubling is a factor of two in one of these numbers. The share of an instance type is the mean of
-its share of all devices and its share of all samples. The unevenness of values is the mean over all
-machines of |log2(value / mean value)|.
+Each ratio and each difference compares a setup with a measured setup. A distance of 1, a doubling,
+is a factor of two in one of these numbers. The share of an instance type is the mean of its share
+of all devices and its share of all samples. The unevenness of values is the mean over all machines
+of |log2(value / mean value)|.
 """
 
 import numpy as np

@@ -24,7 +24,7 @@ class NotAModel(ValueError):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads only classes of this package, which may have had another name, and numpy's arrays."""
+    """Loads only numpy arrays and classes of the package `models`."""
 
     def find_class(self, module: str, name: str) -> Any:
         ours = module.startswith(_ROOT) and "." not in name

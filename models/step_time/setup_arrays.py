@@ -41,9 +41,9 @@ class SetupArrays:
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def compact(self) -> SetupArrays:
-        """Return the same setups with one member each, if all members of each setup are equal.
+        """Return the setups with equal members merged: each setup has one member of n instances.
 
-        Otherwise the setups are returned unchanged.
+        If any setup has unequal members, all setups are returned unchanged.
         """
         members = (self.kind, self.batch, self.layout)
         if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
