@@ -195,7 +195,7 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
 class ChoiceSet:
     """The setups of a workload that may still be chosen, and the goals for which they compete.
 
-    `places` of each question are positions in `setups`.
+    `questions` has an OpenChoice for each goal, whose `places` are positions in `setups`.
     """
 
     setups: tuple[Setup, ...]

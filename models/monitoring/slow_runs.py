@@ -44,7 +44,7 @@ Cause = tuple[str, str, str]  # cause, detail, instance type
 def alarms(
     runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tuple[str, str], float]
 ) -> list[dict[str, Any]]:
-    """Return a row of the table raw_alarms for each run that was slower than its interval.
+    """Return a row of the table raw_alarms for each run that was slower than its 90 % interval.
 
     Rows are sorted from the newest run to the oldest.
 
@@ -77,7 +77,7 @@ def alarms(
 
 
 def sentence(row: Row) -> str:
-    """Return a sentence that describes a slow run and its cause. `row` is of the mart `alarms`."""
+    """Return a sentence about a slow run and its cause; `row` is a row of the mart `alarms`."""
     return (
         f"slow run {row['run_id']} at {row['measured_at']:%Y-%m-%d %H:%M} UTC: {row['workload']} on"
         f" {row['cluster']} took {row['measured_s']:.3g} s per step,"

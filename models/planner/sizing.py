@@ -8,7 +8,7 @@ units. O is the overhead and P the parallel work in seconds.
     rule         T(G) = O + P / G; with R = O / P, the efficiency is (1 + R) / (1 + G R)
     largest      the largest G with an efficiency of at least alpha is
                  floor((1 + R - alpha) / (alpha R))
-    bandwidth    with which the exchange of gradients is hidden: 2 (G - 1) / G x gradient bytes,
+    bandwidth    that hides the exchange of gradients: 2 (G - 1) / G x gradient bytes,
                  divided by the seconds from the first ready gradient bucket to the end of the
                  backward pass
     servers      the required number of parameter servers:

@@ -28,8 +28,8 @@ outputs |Y| = S N, and its weights |W| = K N. In a step, each rank sends for the
                              [Shoeybi et al. 2019]
 
 Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
-network. The exchanges for biases, for LayerNorms, and before the first and after the last divided
-layer of an nn.Sequential are neglected [D].
+network. The exchanges for biases and LayerNorms are neglected, and so are the exchanges before the
+first and after the last of the layers that are divided together [D].
 
 Measured runs of a strategy correct these priors. [D] marks numbers that were derived for Srift and
 are in no paper.
@@ -152,10 +152,9 @@ def selection_seconds(
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
-    """Return a (rows,) array: how many bytes a machine sends to other machines, as a ratio.
+    """Return a (rows,) array: bytes that a machine sends to others / bytes of a ring all-reduce.
 
-    The bytes are divided by those of a ring all-reduce: 2 (ranks - 1) / ranks times the gradient
-    bytes.
+    The bytes of a ring all-reduce are 2 (ranks - 1) / ranks times the gradient bytes.
     """
     if strategy in COMBINED:
         sent = (machines - 1) / machines

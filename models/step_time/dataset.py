@@ -195,7 +195,10 @@ def one_provider(data: TrainingData) -> str:
 
 
 def _modes(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the mode columns of the frame, with defaults in place of missing values."""
+    """Return the columns of the mode (precision, strategy, switches) as {name: values}.
+
+    Missing values are replaced by defaults.
+    """
     return {name: column(frame, name, known[0]) for name, known in MODE_COLUMNS.items()}
 
 

@@ -108,8 +108,8 @@ class Times:
     """The seconds of a step and of its parts; all arrays are (rows,).
 
     `compute_s` is the compute time of the slowest rank, and `mean_compute_s` the mean across all
-    ranks. `communication_s` is the time of all exchanges, hidden or not. `slowest` is the position
-    of the member with the slowest rank.
+    ranks. `communication_s` is the time of all exchanges, hidden or not. `slowest` is the column of
+    the setup's member (see Line) with the slowest rank.
     """
 
     step_s: FloatArray

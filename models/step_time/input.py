@@ -64,10 +64,10 @@ class Wait:
         before_s: seconds of loading between two steps; 0 if the loader has workers.
         supply_s: seconds in which the workers load the samples of a step. A step takes at least
             this long. On machines with accelerators, the CPU cores are a limit too.
-        beside_s: CPU seconds of loading that share the cores with training (`machine` of the
-            module's formula), if the CPU is the device; else 0.
-        crowd: the share of CPU time of a worker (w of the module's formula), if the CPU is the
-            device; else 0.
+        beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
+            step (`machine` of the module's formula); else 0.
+        crowd: if the CPU is the device, the maximum delay by loading per second of compute (w of
+            the module's formula); else 0.
         log_sd: the standard deviation of the log of loading seconds.
         by_workers: True if more loader workers would shorten a step that waits for batches; False
             if more CPU cores would.

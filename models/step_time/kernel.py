@@ -110,7 +110,7 @@ COLUMN |= {group: COLUMN["codes"].start + at for at, group in enumerate(CODES)}
 
 
 def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
-    """Return the squared-exponential covariance of the rows of two arrays."""
+    """Return the squared-exponential covariance of the rows of two arrays; `length` are scales."""
     a, b = a / length, b / length
     square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
     near: FloatArray = np.exp(-0.5 * np.maximum(square, 0.0))
@@ -287,7 +287,11 @@ class StepProcess(GaussianProcess):
 
 
 def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
-    """Return an (X rows, Y rows) mask: True if both rows belong to the same group."""
+    """Return an (X rows, Y rows) mask: True if both rows belong to the same group.
+
+    `group` is a name in CODES, such as "kind", or "all" (all rows form one group). A row with the
+    code 0 belongs to no group.
+    """
     if group == "all":
         return np.ones((len(X), len(Y)), dtype=bool)
     left, right = X[:, COLUMN[group], None], Y[:, COLUMN[group]]
@@ -296,7 +300,7 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
 
 
 def point_inputs(points: Points) -> FloatArray:
-    """Return a (points, WIDTH) array: the kernel inputs of log T1 at each point."""
+    """Return a (points, WIDTH) array: kernel inputs for log T1, the log seconds of one device."""
     inputs = np.zeros((len(points.mean), WIDTH))
     inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
     inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes

@@ -83,12 +83,12 @@ def learned_spreads(
 def learn_spreads(
     rows: Rows, residual: FloatArray, noise_factor: FloatArray, *, growth: float
 ) -> Spreads:
-    """Learn the spreads of each large cell, and common spreads of all small cells.
+    """Learn the standard deviations of residuals in each large cell, and those of all small cells.
 
-    A cell is a workload in one mode on one kind of device; it is large if it has at least ENOUGH
-    rows. `residual` (rows,) is log measured minus log computed seconds. `noise_factor` (rows,)
-    multiplies the variance of a run's noise. A log variance may exceed its initial value by at most
-    `growth`.
+    A cell is a workload in one mode on one kind of device. It is large if it has at least ENOUGH
+    rows. Small cells share their standard deviations. `residual` (rows,) is log measured minus log
+    computed seconds. `noise_factor` (rows,) multiplies the variance of a run's noise. The log of a
+    variance may exceed its initial value by at most `growth`.
     """
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]

@@ -151,8 +151,8 @@ class MemoryModel:
         """Return the runs of a workload and mode that show which batches fit.
 
         `gradients` are the gradient bytes. If `accumulates` is True, the batches of runs without
-        accumulation are reduced. The list is empty for tensor parallelism, because a divided layer
-        gathers more bytes on more ranks.
+        accumulation are reduced, because micro-steps after the first need more memory. The list is
+        empty for tensor parallelism, because a divided layer gathers more bytes on more ranks.
         """
         found = []
         for run in self.ran.get((workload, mode), []) if not mode.divided else ():

@@ -109,7 +109,7 @@ def _fitted(
 
 
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
-    """Return a factor by which the standard deviations of `process` should grow.
+    """Return a factor by which the standard deviations of `process` should be multiplied.
 
     The factor is the ratio of cross-validation errors to predicted standard deviations, limited to
     the range from 0.8 to 4. All rows of a cluster are left out together, because their errors have

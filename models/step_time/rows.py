@@ -288,7 +288,10 @@ class SetupFacts:
     def _exchange(
         self, setups: SetupArrays, group: IntArray, link: IntArray
     ) -> dict[str, FloatArray]:
-        """Return the fields of a Line that describe the exchange of gradients."""
+        """Return the fields of a Line that describe the exchange of gradients.
+
+        `group` (rows,) are positions in `setups.groups()`. `link` is the result of `_slowest_link`.
+        """
         known = [self._buckets(workload, mode) for workload, mode, _ in setups.groups()]
         size, bucket, hidden_part, last_bytes, again = np.array(known).reshape(-1, 5).T[:, group]
         hidden, last_bucket = known_overlap(hidden_part, last_bytes)
@@ -314,7 +317,8 @@ class SetupFacts:
 
         The features are log2(samples per device in a micro-step), log2(machines), log2(devices per
         machine), 1 - mean / maximum of the devices per machine, and the mean over machines of
-        log2(speed / speed of the machine with the slowest link).
+        log2(speed / speed of the machine with the slowest link). `link` is the result of
+        `_slowest_link`.
         """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines

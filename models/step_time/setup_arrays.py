@@ -37,7 +37,7 @@ class SetupArrays:
     accumulation: FloatArray
 
     def dense(self) -> SetupArrays:
-        """Return the same setups, with each mode replaced by its DDP counterpart `Mode.dense`."""
+        """Return the same setups, each in the mode that it is compared with (`Mode.dense`)."""
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def compact(self) -> SetupArrays:
