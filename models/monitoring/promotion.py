@@ -72,8 +72,8 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
     (`news`), or if no run can be compared. Otherwise it is refused in two cases:
 
     - Its mean error on the runs that both models predict is higher by more than noise. Noise is
-      estimated by a bootstrap over at least 3 setups: the 95 % quantile of the decrease in error is
-      below 0.
+      estimated by a bootstrap over at least 3 setups: the 95 % quantile of the mean decrease in
+      error is below 0.
     - There are at least 8 such runs, and its 90 % intervals cover less than 80 % of them, and fewer
       than the champion's intervals.
 

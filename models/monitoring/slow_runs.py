@@ -6,16 +6,16 @@
 The first of these causes that applies is named:
 
     host      CPU steal: the hypervisor withheld at least a tenth of the CPU time that was needed
-    speed     the reference computation beside the run was also slower than usual
+    speed     the reference computation around the run was also slower than usual
     machine   without communication, one machine needs longer for a step than equal machines do
     link      at least half of the excess is excess communication
     input     making batches takes at least a third of the step
     compute   otherwise: all machines compute more slowly than predicted
 
 sync_s is the measured seconds of a step that ranks wait for communication. The reference
-computation is a fixed amount of work beside each run, which shows how fast the machine is. In
-data-parallel training, the steps of all ranks end at the same time. Whole step times therefore do
-not show which rank is slow.
+computation is a benchmark that each machine times around each run. It shows how fast the machine
+is at that time. In data-parallel training, the steps of all ranks end at the same time. Whole step
+times therefore do not show which rank is slow.
 """
 
 from collections.abc import Mapping
@@ -129,7 +129,7 @@ def slow_from(usual_spread: float) -> float:
     """Return the slowness above which a machine is called slow.
 
     Slowness is the duration of the reference computation divided by its usual duration.
-    `usual_spread` is the standard deviation of the log of the usual duration.
+    `usual_spread` is the usual standard deviation of the log of this duration.
     """
     return max(1.0 + _LEAST_APART, float(np.exp(_DEVIATIONS * np.nan_to_num(usual_spread))))
 

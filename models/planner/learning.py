@@ -143,7 +143,8 @@ def unknown_learning(
 ) -> list[tuple[Workload, Mode, range]]:
     """Return the (workload, mode, seeds) triples for which convergence must still be measured.
 
-    `runs` are rows of the mart `learning`. A mode is left out if its verdict is known, or if it has
+    `runs` are rows of the mart `learning`. Only modes with compressed gradients are checked, and
+    only for workloads that also allow DDP. A mode is left out if its verdict is known, or if it has
     been tried MOST_TRIES times. Runs with a `cause` do not count as tries, because the machine, the
     data or the requirements made them fail.
     """

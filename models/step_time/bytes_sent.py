@@ -113,8 +113,8 @@ class Volumes(NamedTuple):
     """The numbers of elements in the layers that tensor parallelism splits.
 
     `weights` is the number of weights of all these layers, and `inputs` the number of their inputs
-    for one sample. `pairs` is, for one sample, the number of inputs of the first layer and outputs
-    of the second layer, summed over all pairs of layers.
+    for one sample. `pairs` is the number of inputs of the first layer plus the number of outputs of
+    the second layer of a pair, for one sample, summed over all pairs of layers.
     """
 
     weights: float = 0.0

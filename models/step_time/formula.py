@@ -218,7 +218,7 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return two (rows,) arrays: the seconds to exchange all gradients (C) and the last bucket (L).
 
-    On one device, nothing is exchanged, and both are the seconds of compression (`selection_s`). If
+    On one device, nothing is exchanged, and both are the seconds of compression or of Adasum. If
     the backward pass waits for the exchange, the last bucket has all gradients.
     """
     machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)

@@ -126,7 +126,7 @@ def _penalised(
     most: int,
     limits: tuple[float, float] = (-3.0, 3.0),
 ) -> Any:
-    """Return an optimizer for scikit-learn's GaussianProcessRegressor with a prior.
+    """Return an optimizer for scikit-learn's GaussianProcessRegressor that adds a prior.
 
     The prior of the hyperparameters is N(`centre`, `sd`^2). The optimizer takes at most `most`
     steps. It keeps the hyperparameters minus `centre` within `limits`.

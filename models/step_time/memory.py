@@ -253,9 +253,9 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     """Return (base, a) of `peak = base + max(gradients, a batch)`, fitted by least squares.
 
     Gradients are the larger term at small batches, and activations at large batches. All batches
-    are tried as the boundary. If gradients are the larger term at all batches, activations are
-    assumed to equal gradients at the largest batch. If there is a single batch, most of its peak is
-    assumed to be activations.
+    are tried as the boundary between the two. If gradients are the larger term at all batches,
+    activations are assumed to equal gradients at the largest batch. If there is a single batch,
+    most of its peak is assumed to be activations.
     """
     sizes = np.unique(batch)
     if len(sizes) == 1:

@@ -8,12 +8,12 @@ precision) come from the device's data sheet. For a transformer, the mean is the
 with N parameters, L layers of width h and sequences of s tokens; k = 4/3 if activations are
 recomputed in the backward pass, else 1:
 
-    seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 L h bytes / bandwidth]
-              + 48 tokens x vocabulary bytes / bandwidth
+    seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 bytes x L h / bandwidth]
+              + 48 bytes x tokens x vocabulary size / bandwidth
 
-The last term reads and writes the logits of the vocabulary. In attention, GPUs with more TFLOP/s
-than an A100 reach a smaller fraction of their rate. The constants were chosen on held-out groups of
-published rows of MPT transformers on A100 and H100 (mosaicml/llm-foundry).
+The last term is for reading and writing the logits of the vocabulary. In attention, GPUs with more
+TFLOP/s than an A100 reach a smaller fraction of their rate. The constants were chosen on held-out
+groups of published rows of MPT transformers on A100 and H100 (mosaicml/llm-foundry).
 """
 
 from dataclasses import dataclass

@@ -334,10 +334,11 @@ class SetupFacts:
         return np.stack(features, axis=1)
 
     def _optimizer(self, cell: Cell) -> float:
-        """Return the seconds of the optimizer, as in `optimizer_part`.
+        """Return the seconds of the optimizer / the one-device seconds at the middle batch.
 
-        If the cell's kind of device was not profiled, the median over other kinds is returned.
-        Returns 0 if the workload was not profiled in this mode.
+        This is `optimizer_part` of the cell (workload, mode of one device, kind of device). If the
+        kind of device was not profiled, the median over other kinds is returned. Returns 0 if the
+        workload was not profiled in this mode.
         """
         if cell in self.optimizer_part:
             return self.optimizer_part[cell]
