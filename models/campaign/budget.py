@@ -143,7 +143,7 @@ def allow(
     `least_s`, or if `usd_per_hour` is unknown (None).
     """
     if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
-        why = "its highest price is unknown (on-demand prices limit spot; see [ec2] markets)"
+        why = "its highest price is unknown (on-demand prices limit spot prices; see [ec2] markets)"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s, left_usd = wished_s, tightest.left_usd - once_usd

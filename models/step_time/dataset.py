@@ -189,7 +189,7 @@ def one_provider(data: TrainingData) -> str:
     providers = sorted({str(name) for frame in frames for name in frame.get("provider", ())})
     if len(providers) > 1:
         raise ValueError(
-            f"measurements of several providers are never pooled: {', '.join(providers)}"
+            f"measurements of several providers cannot be pooled: {', '.join(providers)}"
         )
     return providers[0] if providers else "local"
 

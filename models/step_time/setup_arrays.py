@@ -164,7 +164,7 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
         layout[at, used], batch[at, used] = machines_of(*text, devices)
     accumulation = column(frame, "accumulation_steps", 1).astype(str).to_numpy().astype(float)
     if not np.all((accumulation >= 1) & (accumulation < np.inf)):
-        raise ValueError("accumulation_steps must be at least 1")
+        raise ValueError("accumulation_steps must be at least 1 and finite in every row")
     modes, mode = numbered(modes_of(frame))
     return SetupArrays(
         workloads=Keys.of(frame["workload"].astype(str)),
