@@ -316,7 +316,8 @@ def _fill(
 ) -> tuple[list[PlannedRun], float]:
     """Return the best runs for one launch, and their value per billed second.
 
-    The runs take at most `most_s` seconds. The launch starts with the runs in `first`. Training
+    The runs take at most `most_s` seconds. `valued` has (value, run) pairs of training runs, by the
+    instance types of the run's machines. The launch starts with the runs in `first`. Training
     runs of sub-clusters of `cluster` are then added in the order of their value per second, until
     the next run would lower the value per second of all training runs. A run that fits within the
     minimum billed time costs nothing and is always added. Adding a run can only lower the values of

@@ -131,8 +131,9 @@ def gain(
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective of each setup, and the probability that it keeps the goal's limit.
+    """Return the log objective and the Meeting of each setup.
 
+    A Meeting has the probability of keeping the goal's limit, and the expected excess over it.
     `mean` and `variance` describe log step seconds. They have the shape (setups, runs, outcomes) or
     broadcast to this shape, which is also the shape of the results.
     """
@@ -163,11 +164,12 @@ def judged(
 
 
 def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntArray:
-    """Return a (runs, outcomes) array: the position of the setup chosen after each outcome.
+    """Return a (runs, outcomes) array: the setup that is chosen after each outcome of a run.
 
-    `log_aim` and `meeting` are the results of `aim_and_meeting`. The setup with the lowest loss is
-    chosen. If no setup has a finite loss, the setup that is most likely to keep the limit is
-    chosen. Among equally good setups, the first is chosen.
+    A setup is given as its position in `question.places`. `log_aim` and `meeting` are the results
+    of `aim_and_meeting`. The setup with the lowest loss is chosen. If no setup has a finite loss,
+    the setup that is most likely to keep the limit is chosen. Among equally good setups, the first
+    is chosen.
     """
     loss = losses(question.goal, log_aim, meeting)
     none = ~np.isfinite(loss).any(axis=0)

@@ -158,7 +158,7 @@ class BatchSplits:
         return np.where(((code == first) | (code < 0)).all(axis=1), first[:, 0], -1)
 
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
-        """Return the splits at positions `rows` as input of the step-time model.
+        """Return the batch splits at positions `rows` as input of the step-time model.
 
         The arrays have two columns for each instance type: one for machines whose devices have an
         extra sample, and one for all other machines of the type.
@@ -185,7 +185,7 @@ class BatchSplits:
         )
 
     def setup(self, at: int, offers: Mapping[str, Offer]) -> Setup:
-        """Return the split at position `at` as a setup.
+        """Return the batch split at position `at` as a setup.
 
         `offers` maps the name of each instance type to its offer.
         """

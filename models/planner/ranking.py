@@ -86,7 +86,10 @@ def recommend(
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
-    """Return the rows of one goal. The column `at` is the position of the setup in `costs`."""
+    """Return the rows of `recommend` for a single goal, without the number of measured runs.
+
+    The additional column `at` is the position of the setup in `costs`.
+    """
     objective = costs.expected(goal.objective)
     used = costs.expected(goal.constraint or goal.objective)
     other = costs.expected("hours" if goal.objective == "usd" else "usd")

@@ -70,7 +70,8 @@ class ScalingRule:
     def through(cls, one_s: float, size: int, step_s: float) -> ScalingRule:
         """Return the rule that gives `one_s` seconds on 1 unit and `step_s` on `size` units.
 
-        `size` is at least 2. The overhead is limited to the range from 0 to `one_s`.
+        A unit is a machine, or a device of one machine. `size` is at least 2. The overhead is
+        limited to the range from 0 to `one_s`.
         """
         overhead_s = min(max((size * step_s - one_s) / (size - 1), 0.0), one_s)
         return cls(overhead_s, one_s - overhead_s)
@@ -128,7 +129,8 @@ class Scale:
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
         """Return the known seconds of a step of `batch` samples, by number of units.
 
-        `micro` is the number of samples per unit in a micro-step; None for measured steps only.
+        A unit is a machine, or a device of one machine. `micro` is the number of samples per unit
+        in a micro-step; None for measured steps only.
         """
         found = ((size, self.step_s(size, batch, micro)) for size in sorted(self.steps))
         return {size: seconds for size, seconds in found if seconds is not None}
@@ -217,9 +219,9 @@ def size_workload(
     """Return the scaling rules and best batches of a workload as lists of rows.
 
     `batches` are the minimum and the maximum global batch to consider. A Scale has the step times
-    of a mode, an instance type and a number of devices used per machine. A Scale is usable if it
-    has step times of a global batch in this range for one unit and for several units. The lists
-    are:
+    of a mode, an instance type and a number of devices used per machine. A unit is a machine, or a
+    device of one machine. A Scale is usable if it has step times of a global batch in this range
+    for one unit and for several units. The lists are:
 
         scaling     a row for each usable Scale: its scaling rule
         checks      a row for each size of these Scales: measured efficiency and its prediction

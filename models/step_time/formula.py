@@ -129,8 +129,9 @@ def known_overlap(
 ) -> tuple[FloatArray, FloatArray]:
     """Convert the results of a profile to the fields `hidden` and `last_bucket` of a Line.
 
-    `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden. NaN
-    (unknown) becomes 0, which stands for the mean of the prior.
+    `hidden_part` is the fraction of a step on one device during which exchanges can be hidden.
+    `last_bucket_bytes` is the size of the bucket that is ready last. NaN (unknown) becomes 0, which
+    stands for the mean of the prior.
     """
     hidden = logit(np.clip(hidden_part, 0.02, 0.98)) - PARAMETERS["logit_hidden"].mean
     last = np.log(np.maximum(last_bucket_bytes, 1.0) / BUCKET) - PARAMETERS["log_last"].mean

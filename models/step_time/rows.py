@@ -349,7 +349,7 @@ class SetupFacts:
         """Return five numbers that describe the exchange of gradients.
 
         The numbers are the bytes of all gradients, the bytes of a bucket, the two arguments of
-        `known_overlap`, and 1 if every micro-step exchanges gradients (else 0).
+        `known_overlap` (NaN if unknown), and 1 if every micro-step exchanges gradients (else 0).
         """
         facts, strategy = self.of(workload), communication(mode.strategy)
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]

@@ -99,7 +99,7 @@ class SetupArrays:
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], count: int
     ) -> tuple[FloatArray, ...]:
-        """Return `count` (rows, members) arrays of values that depend on workload and type.
+        """Return `count` (rows, members) arrays of values for each workload and instance type.
 
         `value(workload, type)` returns `count` numbers, one for each array. Padding members get 0.
         """
