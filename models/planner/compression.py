@@ -51,7 +51,7 @@ def runs_on(layout: Sequence[int], mode: Mode) -> bool:
 
 
 def compared(setups: Sequence[Setup], workload: Workload, model: StepTimeModel) -> list[str]:
-    """Return, for each setup, a text that compares DDP with the strategies that must be faster.
+    """Return a text for each setup, which compares DDP with strategies that must be faster.
 
     The text is empty if the workload allows no such strategy, or no DDP, on the setup's cluster.
     """

@@ -153,7 +153,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
         ValueError: if there are fewer than two sweeps.
     """
     if len(sweeps) < 2:
-        raise ValueError(f"at least two sweeps are needed, not {len(sweeps)}")
+        raise ValueError(f"at least two sweeps of the links are needed, not {len(sweeps)}")
     unchanged = tuple(range(sweeps[0].machines))
     gains = []
     for left_out, sweep in enumerate(sweeps):
