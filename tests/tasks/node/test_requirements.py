@@ -83,7 +83,9 @@ greeting>=1 --no-binary greeting
 file:///wheels/greeting.whl"""
 
 
-@pytest.mark.parametrize("text", [*BUILT.split("\n"), "unpacked", "greeting \\\n-e .", "# note \\\n./unpacked"])
+@pytest.mark.parametrize(
+    "text", [*BUILT.split("\n"), "unpacked", "greeting \\\n-e .", "# note \\\n./unpacked"]
+)
 def test_no_code_of_a_package_runs_unless_builds_are_allowed(root, text):
     with tarfile.open(root / "wheels" / "unpacked-1.0.tar.gz", "w:gz") as tar:
         tar.addfile(member("unpacked-1.0/setup.py"), io.BytesIO(b"1/0"))
