@@ -1,9 +1,9 @@
 """Launch an EC2 cluster, report its state and cost, and replace lost machines.
 
 A launch makes up to two attempts: in the cluster's market, and then on-demand. An attempt sends one
-CreateFleet request for each group of equal machines. Every request is written to the lease, the
-file that records the launch, before it is sent. The machines of a failed attempt are ended before
-the next attempt.
+CreateFleet request for each group of machines of one type. Every request is written to the lease,
+the file that records the launch, before it is sent. The machines of a failed attempt are ended
+before the next attempt.
 """
 
 import threading
@@ -131,9 +131,10 @@ class Ec2Cluster(RunningCluster):
             self.keep(self.lease.with_machines(*machines))
 
     def replace(self, node: int) -> bool:
-        """Replace the machine with rank `node`. Return False if EC2 refuses.
+        """Replace the machine with rank `node`.
 
-        Raises ProviderError if the lost machine cannot be ended or the deadline has passed.
+        Returns False if the lost machine does not end, or if EC2 refuses the new machine. Raises
+        ProviderError if AWS refuses to end the lost machine, or if the deadline has passed.
 
         The new machine has the same type, market and zone. The records and logs of the lost machine
         are kept. Its state files, such as heartbeats, are deleted.
@@ -175,7 +176,7 @@ class Ec2Cluster(RunningCluster):
                 )
         raise NoCapacity(
             "; ".join(self.lease.refusals)
-            or "no zone has a price and a subnet: check [ec2] subnet_ids"
+            or "no zone has a subnet and prices for all instance types: check [ec2] subnet_ids"
         )
 
     def _secure(self) -> str:
@@ -428,9 +429,9 @@ class Ec2Cluster(RunningCluster):
     def _leaving_s(self, machine: Ec2Machine) -> float | None:
         """Return the seconds until the spot market takes the machine; None without a notice.
 
-        The machine reads the notice from its metadata service and uploads it. The seconds are
-        measured on S3's clock. A rebalance recommendation is no notice. Neither is unknown content,
-        because a machine may upload anything.
+        The machine reads the interruption notice from its metadata service and uploads it. The
+        seconds are measured on S3's clock. An uploaded rebalance recommendation does not count as a
+        notice. Any other content does not count either, because a machine may upload anything.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

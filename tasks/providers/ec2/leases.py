@@ -53,8 +53,9 @@ class Ec2Machine:
 class FleetRequest:
     """One CreateFleet request for `size` machines of one type.
 
-    `group` is the machines' value of the tag srift:node-group. `usd_per_hour` is the maximum cost
-    of one machine. `answered` is False until the ids of the launched machines are on record.
+    `group` is the value of the machines' tag srift:node-group. `usd_per_hour` is the maximum price
+    of one machine, plus the expected cost of its volume, IP address and S3 requests. `asked_at` is
+    the time of the request. `answered` is False until the launched machines are in the lease file.
     """
 
     group: str
@@ -107,9 +108,10 @@ class Ec2Lease(HeldLease):
 
     @property
     def by_userid(self) -> dict[str, Ec2Machine]:
-        """Return {aws:userid: machine} for all machines with a rank, including replaced machines.
+        """Return {aws:userid: machine}, including machines that have been replaced.
 
-        The aws:userid of a machine is the name of its folder in the bucket.
+        The aws:userid of a machine is the name of its folder in the bucket. Machines with rank -1,
+        which were found only by their tags, are left out.
         """
         return {
             f"{self.role_id}:{machine.instance_id}": machine
@@ -224,10 +226,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def note_spent(
         self, lease_id: str, ended_at: datetime, usd: float, *, begin: bool = False
     ) -> None:
-        """Store the cost of a lease in `spent_file`. Raises OSError if it cannot be written.
+        """Store the cost of an ended lease, `usd` dollars, in `spent_file`.
 
-        If the file is missing, it is created only if `begin` is True, because a new file lacks the
-        cost of earlier leases.
+        A missing file is created only if `begin` is True, because a new file lacks the cost of
+        earlier leases. Without the file, nothing is stored. Raises OSError if it cannot be written.
         """
         with self.locked():
             spent = self.spent()

@@ -178,9 +178,10 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the instance types that ship with Srift and match the section [ec2] `choices`.
+    """Return the types in the snapshot that ships with Srift that the section [ec2] selects.
 
-    A type matches if it matches `instance_types` and is offered in at least one of `regions`.
+    The section is `choices`. It selects a type if the type matches one of its `instance_types`, and
+    if the snapshot has the type in at least one of its `regions`.
     """
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)

@@ -45,7 +45,7 @@ class Ec2Provider(Ec2Machines, Provider):
         A lease is abandoned if its controller process has died. If `all_of_them` is True, every
         lease is ended. All regions that this SRIFT_HOME uses or used in the last 30 days are
         checked. Returns a sentence for each lease or machine that was ended or needs attention.
-        Raises NotSwept if a region or lease could not be checked.
+        Raises NotSwept if a region or lease could not be checked, or if machines did not end.
         """
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]
@@ -56,9 +56,9 @@ class Ec2Provider(Ec2Machines, Provider):
         return reaper.reap()
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions that have not been searched for overdue machines since `moment`.
+        """Return the regions of [ec2] that `reap` has not checked since `moment`.
 
-        A search that was recorded with a future time, because of a wrong clock, does not count.
+        A check whose stored time is in the future, because of a wrong clock, does not count.
         """
         swept, now = dict[str, datetime](), self.clock.now()
         with suppress(ProviderError):

@@ -88,14 +88,17 @@ class LocalProvider(LocalMachine, Provider):
         return self.store.held()
 
     def ended(self) -> list[EndedLease]:
-        """Return the ended leases that `forget` has not deleted.
+        """Return the records of ended launches that `forget` has not deleted.
 
-        If a lease's controller process was killed, the lease ends only when the reaper runs.
+        If the process that made a launch was killed, the launch ends only when the reaper runs.
         """
         return self.store.over(self.store.read_all()[0])
 
     def forget(self, lease_id: str) -> None:
-        """Delete an ended lease and its mailbox. Raises ProviderError if its hosts still run."""
+        """Delete the record of an ended launch and all files of its hosts.
+
+        Raises ProviderError if the hosts may still run, or if the record cannot be read.
+        """
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
