@@ -96,10 +96,10 @@ class Lease:
 class EndedLease:
     """The record of a launch whose machines have ended.
 
-    The measurements in `mailbox` may not be in the warehouse yet. `outcome` is "released" (ended by
-    its controller), "reaped" (ended by the reaper), or "refused" (no machine was launched).
-    `refusals` has one sentence for each failed launch attempt. `usd` is the cost in dollars; None
-    if it is unknown.
+    The measurements in the folder `mailbox` may not be in the warehouse yet. `outcome` is
+    "released" (its controller ended it, or tried to and the reaper finished), "reaped" (the reaper
+    ended it), or "refused" (no machine was launched). `refusals` has one sentence for each failed
+    launch attempt. `usd` is the cost in dollars; None if it is unknown.
     """
 
     lease_id: str
@@ -230,7 +230,7 @@ class Provider(Protocol):
 
         deadline_s: seconds until the machines end themselves.
         seed: seed of simulated spot interruptions.
-        Raises NoCapacity or NotSupported if the machines cannot be launched.
+        Raises NoCapacity, NotSupported or another ProviderError if the machines cannot be launched.
         """
 
     def leases(self) -> list[Lease]:
@@ -313,7 +313,8 @@ def plain(text: str) -> str:
 def json_of_node(text: str, **options: Any) -> Any:
     """Parse JSON text that a machine wrote. `options` are passed to `json.loads`.
 
-    Strings are cut and cleaned by `plain`, because users read them in a terminal.
+    String values are cut and cleaned by `plain`, because users read them in a terminal. Keys stay
+    as they are.
 
     Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
     """

@@ -34,7 +34,8 @@ class Group:
 class Attempt:
     """An attempt to launch the whole cluster in one market, with all machines in one zone.
 
-    `clusters` maps each possible zone to a copy of the cluster with that zone's prices.
+    `clusters` maps each possible zone to a copy of the cluster with that zone's prices. `groups`
+    are the cluster's machines in rank order, each group with machines of one instance type.
     """
 
     market: str

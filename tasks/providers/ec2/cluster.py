@@ -117,7 +117,7 @@ class Ec2Cluster(RunningCluster):
             return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return the time of the last complete download, as Unix time on S3's clock."""
+        """Return the Unix time, on S3's clock, at which the last download without errors began."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
@@ -196,7 +196,7 @@ class Ec2Cluster(RunningCluster):
         return group_id
 
     def _carry_out(self, attempt: Attempt) -> None:
-        """Launch all machines of the attempt, and store them with their current prices.
+        """Launch all machines of the attempt, and store them in the lease with current prices.
 
         The machines are launched in groups of one instance type. AWS chooses the zone of the first
         group, and the other groups must use the same zone. Raises AwsRefused if AWS refuses a
@@ -324,11 +324,11 @@ class Ec2Cluster(RunningCluster):
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with the prices by which the cost of its machines is computed.
+        """Return the cluster with the prices that the cost of the launch is computed from.
 
-        A spot cluster gets the current spot prices; if AWS does not respond, it keeps the prices
-        that it has. An on-demand cluster keeps its list prices. The account's prices and discounts
-        from srift.toml are then applied.
+        A spot cluster gets the current spot prices. It keeps its prices if AWS does not respond. An
+        on-demand cluster always keeps its prices. The account's prices and discounts from
+        srift.toml are then applied.
         """
         now, members = self._api.now(), list(cluster.members)
         names = sorted({offer.instance_type.name for offer in members})
@@ -415,7 +415,11 @@ class Ec2Cluster(RunningCluster):
         return described is None or described.get("State", {}).get("Name") in ALIVE
 
     def _state(self, machine: Ec2Machine) -> NodeState:
-        """Return the machine's state from EC2's latest response and its interruption notice."""
+        """Return the machine's state.
+
+        It is taken from EC2's latest response, and from the interruption notice that the machine
+        has uploaded, if there is one.
+        """
         leaving_s = self._leaving_s(machine)
         if self._alive(machine):
             return NodeState(alive=True, leaving_s=leaving_s)

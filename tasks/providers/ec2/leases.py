@@ -154,7 +154,7 @@ class _Held(Lease):
 
 
 def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
-    """Return the cost of `machines` in dollars until `now`.
+    """Return the cost of `machines` and their downloads in dollars until `now`.
 
     EC2 bills each machine for at least LEAST_BILLED_S seconds.
     """
@@ -194,7 +194,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def swept(self) -> dict[str, datetime]:
         """Return {region: time of the last complete search for overdue machines}.
 
-        Raises ProviderError if the file with these times cannot be read.
+        Returns {} if no search has been stored. Raises ProviderError if the file with these times
+        cannot be read.
         """
         try:
             return _SWEPT.validate_json(self.swept_file.read_bytes())

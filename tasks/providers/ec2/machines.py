@@ -129,7 +129,8 @@ class Ec2Machines(Ec2Market):
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
         """Try to download the missing uploads of an ended launch for up to `within_s` seconds.
 
-        Returns the lease. Its `fetched` is False if uploads are still missing.
+        Returns the lease. Its `fetched` is False if uploads are still missing, or if the lease
+        cannot be written to disk.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)

@@ -37,8 +37,8 @@ class Mirror:
     """Copies one launch's files between S3 and a local folder. Thread-safe.
 
     `sync` exchanges files once. `start` starts a thread that sends changed files every second and
-    downloads new uploads every five seconds. `now_unix` is the time of the last complete download,
-    as Unix time on S3's clock.
+    downloads new uploads every five seconds. `now_unix` is the time at which the last download
+    without errors began, as Unix time on S3's clock, or -inf before the first.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:

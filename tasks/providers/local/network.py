@@ -213,7 +213,7 @@ class HostNetwork:
         done = _shell(enter)
         if done.returncode != 0:
             raise ProviderError(
-                "the network between the hosts could not be made:"
+                "the network between the hosts could not be created:"
                 f" {done.stderr.strip() or f'exit status {done.returncode}'}"
             )
 
