@@ -48,9 +48,9 @@ class LeaseUnreadable(ProviderError):
 class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
-    `unswept` maps each unchecked region or lease to the reason. `done` has one sentence for each
-    lease or machine that the search ended or could not end. `provider` is the provider's name, or
-    "" if several providers are affected.
+    `unswept` maps each region or lease that was not checked, or whose machines did not end, to the
+    reason. `done` has one sentence for each lease or machine that the search ended or could not
+    end. `provider` is the provider's name, or "" if several providers are affected.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -96,10 +96,13 @@ class Lease:
 class EndedLease:
     """The record of a launch whose machines have ended.
 
-    The measurements in the folder `mailbox` may not be in the warehouse yet. `outcome` is
-    "released" (its controller ended it, or tried to and the reaper finished), "reaped" (the reaper
-    ended it), or "refused" (no machine was launched). `refusals` has one sentence for each failed
-    launch attempt. `usd` is the cost in dollars; None if it is unknown.
+    The measurements in the folder `mailbox` may not be in the warehouse yet. `usd` is the cost in
+    dollars; None if it is unknown. `refusals` has one sentence for each failed launch attempt.
+    `outcome` is one of:
+
+    released   the process that made the launch ended it, or tried to and the reaper finished
+    reaped     the reaper ended the launch
+    refused    no machine was launched
     """
 
     lease_id: str
@@ -154,7 +157,7 @@ class RunningCluster(Protocol):
         return
 
     def unsettle(self) -> None:
-        """Remove the CPU quotas, so that the next run on these machines starts quickly."""
+        """Remove the CPU quotas of `settle`, so that the next run on these machines starts fast."""
         return
 
     def nodes(self) -> Sequence[NodeState]:
@@ -253,11 +256,11 @@ class Provider(Protocol):
         """
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End the leases whose deadline has passed or whose controller process has died.
+        """End the launches whose deadline has passed, or whose controller process has died.
 
-        If `all_of_them` is True, end every lease. Returns a sentence for each ended lease or
-        machine. If a region or lease cannot be checked, the rest is still done before NotSwept is
-        raised.
+        The controller is the process that made the launch. If `all_of_them` is True, every launch
+        is ended. Returns a sentence for each launch or machine that was ended or needs attention.
+        If a region or lease file cannot be checked, the rest is done before NotSwept is raised.
         """
 
     def closed(self) -> list[EndedLease]:

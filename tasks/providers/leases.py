@@ -84,7 +84,8 @@ class HeldLease:
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
         """Return why this launch must end at time `now`; "" if it may continue.
 
-        It must end if its controller has died, its deadline has passed, or `all_of_them` is True.
+        It must end if the process that made it has died, its deadline has passed, or `all_of_them`
+        is True.
         """
         if not self.controller_alive:
             return f"its controller (process {self.controller.pid}) is gone"

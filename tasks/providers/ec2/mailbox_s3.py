@@ -51,7 +51,7 @@ class Mirror:
         self.now_unix = float("-inf")
 
     def serve(self, lease: Ec2Lease) -> None:
-        """Exchange files with the machines that `lease` lists from now on."""
+        """From now on, exchange files with the machines that `lease` lists."""
         with self._lock:
             self._machines = lease.by_userid
 

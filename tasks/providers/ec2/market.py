@@ -86,7 +86,10 @@ class Ec2Market:
         return packaged_types(self.choices)
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the on-demand offers that ship with Srift, which has no packaged spot prices."""
+        """Return the on-demand offers that ship with Srift; [] if [ec2] `markets` excludes them.
+
+        Srift ships no spot prices.
+        """
         if "on-demand" not in self.choices.markets:
             return []
         regions = self.choices.regions
@@ -178,7 +181,7 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the types in the snapshot that ships with Srift that the section [ec2] selects.
+    """Return the instance types that the section [ec2] selects from the packaged snapshot.
 
     The section is `choices`. It selects a type if the type matches one of its `instance_types`, and
     if the snapshot has the type in at least one of its `regions`.

@@ -68,10 +68,11 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the lease if it is overdue or abandoned, or if an earlier try left machines running.
+        """End the launch that the lease records, if it must end.
 
-        If `all_of_them` is True, every lease is ended. If lease.json is missing, the lease's folder
-        is deleted, but the measurement records in it are kept.
+        It must end if its deadline has passed, if the process that made it has died, if
+        `all_of_them` is True, or if an earlier try left machines running. If lease.json is missing,
+        the lease's folder is deleted, but the measurement records in it are kept.
         """
         try:
             lease = self.leases.read(lease_id)

@@ -135,13 +135,15 @@ def tidy(
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
-    """Return the machines that are missing in the lease because EC2's response got lost.
+    """Return the machines that the lease lacks, because EC2's response to a request got lost.
 
-    `shown` is {instance id: description} of the machines that have the tags of the lease. Machines
-    in `shown` that the lease lacks are returned. If a request has no response, is older than
-    FORGOTTEN, and has no machine in `shown` or in the lease, EC2 may have forgotten its machines.
-    All its machines are then assumed to have run until they ended themselves at their deadline. The
-    recorded cost may then be too high but never too low, so that spending caps hold.
+    `shown` is {instance id: description} of the machines that EC2 lists with the lease's tags. The
+    machines in `shown` that the lease lacks are returned.
+
+    EC2 does not list machines that ended long ago. A request may have launched such machines if it
+    has no response, is older than FORGOTTEN, and has no machine in `shown` or in the lease. All its
+    machines are then returned, as if they had run until their deadline. The recorded cost may thus
+    be too high but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []

@@ -102,12 +102,12 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End overdue and abandoned leases, and hosts of this SRIFT_HOME that have no lease.json.
+        """End overdue and abandoned launches, and hosts of this SRIFT_HOME without a lease.json.
 
-        A lease is overdue if its deadline has passed, and abandoned if its controller process has
-        died. If `all_of_them` is True, every lease is ended. Returns a sentence for each lease that
-        was ended or could not be ended. Raises NotSwept at the end if a lease cannot be read; its
-        hosts continue to run.
+        A launch is overdue if its deadline has passed, and abandoned if the process that made it
+        has died. If `all_of_them` is True, every launch is ended. Returns a sentence for each
+        launch that was ended or could not be ended. Raises NotSwept at the end if a lease.json
+        cannot be read; the hosts of this launch continue to run.
         """
         if not self.store.root.is_dir():
             return []
