@@ -55,8 +55,9 @@ class Ec2Machine:
 class FleetRequest:
     """One CreateFleet request for `size` machines of one type.
 
-    `group` is the machines' value of the tag srift:node-group. `usd_per_hour` is the maximum cost
-    of one machine. `answered` is False until the ids of the launched machines are on record.
+    `group` is the value of the machines' tag srift:node-group. `usd_per_hour` is the maximum price
+    of one machine, plus the expected cost of its volume, IP address and S3 requests. `asked_at` is
+    the time of the request. `answered` is False until the launched machines are in the lease file.
     """
 
     group: str
@@ -109,9 +110,10 @@ class Ec2Lease(HeldLease):
 
     @property
     def by_userid(self) -> dict[str, Ec2Machine]:
-        """Return {aws:userid: machine} for all machines with a rank, including replaced machines.
+        """Return {aws:userid: machine}, including machines that have been replaced.
 
-        The aws:userid of a machine is the name of its folder in the bucket.
+        The aws:userid of a machine is the name of its folder in the bucket. Machines with rank -1,
+        which were found only by their tags, are left out.
         """
         return {
             f"{self.role_id}:{machine.instance_id}": machine
@@ -154,7 +156,7 @@ class _Held(Lease):
 
 
 def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
-    """Return the cost of `machines` in dollars until `now`.
+    """Return the cost of `machines` and their downloads in dollars until `now`.
 
     EC2 bills each machine for at least LEAST_BILLED_S seconds.
     """
@@ -194,7 +196,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def swept(self) -> dict[str, datetime]:
         """Return {region: time of the last complete search for overdue machines}.
 
-        Raises ProviderError if the file with these times cannot be read.
+        Returns {} if no search has been stored. Raises ProviderError if the file with these times
+        cannot be read.
         """
         try:
             return _SWEPT.validate_json(self.swept_file.read_bytes())
