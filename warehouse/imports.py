@@ -112,7 +112,7 @@ def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
 
 
 def staged_frame(connection: Connection) -> pd.DataFrame:
-    """Return the staged rows as a frame with COLUMNS, in the file's order.
+    """Return the staged rows in the file's order, as a frame with the columns COLUMNS.
 
     If a row has no run_id, its run_id is a digest of its values.
     """

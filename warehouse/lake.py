@@ -83,7 +83,10 @@ class SharedWarehouse(Warehouse):
         return f"the shared warehouse {lake.database} on {lake.host}:{lake.port}"
 
     def exists(self) -> bool:
-        """Return True if the tables exist. Raises WarehouseError if PostgreSQL does not answer."""
+        """Return True if the shared warehouse has its tables.
+
+        Raises WarehouseError if PostgreSQL does not answer.
+        """
         with self._explained(), self._session().cursor(_TABLES_FIRST) as connection:
             return schema_digest(connection) is not None
 

@@ -45,7 +45,7 @@ def refresh(
 
 
 def _print_published(provider: str) -> None:
-    """Print the first choices on machines of `provider` from the newly published table."""
+    """Print the published recommendations of rank 1 for `provider`, for each workload and goal."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 

@@ -70,9 +70,10 @@ class Conditions(NamedTuple):
         checkpoint_s: float,
         replacement_s: float,
     ) -> Conditions:
-        """Return conditions of clusters whose hazards and durations are known exactly.
+        """Return the conditions of clusters if all rates and durations are known exactly.
 
-        The seconds of start-up, checkpoint and replacement are the same for all clusters.
+        `hazard_per_hour` is a (clusters,) array of interruptions per hour. The seconds of
+        start-up, checkpoint and replacement are the same for all clusters.
         """
         zero = np.zeros(len(hazard_per_hour))
         seconds = startup_s + zero, zero, checkpoint_s + zero, zero, replacement_s + zero

@@ -256,9 +256,9 @@ def asked_of_public(
 ) -> Workspace:
     """Import the public step times if a question about `workload` needs them.
 
-    The question needs them if `workload` has no measurements on EC2, and is either a transformer or
-    a workload of the public step times that has no code in srift.toml. Returns the workspace with
-    the workloads whose public step times count (see `with_public_workloads`).
+    Public step times ship with Srift. The question needs them if `workload` has no measurements on
+    EC2 and one of two conditions holds: `shape` is True, or the public step times include
+    `workload` and srift.toml gives it no code. Returns the result of `with_public_workloads`.
 
     shape: True if the question is about a transformer on EC2.
 
@@ -272,12 +272,13 @@ def asked_of_public(
 
 
 def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, Any]:
-    """Forget the import whose id begins with `text`: its rows and facts no longer count.
+    """Forget the import whose id begins with `text`: its rows and facts are no longer used.
 
-    Nothing is deleted. Keys of the result:
+    Facts are properties of a workload, such as its number of parameters. Nothing is deleted. Keys
+    of the result:
 
-        rows: number of measurements that no longer count.
-        facts: number of workloads whose facts no longer count.
+        rows: number of measurements that are no longer used.
+        facts: number of workloads whose imported facts are no longer used.
         sentence: the message to the user.
 
     Raises SettingsError unless the id of exactly one import begins with `text`.

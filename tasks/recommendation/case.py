@@ -162,8 +162,9 @@ class Case:
     def stamped(self, found: Recommendation) -> Recommendation:
         """Return the planner's answer `found` with additional columns in its rows.
 
-        The columns are the provider, the model version, times and sources. Notes and warnings are
-        added to the reasons.
+        They hold the provider, the model version, the times of the newest measurement and of the
+        oldest price, and the source of the interruption rates. Notes and warnings are added to the
+        reasons. The column `offers` is removed.
         """
         newest = self.runs["measured_at"].max() if len(self.runs) else None
         if not pd.isna(newest):  # the warehouse's times are UTC
@@ -214,7 +215,8 @@ def comparable(
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
     """Return True if any instance type with the offer's device was measured.
 
-    Devices are compared by their names in `model`, because an offer may use another name.
+    An offer and a measured type can have different names for the same device. The names in `model`
+    are therefore compared.
     """
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)
@@ -269,10 +271,11 @@ def contending(
 
 
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Return the source of a row's interruption rates; None if it is unknown.
+    """Return the sources of the interruption rates of the spot offers, joined by "; ".
 
-    experience: {instance type: source} for the rates that were learned from earlier launches. For
-    all other types, the source is the offer's `interruption_source`.
+    Returns None if no source is known. experience: {instance type: source} for the rates that were
+    learned from earlier launches. For all other types, the source is the offer's
+    `interruption_source`.
     """
     spot = [offer for offer in offers if offer.market == "spot"]
     sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]

@@ -225,8 +225,8 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
     """Return the result of `pilots_for` for a workload that the model cannot predict.
 
-    The runs are at most `count` of those that a refresh would make. Profiles (measurements of
-    compute time on one machine) come first.
+    It suggests at most `count` of the runs that the next refresh would make. Profiles (measurements
+    of compute time on one machine) come first.
     """
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:

@@ -33,8 +33,8 @@ def recommend_all(
     runs: measured setups of all workloads.
     each: a function like `map` that plans the workloads, possibly in other processes.
 
-    If measurements cost money, a doubtful first choice names the run to measure first (see
-    `measure_first`).
+    If the provider's machines cost money and the recommendation of rank 1 is doubtful, its reason
+    names a run to measure before the choice (see `measure_first`).
     """
     with one_thread():
         experience = experience_of(workspace)

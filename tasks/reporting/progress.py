@@ -86,13 +86,16 @@ _STORY: list[Any] = []  # the logger of the scheduled flow run
 
 
 def log_to_run(text: str) -> None:
-    """Log `text` to the current Prefect flow run, if there is one, and to the scheduled run."""
+    """Log `text` to the current Prefect flow run and to the flow run that called `tell_all`.
+
+    Outside a flow run, nothing is logged.
+    """
     for logger in _run_loggers().values():
         logger.info(text)
 
 
 def tell_all() -> None:
-    """Make the current flow run also show the lines of its sub-flows."""
+    """Make `log_to_run` also log to the current flow run when it is called in a sub-flow."""
     _STORY[:] = [*_run_loggers().values()][-1:]
 
 

@@ -261,7 +261,10 @@ def share(regret: float) -> str:
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
-    """Return the table of `print_recommendations`, with one line per row and more columns."""
+    """Return the rows as a table, with one line per row.
+
+    The table has the columns of `print_recommendations`, and the columns _MORE.
+    """
     return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
 
 
