@@ -27,7 +27,7 @@ def refresh(
     from tasks.workspace.workspace import spends_money
 
     if month_spent is not None and (dry_run or not spends_money(provider)):
-        raise typer.BadParameter("--month-spent needs --provider ec2, and no --dry-run")
+        raise typer.BadParameter("give --month-spent only with --provider ec2, without --dry-run")
     if month_spent is not None and not 0 <= month_spent < math.inf:
         raise typer.BadParameter("--month-spent must be a number of dollars, at least 0")
     if dry_run:
@@ -88,7 +88,7 @@ def measure(
         outcome = measure_named(wish, provider, max_usd)
     show(as_json, outcome, lambda found: print_measured(found, provider))
     if not any(row["measured"] for row in outcome["runs"]):
-        raise ProviderError("nothing was measured: the output has the reason for each run")
+        raise ProviderError("nothing was measured: the output above says why for each run")
 
 
 def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: Any) -> None:

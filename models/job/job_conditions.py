@@ -148,8 +148,8 @@ class Learned:
 
         `launch_s` and `log_sd` (clusters,) are the mean start-up seconds without retries, and the
         standard deviations of log seconds. `counts` is a (clusters, pools) array with the number of
-        machines from each pool. Returns the first two arrays with retries. Without an availability
-        model, they are returned unchanged.
+        machines from each pool. Returns new values of `launch_s` and `log_sd` that include
+        retries. Without an availability model, both are returned unchanged.
         """
         if self.availability is None:
             return launch_s, log_sd

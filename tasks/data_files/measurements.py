@@ -58,7 +58,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
 
 
 class Facts(BaseModel):
-    """The facts (parameters, FLOPs, ...) of a workload: a row of the file of `--workloads`."""
+    """The facts (parameters, FLOPs, ...) of a workload: a row of the file given by --workloads."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 

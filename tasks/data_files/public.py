@@ -53,9 +53,10 @@ def public_machines() -> list[dict[Any, Any]]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return a workspace that also has the workloads with public step times in the warehouse.
+    """Return a workspace that also has the workloads whose public step times are in use.
 
-    Workloads of a forgotten import are not added. If srift.toml has a workload of the same name, the workload of srift.toml is kept. If the
+    Public step times are in use if they were imported, and this installation has neither
+    measurements nor its own definition of the workload. If srift.toml has a workload of the same name, the workload of srift.toml is kept. If the
     provider is not EC2, the workspace is returned unchanged.
     """
     if workspace.provider.name != PROVIDER:

@@ -1,7 +1,8 @@
 """Compare new runs with predictions, and store drift, slow runs and the regret of past choices.
 
-A promise is the predicted step time, hours and dollars of a published choice. The checks run before
-a new model learns from the new runs.
+The regret of a choice is its loss against the best choice that is now known. A promise is the step
+time, hours and dollars that the published table predicted for a choice. The checks run before a new
+model learns from the new runs.
 """
 
 from collections.abc import Mapping, Sequence

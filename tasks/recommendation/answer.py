@@ -186,7 +186,11 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
 
 
 def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
-    """Return a workload for a transformer: bf16, the usual strategies, unknown samples (0)."""
+    """Return a workload for the transformer with these facts.
+
+    Its modes are bf16 with each of _STRATEGIES, with and without activation checkpointing. Its
+    global batch has about USUAL_TOKENS tokens. Its samples are 0, which means unknown.
+    """
     batch = math.ceil(USUAL_TOKENS / facts["sequence"])
     modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
     return Workload(

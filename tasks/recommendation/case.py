@@ -91,7 +91,7 @@ class Case:
 
     @property
     def is_outdated(self) -> bool:
-        """Return True if the workload has runs, but the model in use does not know it."""
+        """Return True if the workload has runs, but the model in use has not learned from them."""
         known = self.champion is not None and self.champion.model.met_workload(self.workload)
         return bool(len(self.runs)) and not known
 
@@ -199,10 +199,10 @@ def comparable(
 ) -> list[Offer]:
     """Return the offers whose instance type the model can predict.
 
-    The type's definition must not have changed since its measurements. Its device must have been
-    measured or have a data sheet.
+    The definition of the instance type must not have changed since its measurements. The device of
+    the type must have been measured or have a data sheet.
 
-    guessed: True if the workload was never measured. Its device must then have a data sheet.
+    guessed: True if the workload was never measured. Every device must then have a data sheet.
     """
     return [
         one
@@ -228,7 +228,8 @@ def supply_of(
     """Return the clusters and modes from which the planner may choose for `workload`.
 
     A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
-    Machines that cost money also pay for downloads of the size that the last launch planned.
+    If machines cost money, the offers include the cost of the download of the workload's data. Its
+    size is taken from the last planned launch.
     """
     if workspace.spends_money:
         stored = {"workload": workload.name, "workload_digest": workload.digest}
@@ -245,7 +246,10 @@ def supply_of(
 
 
 def _start_usd(workspace: Workspace, stored: Mapping[Any, Any], offer: Offer) -> float:
-    """Return the dollars of one machine's download. `stored` is a row of raw_downloads."""
+    """Return the dollars of the download of the workload's data to one machine of `offer`.
+
+    stored: a row of the table raw_downloads, with the size, file count and region of the data.
+    """
     size, files, source = (stored[name] for name in ("bytes", "files", "region"))
     public = workspace.settings.ec2.public
     return download_usd(

@@ -47,15 +47,15 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     goal's objective. Keys of the result:
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. None if a
-            few runs would not settle the choice, or if no run can be suggested. Otherwise False.
-        regret: the expected regret of choosing now, or None if it is unknown. No run is suggested
-            if the first would cost more than a better choice is expected to save.
+            few runs would not settle the choice, or if `reason` is not empty. Otherwise False.
+        regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
             `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
             regret after this run and the runs before it.
-        reason: why no run can be suggested, or "".
+        reason: why no run is suggested, else "". For example, the first run would cost more than a
+            better choice is expected to save.
 
-    buyable: offers of machines to measure on; see `for_sale` for those that are used.
+    buyable: offers of machines to measure on. Only those that `for_sale` returns are used.
 
     If the workload cannot be predicted yet, the result has the runs that a refresh would make.
     Profiles (measurements of compute time on one machine) come first.

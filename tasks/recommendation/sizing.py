@@ -64,7 +64,7 @@ def size(
 def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
     """Return a note for each instance type whose scaling to several machines is unknown.
 
-    unknown, scaling: the rows of these names in the result of `size_workload`.
+    unknown, scaling: the lists under these two keys in the result of `size_workload`.
     """
     scaled = {row["instance_type"] for row in scaling}
     batches = {row["instance_type"]: row["batches"] for row in unknown}

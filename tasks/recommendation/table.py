@@ -51,7 +51,10 @@ def recommend_all(
 
 
 def _mark_doubtful(case: Case, answer: Recommendation) -> None:
-    """Apply `measure_first` to the doubtful first choices, because it is slow for all."""
+    """Apply `measure_first` to the first choice for each goal if this choice is doubtful.
+
+    The other choices are skipped, because the search for runs to measure is slow.
+    """
     first = [row for row in answer.rows if row["rank"] == 1]
     for row, goal in zip(first, case.workload.goals, strict=True):
         if is_doubtful(row):

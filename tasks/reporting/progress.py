@@ -100,7 +100,7 @@ def tell_all() -> None:
 
 
 def _run_loggers() -> dict[str, Any]:
-    """Return the loggers of the current and the scheduled flow run, by the flow run's id."""
+    """Return {flow run id: logger} of the current flow run and the run that called `tell_all`."""
     if "prefect" not in sys.modules:
         return {}
     from prefect.exceptions import MissingContextError

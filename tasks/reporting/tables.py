@@ -30,7 +30,8 @@ _CAUTION = re.compile(r"; caution: ([^;]+)")
 def as_caution(sentence: str) -> str:
     """Return the warning `sentence` as text to append to the reason of a published row.
 
-    `sentence` must not contain a semicolon, because `cautions_in` takes it as the end.
+    `sentence` must not contain a semicolon, because `cautions_in` reads a warning up to the next
+    semicolon.
     """
     return f"; caution: {sentence}"
 
@@ -211,7 +212,10 @@ def print_recommendations(
 
 
 def _print_workload(rows: Sequence[Row]) -> None:
-    """Print the rows of one workload and provider: choices, reasons, frontier and pilots."""
+    """Print the rows of one workload and provider.
+
+    The output has the recommendations, their reasons, the Pareto frontier and suggested runs.
+    """
     _print(f"\n{rows[0]['workload']} ({rows[0]['provider']})", style="bold")
     shown = [_recommended(row) for row in rows]
     for choice in shown:
@@ -517,8 +521,8 @@ def print_sizing(found: Row) -> None:
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows with the added texts `type_and_mode`, `units` and `mark`.
 
-    The mark is `*` if the step time was composed of measured micro-steps (gradient accumulation).
-    For a measured step, the mark is empty.
+    `units` is what the cluster size counts: devices, or machines. `mark` is `*` if the step time
+    was composed of measured micro-steps (gradient accumulation). For a measured step, it is empty.
     """
     shown = []
     for row in rows:

@@ -87,9 +87,9 @@ class Selection:
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """Return the candidates that can replace `first` without a change of the training command.
+        """Return the candidates that run the same training command as `first`.
 
-        Each has machines of a single instance type, which may differ from the type of `first`.
+        `first` is included. Clusters with several instance types are left out.
         """
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
