@@ -125,8 +125,8 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
 def counted_before(connection: Connection) -> tuple[int, int]:
     """Return two counts of staged rows: new rows, and rows whose stored step_s differs.
 
-    A row is new if it is not stored yet or its import was forgotten. The second count is of rows
-    whose run_id is already stored with another step_s.
+    A row is new if it is not stored yet, or if its import was forgotten (undone). The second count
+    is of rows whose run_id is already stored with another step_s.
     """
     found = connection.execute("""
         select

@@ -18,7 +18,7 @@ def refresh(
     provider: Provider = "local",
     max_usd: MaxUsd = None,
     month_spent: Annotated[
-        float | None, typer.Option(help="This month's dollars, if their record is lost.")
+        float | None, typer.Option(help="Dollars spent this month, if their record is lost.")
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,

@@ -43,9 +43,10 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Conditions before any launch: published interruption rates, and prior durations.
+    """Start-up, checkpoint and interruption parameters before the first launch.
 
-    All instance types have the same durations.
+    The interruption rates are those that the provider publishes. All instance types have the same
+    durations, which are the prior values.
     """
 
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)

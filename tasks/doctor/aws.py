@@ -100,13 +100,13 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
 
 
 def _prices(api: Ec2Api, ec2: Ec2) -> str:
-    """Check the permission to read prices. Without it, the packaged prices are used."""
+    """Check the permission to read prices. Without it, the prices that ship with Srift are used."""
     try:
         api.ask("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2", MaxResults=1)
         api.ask("ec2:DescribeSpotPriceHistory", ec2.regions[0], MaxResults=1)
     except AwsRefused as error:
         raise NotChecked(
-            f"AWS refused to show prices, so the packaged prices are used: {error}"
+            f"AWS refused to show prices, so the prices that ship with Srift are used: {error}"
         ) from None
     return "list prices and spot prices can be read"
 

@@ -76,8 +76,9 @@ class Case:
     ) -> Case:
         """Return the case of `workload`, with facts from the warehouse.
 
-        runs: measured setups, also of other workloads. experience: None means that it is learned
-        from the launches in the warehouse.
+        runs: a row per measured setup, also of other workloads.
+        experience: interruptions, start-up times and costs of earlier launches; None means that
+        they are read from the warehouse.
         """
         case = cls(
             workspace=workspace,

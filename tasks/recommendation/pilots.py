@@ -78,8 +78,8 @@ def is_doubtful(row: Row) -> bool:
 def measure_first(row: Row, pilots: Found) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
-    `pilots` is the result of `pilots_for`. The reason then says which run to measure, its cost, and
-    the expected regret of choosing now.
+    `pilots` is the result of `pilots_for`. With this status, the reason says which run to measure,
+    its cost, and the expected loss from a choice without it.
     """
     runs, regret = pilots["runs"], pilots["regret"]
     if not is_doubtful(row) or not runs or regret is None or regret < _UNSURE:
@@ -206,9 +206,10 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
 
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return `run`, which takes `run_s` seconds on `cluster`, as an entry of `runs` (`pilots_for`).
+    """Return the entry of `run` in the list `runs` that `pilots_for` returns.
 
-    Its `seconds` and `usd` are the billed time and the cost of a launch with this run alone.
+    `run_s` is the duration of the run on `cluster`. `seconds` and `usd` of the entry are the billed
+    time and the cost of a launch with this run alone.
     """
     seconds, row = costs.billed_s(run_s), run.row()
     del row["workload"]

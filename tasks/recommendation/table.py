@@ -30,7 +30,7 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
-    runs: measured setups of all workloads.
+    runs: a row per measured setup of all workloads (see `measured_setups`).
     each: a function like `map` that plans the workloads, possibly in other processes.
 
     If the provider's machines cost money and the recommendation of rank 1 is doubtful, its reason

@@ -99,7 +99,10 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
 
 
 def _print(shown: Any, style: str = "") -> None:
-    """Print a text or a rich table. Lines are folded and styled only on a terminal."""
+    """Print a text or a rich table in the rich style `style`, such as "bold".
+
+    Lines are folded and styled only on a terminal.
+    """
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDE
@@ -558,7 +561,7 @@ def print_check(found: Row) -> None:
 
 
 def print_imports(imports: Sequence[Row]) -> None:
-    """Print one line per import, including forgotten imports."""
+    """Print one line per import, including imports that were undone with `srift forget`."""
     if not imports:
         _print("nothing was ever imported")
     columns = """
