@@ -87,8 +87,7 @@ def measure_named(
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
             raise ProviderError(
-                f"the requirements of {wish.workload} cannot be installed, so nothing was measured;"
-                f" the line 'workload {wish.workload} is not measured' above has the reason"
+                f"the requirements of {wish.workload} cannot be installed; the reason is above"
             )
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))
