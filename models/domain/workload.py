@@ -136,8 +136,8 @@ class Mode(NamedTuple):
         """Return a (clusters,) mask that is True for clusters that can train in this mode.
 
         All arguments are (clusters,) arrays. A cluster has `machines` machines and uses `ranks`
-        devices. On the machine with the fewest used devices it uses `fewest`, on the machine with
-        the most `most`.
+        devices. `fewest` and `most` are the minimum and maximum of the number of used devices per
+        machine, over the machines of the cluster.
         """
         several = ranks > 1
         able: BoolArray

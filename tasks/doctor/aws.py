@@ -123,8 +123,8 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 def _private(api: Ec2Api, ec2: Ec2) -> str:
     """Return a sentence if the bucket is private. Raises Wrong if it is public.
 
-    A bucket policy or an ACL can make it public, unless the bucket's public access block ignores
-    that policy or ACL.
+    A bucket policy or an ACL can make it public, unless the public access block of the bucket
+    overrides it.
     """
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"

@@ -95,7 +95,7 @@ def log_to_run(text: str) -> None:
 
 
 def tell_all() -> None:
-    """Make `log_to_run` also log to the current flow run when it is called in a sub-flow."""
+    """Also log to the current flow run what its sub-flows log with `log_to_run`."""
     _STORY[:] = [*_run_loggers().values()][-1:]
 
 

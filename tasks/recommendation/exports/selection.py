@@ -89,7 +89,7 @@ class Selection:
     def interchangeable(self) -> list[RankedCluster]:
         """Return the candidates that run the same training command as `first`.
 
-        `first` is included. Clusters with several instance types are left out.
+        `first` is a candidate too. Clusters with several instance types are left out.
         """
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
