@@ -90,6 +90,7 @@ def implausible(
 ) -> list[Problem]:
     """Return a tuple (place, column, text, reason) for each implausible staged row.
 
+    `place` is the line or row number in the file.
     types: one row per known instance type and precision: provider, name, precision, peak_tflops.
     workloads: workloads whose staged rows are all checked. Staged rows of other workloads are
     checked only if they are new or their import was forgotten.

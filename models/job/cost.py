@@ -112,7 +112,7 @@ def job_costs(
         workload: the job.
         setups: the setups to compare.
         predictions: the result of StepTimeModel.predict, with a row for each of `setups`.
-        step_draws: (setups, draws) step seconds, drawn jointly.
+        step_draws: (setups, draws) step seconds. A column is one joint draw for all setups.
         job_conditions: start-up, checkpoint and interruption models. The default is `Stated`, which
             has published rates and prior durations.
         seed: the seed of the draws of start-up, checkpoints and interruptions.

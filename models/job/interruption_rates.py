@@ -150,8 +150,8 @@ def fit_hazard(
     def minus_log_posterior(theta: FloatArray) -> float:
         """Return the negative log posterior at `theta`.
 
-        `theta` has a number for each instance type, followed by log(offset). The log hazard of a
-        type is its log advised rate plus both numbers.
+        `theta` has a deviation for each instance type, followed by log(offset). The log hazard of a
+        type is the log of its advised rate, plus its deviation, plus log(offset).
         """
         logs = (prior + theta[-1] + theta[:-1])[at] + np.log(hours)
         likelihood = count * logs - (count + 1) * np.logaddexp(0.0, logs)

@@ -130,7 +130,7 @@ class Learned:
     def _startup(
         self, pools: Sequence[Pool], counts: NDArray[np.int64]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of logs.
+        """Return two (clusters,) arrays: mean start-up seconds, and deviations of their logs.
 
         The seconds include retries of refused requests. `counts` is a (clusters, pools) array with
         the number of machines from each pool.

@@ -278,7 +278,7 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 def _recommended(row: Row) -> dict[str, Any]:
     """Return the row with the values that the columns _RECOMMENDED need.
 
-    The usual statuses "recommended" and "alternative" are not shown. If the row has no cluster,
+    The status is left empty if it is "recommended" or "alternative". If the row has no cluster,
     only its goal, rank, status and device are shown.
     """
     status = "" if row["status"] in ("recommended", "alternative") else row["status"]
