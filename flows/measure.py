@@ -87,7 +87,7 @@ def measure_named(
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
             raise ProviderError(
-                f"the requirements of {wish.workload} cannot be installed; the log has the reason"
+                f"the requirements of {wish.workload} cannot be installed; the reason is above"
             )
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))
@@ -103,8 +103,9 @@ def _serve(
 ) -> list[tuple[PlannedLaunch, Served]]:
     """Run the launches one after another, and return pairs (planned launch, result).
 
-    A launch rents one cluster and measures on it. `launches` is a lazy iterable: it plans a launch
-    from all earlier measurements, so these are loaded first. `tally` counts what was spent.
+    A launch rents one cluster and measures on it. `launches` is lazy: it plans the next launch from
+    all measurements in the warehouse. Therefore, the measurements of a launch are loaded before the
+    next launch is planned. `tally` counts what was spent.
     """
     made, refresh_id = [], tally.refresh_id
     if tally.cap_usd and (warning := outdating(workspace)):

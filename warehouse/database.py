@@ -307,7 +307,7 @@ def rows_of_query(
 
 
 def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
-    """Read every column of all raw tables, and return the total number of rows."""
+    """Read every column of all raw tables, to find damage, and return the total number of rows."""
     names = connection.execute(
         "select table_name from duckdb_tables() where table_name like 'raw%'"
     ).fetchall()

@@ -90,6 +90,7 @@ def implausible(
 ) -> list[Problem]:
     """Return a tuple (place, column, text, reason) for each implausible staged row.
 
+    `place` is the line or row number in the file.
     types: one row per known instance type and precision: provider, name, precision, peak_tflops.
     workloads: workloads whose staged rows are all checked. Staged rows of other workloads are
     checked only if they are new or their import was forgotten.
@@ -112,7 +113,7 @@ def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
 
 
 def staged_frame(connection: Connection) -> pd.DataFrame:
-    """Return the staged rows as a frame with COLUMNS, in the file's order.
+    """Return the staged rows in the file's order, as a frame with the columns COLUMNS.
 
     If a row has no run_id, its run_id is a digest of its values.
     """
@@ -125,8 +126,8 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
 def counted_before(connection: Connection) -> tuple[int, int]:
     """Return two counts of staged rows: new rows, and rows whose stored step_s differs.
 
-    A row is new if it is not stored yet or its import was forgotten. The second count is of rows
-    whose run_id is already stored with another step_s.
+    A row is new if it is not stored yet, or if its import was forgotten (undone). The second count
+    is of rows whose run_id is already stored with another step_s.
     """
     found = connection.execute("""
         select

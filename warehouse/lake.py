@@ -83,7 +83,10 @@ class SharedWarehouse(Warehouse):
         return f"the shared warehouse {lake.database} on {lake.host}:{lake.port}"
 
     def exists(self) -> bool:
-        """Return True if the tables exist. Raises WarehouseError if PostgreSQL does not answer."""
+        """Return True if the shared warehouse has its tables.
+
+        Raises WarehouseError if PostgreSQL does not answer.
+        """
         with self._explained(), self._session().cursor(_TABLES_FIRST) as connection:
             return schema_digest(connection) is not None
 
@@ -122,14 +125,19 @@ class SharedWarehouse(Warehouse):
 
     @contextmanager
     def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """As `Warehouse.transact`. Rolls back if this process lost its turn during the block."""
+        """Do the same as `Warehouse.transact`, while this process holds the lock for writers.
+
+        Rolls back and raises WarehouseError if the lock was lost during the block.
+        """
         with super().transact() as connection:
             yield connection
             # The lock and the rows are in two sessions of PostgreSQL, and one may end alone.
             try:
                 _ask(self._locked, f"select pg_advisory_xact_lock({_WRITER})::text")
             except duckdb.Error:
-                raise duckdb.IOException("the writers' lock was lost; nothing was kept") from None
+                raise duckdb.IOException(
+                    "this process lost the lock for writers, so its changes were undone"
+                ) from None
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:

@@ -95,8 +95,9 @@ def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return the frames on which a model is fitted, as {name in TRAINING_FRAMES: frame}.
 
-    The frame `runs` has all runs that Srift measured. Of imported runs, it has at most the newest
-    MOST_REPEATS of each of MOST_SETUPS setups (see LEARNED).
+    The frame `runs` has all runs that Srift measured. Imported runs are limited: at most
+    MOST_SETUPS setups (spread evenly over workloads and clusters) are chosen, and of these setups
+    the newest runs, at most MOST_REPEATS per setup.
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}

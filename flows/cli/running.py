@@ -18,7 +18,7 @@ def refresh(
     provider: Provider = "local",
     max_usd: MaxUsd = None,
     month_spent: Annotated[
-        float | None, typer.Option(help="This month's dollars, if their record is lost.")
+        float | None, typer.Option(help="Dollars spent this month, if their record is lost.")
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -27,7 +27,7 @@ def refresh(
     from tasks.workspace.workspace import spends_money
 
     if month_spent is not None and (dry_run or not spends_money(provider)):
-        raise typer.BadParameter("--month-spent needs --provider ec2, and no --dry-run")
+        raise typer.BadParameter("give --month-spent only with --provider ec2, without --dry-run")
     if month_spent is not None and not 0 <= month_spent < math.inf:
         raise typer.BadParameter("--month-spent must be a number of dollars, at least 0")
     if dry_run:
@@ -45,7 +45,7 @@ def refresh(
 
 
 def _print_published(provider: str) -> None:
-    """Print the first choices on machines of `provider` from the newly published table."""
+    """Print the published recommendations of rank 1 for `provider`, for each workload and goal."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
@@ -88,7 +88,7 @@ def measure(
         outcome = measure_named(wish, provider, max_usd)
     show(as_json, outcome, lambda found: print_measured(found, provider))
     if not any(row["measured"] for row in outcome["runs"]):
-        raise ProviderError("nothing was measured: the output has the reason for each run")
+        raise ProviderError("nothing was measured: the output above says why for each run")
 
 
 def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: Any) -> None:

@@ -79,7 +79,10 @@ class Keys(Sequence[str]):
         return tuple(self.names[code] for code in self._used())
 
     def groups(self) -> dict[str, IntArray]:
-        """Return, for each name that an item uses, the ascending positions of its items."""
+        """Return {name: ascending positions of the items with this name}.
+
+        Names that no item uses are left out.
+        """
         order = np.argsort(self.codes, kind="stable")
         ends = np.cumsum(np.bincount(self.codes, minlength=len(self.names)))
         starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends

@@ -58,9 +58,9 @@ class InstanceType:
 
     @property
     def digest(self) -> str:
-        """Return a hash of all fields, as twelve hex digits.
+        """Return a hash of all fields of the instance type, as twelve hex digits.
 
-        A run that was measured while the type had a different digest is not used.
+        The model ignores runs that were measured when the type had a different hash.
         """
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
@@ -73,8 +73,8 @@ class Offer:
     not free. If this price differs from the public price, `own_price` says why, and
     `public_usd_per_hour` is the public price. `storage_usd_per_hour` is the price of the volume.
     `other_usd_per_hour` is the price of the public IP address and of requests to S3. `start_usd` is
-    the price of the workload's data that the machine downloads each time it starts. If the price is
-    an estimate, `price_source` says so.
+    the cost of the download of the workload's data each time the machine starts. If
+    `usd_per_hour` is an estimate, `price_source` says so.
     """
 
     instance_type: InstanceType

@@ -67,7 +67,7 @@ class Mode(NamedTuple):
 
     @property
     def gathered(self) -> bool:
-        """True for FSDP and ZeRO-2, which process sharded weights or gradients block by block."""
+        """True for FSDP and ZeRO-2, which exchange weights or gradients per block of layers."""
         return self.strategy in _GATHERED
 
     @property
@@ -135,8 +135,9 @@ class Mode(NamedTuple):
     ) -> BoolArray:
         """Return a (clusters,) mask that is True for clusters that can train in this mode.
 
-        All arguments are (clusters,) arrays. A cluster has `machines` machines and `ranks` devices.
-        `fewest` and `most` are the minimum and maximum number of devices used on a machine.
+        All arguments are (clusters,) arrays. A cluster has `machines` machines and uses `ranks`
+        devices. `fewest` and `most` are the minimum and maximum of the number of used devices per
+        machine, over the machines of the cluster.
         """
         several = ranks > 1
         able: BoolArray
@@ -159,8 +160,8 @@ class Mode(NamedTuple):
     def dense(self) -> Mode:
         """Return the mode with which this mode's step time and convergence are compared.
 
-        If `sends_otherwise`, this is DDP with the same precision and switches. Otherwise it is the
-        mode itself.
+        If the mode does not compute the same update as DDP (`sends_otherwise`), this is DDP with
+        the same precision and switches. Otherwise it is the mode itself.
         """
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 

@@ -39,7 +39,7 @@ class JobCosts:
     - `predictions` has the step time of each setup.
     - `conditions` has the start-up, checkpoint and interruption parameters of each setup.
     - `usd_per_hour` is the price of the whole cluster, or NaN if a price is unknown.
-    - `download_usd` are the expected dollars of downloads.
+    - `download_usd` is the expected price of all data that the machines download.
     - `hours` are expected hours.
     - `hours_by_draw` are the expected hours for each draw of the step time.
     - `sampled_hours` are hours with drawn step time, start-up, checkpoints and interruptions.
@@ -112,7 +112,7 @@ def job_costs(
         workload: the job.
         setups: the setups to compare.
         predictions: the result of StepTimeModel.predict, with a row for each of `setups`.
-        step_draws: (setups, draws) step seconds, drawn jointly.
+        step_draws: (setups, draws) step seconds. A column is one joint draw for all setups.
         job_conditions: start-up, checkpoint and interruption models. The default is `Stated`, which
             has published rates and prior durations.
         seed: the seed of the draws of start-up, checkpoints and interruptions.

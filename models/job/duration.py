@@ -70,9 +70,10 @@ class Conditions(NamedTuple):
         checkpoint_s: float,
         replacement_s: float,
     ) -> Conditions:
-        """Return conditions of clusters whose hazards and durations are known exactly.
+        """Return the conditions of clusters if all rates and durations are known exactly.
 
-        The seconds of start-up, checkpoint and replacement are the same for all clusters.
+        `hazard_per_hour` is a (clusters,) array of interruptions per hour. The seconds of
+        start-up, checkpoint and replacement are the same for all clusters.
         """
         zero = np.zeros(len(hazard_per_hour))
         seconds = startup_s + zero, zero, checkpoint_s + zero, zero, replacement_s + zero
@@ -143,8 +144,9 @@ def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: in
     """Return a (clusters,) array: the chance of at least one interruption.
 
     The chance is 1 - E[exp(-hazard x running hours)], where running hours include checkpoints. The
-    expectation is the mean over random hazards, drawn in the same way as in `drawn_hours`.
-    `work_hours` (clusters,) are the hours of training steps.
+    hazard is the number of interruptions per hour. The expectation is the mean over random hazards,
+    drawn in the same way as in `drawn_hours`. `work_hours` (clusters,) are the hours of training
+    steps.
     """
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
@@ -162,8 +164,9 @@ def drawn_hours(
 
     The number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1,
     for the uncertainty of the estimated hazard and for bunches of interruptions. The first has the
-    variance `doubt`. The second has the variance `bunching x (1 + passing(expected_work_hours))`,
-    which is smaller for long jobs.
+    variance `doubt`. The second has the variance `bunching x (1 + passing(expected_work_hours))`
+    (see `passing` in interruption_rates.py), which is smaller for long jobs. `doubt` and `bunching`
+    are fields of `conditions`.
 
     All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """

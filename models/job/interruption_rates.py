@@ -52,8 +52,8 @@ _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take all m
 def passing(hours: ArrayLike) -> FloatArray:
     """Return tau / (tau + hours), with tau = 24 hours: near 1 for short jobs, near 0 for long jobs.
 
-    A rise of demand lasts about tau, so it averages out during a long job. The result is the
-    variance of the mean of this temporary demand over `hours`, relative to its variance at a time.
+    A rise of demand lasts about tau, so it averages out during a long job. The result is a ratio:
+    the variance of the mean demand over `hours`, divided by the variance of the demand at one time.
     """
     length = np.maximum(hours, 0.0)
     return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + length), dtype=float)
@@ -150,8 +150,8 @@ def fit_hazard(
     def minus_log_posterior(theta: FloatArray) -> float:
         """Return the negative log posterior at `theta`.
 
-        `theta` has a number for each instance type, followed by log(offset). The log hazard of a
-        type is its log advised rate plus both numbers.
+        `theta` has a deviation for each instance type, followed by log(offset). The log hazard of a
+        type is the log of its advised rate, plus its deviation, plus log(offset).
         """
         logs = (prior + theta[-1] + theta[:-1])[at] + np.log(hours)
         likelihood = count * logs - (count + 1) * np.logaddexp(0.0, logs)
@@ -199,9 +199,9 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
 
 
 def _shared(together: pd.DataFrame | None) -> float:
-    """Return the posterior mean of the share of interruptions that take all machines of a pool.
+    """Return the share of interrupted machines whose pool lost all its machines at once.
 
-    `together` is the argument of `fit_hazard`.
+    The result is a posterior mean. `together` is described in `fit_hazard`.
     """
     whole, single = _SHARED
     if together is not None:

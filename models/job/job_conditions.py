@@ -43,9 +43,10 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Conditions before any launch: published interruption rates, and prior durations.
+    """Start-up, checkpoint and interruption parameters before the first launch.
 
-    All instance types have the same durations.
+    The interruption rates are those that the provider publishes. All instance types have the same
+    durations, which are the prior values.
     """
 
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
@@ -129,7 +130,7 @@ class Learned:
     def _startup(
         self, pools: Sequence[Pool], counts: NDArray[np.int64]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of logs.
+        """Return two (clusters,) arrays: mean start-up seconds, and deviations of their logs.
 
         The seconds include retries of refused requests. `counts` is a (clusters, pools) array with
         the number of machines from each pool.
@@ -148,8 +149,8 @@ class Learned:
 
         `launch_s` and `log_sd` (clusters,) are the mean start-up seconds without retries, and the
         standard deviations of log seconds. `counts` is a (clusters, pools) array with the number of
-        machines from each pool. Returns the first two arrays with retries. Without an availability
-        model, they are returned unchanged.
+        machines from each pool. Returns new values of `launch_s` and `log_sd` that include
+        retries. Without an availability model, both are returned unchanged.
         """
         if self.availability is None:
             return launch_s, log_sd

@@ -87,7 +87,7 @@ class LogSeconds:
         if not len(observed):
             return self
         if not (observed["seconds"] > 0).all():
-            raise ValueError("seconds must be above 0")
+            raise ValueError("observed seconds must be above 0")
         logs = np.log(observed["seconds"].to_numpy(dtype=float))
         x = observed["x"].to_numpy(dtype=float)
         groups = list(self.groups)

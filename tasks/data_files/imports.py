@@ -60,7 +60,7 @@ class Imported:
     """The result of an import.
 
     rows: number of rows in the file of measurements.
-    new: number of rows that are new or were forgotten before.
+    new: number of rows that are new, or whose earlier import was forgotten (undone).
     counts: {title: {name: count}}, such as {"workload": {"vit": 12}}: the lines of the summary.
     sentences: warnings.
     """
@@ -86,7 +86,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFiles:
-    """The files to import: measurements, facts of workloads, or both."""
+    """The files to import: measurements, facts of workloads (parameters, FLOPs, ...), or both."""
 
     measurements: Path | None = None
     workloads: Path | None = None
@@ -114,7 +114,7 @@ def import_measurements(
     force: bool = False,
     dry_run: bool = False,
 ) -> Imported:
-    """Load measurements, facts of workloads, or both, in one transaction.
+    """Load measurements, facts of workloads (parameters, FLOPs, ...), or both, in one transaction.
 
     Loading the same files again changes nothing.
 
@@ -178,9 +178,10 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
 
 
 def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
-    """Return warnings about unknown instance types and about changed rows.
+    """Return warnings about instance types without a data sheet, and about changed rows.
 
-    other: the number of rows whose run_id is stored with another step time.
+    counts: the result of `staged_counts`. types: the known instance types of each provider.
+    other: the number of changed rows, whose run_id is already stored with another step time.
     """
     known = {name for names in types.values() for name in names}
     unknown = sorted(set(counts.get("instance type", ())) - known)
@@ -205,8 +206,8 @@ def _judge(
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported too. All rows of these workloads are checked,
-    but only new rows of other workloads.
+    workloads: the workloads whose facts are imported too. All their rows are checked. Rows of other
+    workloads are checked only if they are new.
     """
     peaks = [
         {
@@ -256,9 +257,9 @@ def asked_of_public(
 ) -> Workspace:
     """Import the public step times if a question about `workload` needs them.
 
-    The question needs them if `workload` has no measurements on EC2, and is either a transformer or
-    a workload of the public step times that has no code in srift.toml. Returns the workspace with
-    the workloads whose public step times count (see `with_public_workloads`).
+    Public step times ship with Srift. The question needs them if `workload` has no measurements on
+    EC2 and one of two conditions holds: `shape` is True, or the public step times include
+    `workload` and srift.toml gives it no code. Returns the result of `with_public_workloads`.
 
     shape: True if the question is about a transformer on EC2.
 
@@ -272,12 +273,13 @@ def asked_of_public(
 
 
 def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, Any]:
-    """Forget the import whose id begins with `text`: its rows and facts no longer count.
+    """Forget the import whose id begins with `text`: its rows and facts are no longer used.
 
-    Nothing is deleted. Keys of the result:
+    Facts are properties of a workload, such as its number of parameters. Nothing is deleted. Keys
+    of the result:
 
-        rows: number of measurements that no longer count.
-        facts: number of workloads whose facts no longer count.
+        rows: number of measurements that are no longer used.
+        facts: number of workloads whose imported facts are no longer used.
         sentence: the message to the user.
 
     Raises SettingsError unless the id of exactly one import begins with `text`.
@@ -303,7 +305,7 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, A
 
 
 def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
-    """Return a row for each import, including forgotten imports, from the oldest to the newest."""
+    """Return a row for each import, the oldest first, including imports that were undone."""
     with warehouse.read() as connection:
         return rows_of_query(connection, _IMPORTS)
 

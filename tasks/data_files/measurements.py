@@ -1,7 +1,7 @@
-"""Read measurements and facts from CSV or Parquet files (docs/data-files.md).
+"""Read measurements, and facts of workloads, from CSV or Parquet files (docs/data-files.md).
 
-The whole file is refused if a single value is bad. The error names the line (or row), the column
-and the reason for each bad value.
+Facts are numbers such as parameters and FLOPs. The whole file is refused if a single value is bad.
+The error names the line (or row), the column and the reason for each bad value.
 """
 
 import csv
@@ -58,7 +58,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
 
 
 class Facts(BaseModel):
-    """The facts (parameters, FLOPs, ...) of a workload: a row of the file of `--workloads`."""
+    """The facts (parameters, FLOPs, ...) of a workload: a row of the file given by --workloads."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -140,8 +140,8 @@ def read_descriptions(
 def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of a file with facts of workloads, and the names of its unknown columns.
 
-    A row has only the facts that the file states. Raises ImportRefused if a value is bad or a
-    workload is repeated.
+    Facts are numbers such as parameters and FLOPs. A row has only the facts that the file states.
+    Raises ImportRefused if a value is bad or a workload is repeated.
     """
     rows, ignored = read_descriptions(path, Facts, key="workload")
     return [row.model_dump(exclude_none=True) for row in rows], ignored

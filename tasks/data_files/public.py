@@ -53,10 +53,12 @@ def public_machines() -> list[dict[Any, Any]]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return a workspace that also has the workloads whose public step times count.
+    """Return a workspace that also has the workloads whose public step times are in use.
 
-    If srift.toml has a workload of the same name, the workload of srift.toml is kept. If the
-    provider is not EC2, the workspace is returned unchanged.
+    Public step times are in use if they were imported, and this installation has neither
+    measurements nor a definition of the workload. If srift.toml has a workload of the same name,
+    the workload of srift.toml is kept. If the provider is not EC2, the workspace is returned
+    unchanged.
     """
     if workspace.provider.name != PROVIDER:
         return workspace

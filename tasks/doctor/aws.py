@@ -86,7 +86,9 @@ def _regions(api: Ec2Api, ec2: Ec2) -> str:
     enabled = {one["RegionName"] for one in every if one.get("OptInStatus") != "not-opted-in"}
     unusable = [one for one in ec2.regions if one not in enabled]
     if unusable:
-        raise Wrong(f"not enabled: {', '.join(unusable)}. Enable them, or edit [ec2] regions")
+        raise Wrong(
+            f"{', '.join(unusable)} not enabled in this AWS account: enable, or edit [ec2] regions"
+        )
     return f"{', '.join(ec2.regions)} enabled"
 
 
@@ -98,12 +100,14 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
 
 
 def _prices(api: Ec2Api, ec2: Ec2) -> str:
-    """Check the permission to read prices. Without it, the packaged prices are used."""
+    """Check the permission to read prices. Without it, the prices that ship with Srift are used."""
     try:
         api.ask("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2", MaxResults=1)
         api.ask("ec2:DescribeSpotPriceHistory", ec2.regions[0], MaxResults=1)
     except AwsRefused as error:
-        raise NotChecked(f"packaged prices are used until they are too old: {error}") from None
+        raise NotChecked(
+            f"AWS refused to show prices, so the prices that ship with Srift are used: {error}"
+        ) from None
     return "list prices and spot prices can be read"
 
 
@@ -117,9 +121,10 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _private(api: Ec2Api, ec2: Ec2) -> str:
-    """Return a sentence, or raise Wrong if the bucket's policy or ACL makes the bucket public.
+    """Return a sentence if the bucket is private. Raises Wrong if it is public.
 
-    The settings of the bucket can block public access through its policy or its ACL.
+    A bucket policy or an ACL can make it public, unless the public access block of the bucket
+    overrides it.
     """
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
@@ -167,7 +172,10 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
 
 
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
-    """Check image and subnets, and dry-run a launch of two machines of the smallest type."""
+    """Check image and subnets, and dry-run a launch of two machines.
+
+    Their instance type is the type of [ec2] instance_types with the fewest cores.
+    """
     check, several = f"launches in {region}", packaged().several_interfaces
     pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
     pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]

@@ -103,7 +103,9 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
                 " allow more with --timeout"
             ) from None
         if not answer.exists():  # -9 and 137: out of memory
-            raise CheckFailed(f"the workload's process ended with exit code {done.returncode}")
+            raise CheckFailed(
+                f"the workload's process ended with code {done.returncode} (-9, 137: no memory)"
+            )
         precisions = json.loads(answer.read_text())
     peak = max((one["figures"]["peak_bytes"] for one in precisions if one["figures"]), default=0)
     notes += [

@@ -1,7 +1,8 @@
 """Compare new runs with predictions, and store drift, slow runs and the regret of past choices.
 
-A promise is the predicted step time, hours and dollars of a published choice. The checks run before
-a new model learns from the new runs.
+The regret of a choice is its loss against the best choice that is now known. A promise is the step
+time, hours and dollars that the published table predicted for a choice. The checks run before a new
+model learns from the new runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +37,11 @@ def note_drift(
     refresh_id: str,
     now: datetime,
 ) -> list[str]:
-    """Test if new runs lie outside the intervals of the model in use, and store the results.
+    """Test for drift, store the results, and return a sentence for each drifting type and zone.
 
-    Returns a sentence for each instance type and zone that drifts. If there is no model (`champion`
-    is None), nothing is tested, and the sentences are those of earlier tests.
+    An instance type drifts in a zone if too many of its new runs lie outside the intervals that the
+    model in use predicts for them. `frames` has the provider's runs (see `training_frames`). If
+    there is no model (`champion` is None), the sentences report the results of earlier tests.
     """
     known = rows_of(workspace.mart("drift", drifting=True))
     if champion is not None:
@@ -77,10 +79,11 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
 def note_alarms(
     workspace: Workspace, champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:
-    """Store an alarm for each slow run among the runs from which the model has not learned.
+    """Store an alarm for each slow run: a run much slower than the model in use predicts.
 
-    Returns sentences about slow runs, and about slow machines of the refresh `refresh_id`. If there
-    is no model (`champion` is None), only machines are checked.
+    Only runs from which the model has not learned are checked. Returns sentences about slow runs,
+    and about slow machines of the refresh `refresh_id`. If there is no model (`champion` is None),
+    only machines are checked.
     """
     cautions = slow_runs.slow_machines(workspace.mart("machine_speeds", refresh_id=refresh_id))
     if champion is None:

@@ -51,7 +51,7 @@ class Question:
     tokens: tokens of the whole job, instead of `samples`, for a transformer.
     transformer: facts about a transformer that is not a workload of srift.toml.
     by_gpu: if True, the answer has the first choice for each kind of device.
-    filters: (column, text) pairs, see `market.offers.matching`.
+    filters: (column, text) pairs. `market.offers.matching` defines which offers pass.
     """
 
     workload: str
@@ -119,8 +119,9 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
-    planned: the planner's rows, in its order. Rows that miss the constraint come after rows that
-    meet it. Rows without a cluster come last; they have the reason.
+    planned: the planner's rows, best first. A device without a row is planned separately. The
+    result has the rows that meet the constraint, then the rows that miss it, then rows without a
+    cluster, whose reason says why no cluster was found. Their ranks follow this order.
     """
     rows = [row for row in planned if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}
@@ -186,7 +187,11 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
 
 
 def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
-    """Return a workload for a transformer: bf16, the usual strategies, unknown samples (0)."""
+    """Return a workload for the transformer with these facts.
+
+    Its modes are bf16 with each of _STRATEGIES, with and without activation checkpointing. Its
+    global batch has about USUAL_TOKENS tokens. Its samples are 0, which means unknown.
+    """
     batch = math.ceil(USUAL_TOKENS / facts["sequence"])
     modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
     return Workload(

@@ -76,8 +76,9 @@ class Case:
     ) -> Case:
         """Return the case of `workload`, with facts from the warehouse.
 
-        runs: measured setups, also of other workloads. experience: None means that it is learned
-        from the launches in the warehouse.
+        runs: a row per measured setup, also of other workloads.
+        experience: interruptions, start-up times and costs of earlier launches; None means that
+        they are read from the warehouse.
         """
         case = cls(
             workspace=workspace,
@@ -91,7 +92,7 @@ class Case:
 
     @property
     def is_outdated(self) -> bool:
-        """Return True if the workload has runs, but the model in use does not know it."""
+        """Return True if the workload has runs, but the model in use has not learned from them."""
         known = self.champion is not None and self.champion.model.met_workload(self.workload)
         return bool(len(self.runs)) and not known
 
@@ -162,8 +163,9 @@ class Case:
     def stamped(self, found: Recommendation) -> Recommendation:
         """Return the planner's answer `found` with additional columns in its rows.
 
-        The columns are the provider, the model version, times and sources. Notes and warnings are
-        added to the reasons.
+        They hold the provider, the model version, the times of the newest measurement and of the
+        oldest price, and the source of the interruption rates. Notes and warnings are added to the
+        reasons. The column `offers` is removed.
         """
         newest = self.runs["measured_at"].max() if len(self.runs) else None
         if not pd.isna(newest):  # the warehouse's times are UTC
@@ -198,10 +200,10 @@ def comparable(
 ) -> list[Offer]:
     """Return the offers whose instance type the model can predict.
 
-    The type's definition must not have changed since its measurements. Its device must have been
-    measured or have a data sheet.
+    The definition of the instance type must not have changed since its measurements. The device of
+    the type must have been measured or have a data sheet.
 
-    guessed: True if the workload was never measured. Its device must then have a data sheet.
+    guessed: True if the workload was never measured. Every device must then have a data sheet.
     """
     return [
         one
@@ -214,7 +216,8 @@ def comparable(
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
     """Return True if any instance type with the offer's device was measured.
 
-    Devices are compared by their names in `model`, because an offer may use another name.
+    An offer and a measured type can have different names for the same device. The names in `model`
+    are therefore compared.
     """
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)
@@ -226,7 +229,8 @@ def supply_of(
     """Return the clusters and modes from which the planner may choose for `workload`.
 
     A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
-    Machines that cost money also pay for downloads of the size that the last launch planned.
+    If machines cost money, the offers include the cost of the download of the workload's data. Its
+    size is taken from the last planned launch.
     """
     if workspace.spends_money:
         stored = {"workload": workload.name, "workload_digest": workload.digest}
@@ -243,7 +247,10 @@ def supply_of(
 
 
 def _start_usd(workspace: Workspace, stored: Mapping[Any, Any], offer: Offer) -> float:
-    """Return the dollars of one machine's download. `stored` is a row of raw_downloads."""
+    """Return the dollars of the download of the workload's data to one machine of `offer`.
+
+    stored: a row of the table raw_downloads, with the size, file count and region of the data.
+    """
     size, files, source = (stored[name] for name in ("bytes", "files", "region"))
     public = workspace.settings.ec2.public
     return download_usd(
@@ -269,10 +276,11 @@ def contending(
 
 
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Return the source of a row's interruption rates; None if it is unknown.
+    """Return the sources of the interruption rates of the spot offers, joined by "; ".
 
-    experience: {instance type: source} for the rates that were learned from earlier launches. For
-    all other types, the source is the offer's `interruption_source`.
+    Returns None if no source is known. experience: {instance type: source} for the rates that were
+    learned from earlier launches. For all other types, the source is the offer's
+    `interruption_source`.
     """
     spot = [offer for offer in offers if offer.market == "spot"]
     sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]

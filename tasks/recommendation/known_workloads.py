@@ -1,4 +1,4 @@
-"""List the facts and the numbers of measurements of each workload."""
+"""List the facts (parameters, FLOPs, ...) and the numbers of measurements of each workload."""
 
 from typing import Any
 

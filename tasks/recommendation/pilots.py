@@ -47,15 +47,15 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     goal's objective. Keys of the result:
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. None if a
-            few runs would not settle the choice, or if no run can be suggested. Otherwise False.
-        regret: the expected regret of choosing now, or None if it is unknown. No run is suggested
-            if the first would cost more than a better choice is expected to save.
+            few runs would not settle the choice, or if `reason` is not empty. Otherwise False.
+        regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
             `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
             regret after this run and the runs before it.
-        reason: why no run can be suggested, or "".
+        reason: why no run is suggested, else "". For example, the first run would cost more than a
+            better choice is expected to save.
 
-    buyable: offers of machines to measure on; see `for_sale` for those that are used.
+    buyable: offers of machines to measure on. Only those that `for_sale` returns are used.
 
     If the workload cannot be predicted yet, the result has the runs that a refresh would make.
     Profiles (measurements of compute time on one machine) come first.
@@ -78,8 +78,8 @@ def is_doubtful(row: Row) -> bool:
 def measure_first(row: Row, pilots: Found) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
-    `pilots` is the result of `pilots_for`. The reason then says which run to measure, its cost, and
-    the expected regret of choosing now.
+    `pilots` is the result of `pilots_for`. With this status, the reason says which run to measure,
+    its cost, and the expected loss from a choice without it.
     """
     runs, regret = pilots["runs"], pilots["regret"]
     if not is_doubtful(row) or not runs or regret is None or regret < _UNSURE:
@@ -206,9 +206,10 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
 
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return `run`, which takes `run_s` seconds on `cluster`, as an entry of `runs` (`pilots_for`).
+    """Return the entry of `run` in the list `runs` that `pilots_for` returns.
 
-    Its `seconds` and `usd` are the billed time and the cost of a launch with this run alone.
+    `run_s` is the duration of the run on `cluster`. `seconds` and `usd` of the entry are the billed
+    time and the cost of a launch with this run alone.
     """
     seconds, row = costs.billed_s(run_s), run.row()
     del row["workload"]
@@ -225,8 +226,8 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
     """Return the result of `pilots_for` for a workload that the model cannot predict.
 
-    The runs are at most `count` of those that a refresh would make. Profiles (measurements of
-    compute time on one machine) come first.
+    It suggests at most `count` of the runs that the next refresh would make. Profiles (measurements
+    of compute time on one machine) come first.
     """
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:

@@ -21,10 +21,15 @@ from .known_workloads import unknown
 def size(
     provider: str, name: str, *, instance_type: str | None = None, batch: int | None = None
 ) -> dict[str, Any]:
-    """Return the result of `size_workload` for workload `name`, with `formulas` and `notes` added.
+    """Return the largest efficient cluster and the best batch of workload `name`, and more.
+
+    The result is that of `size_workload` with three more keys: `workload`, `provider`, and
+    `formulas`, which says how the values are computed. The key `unknown` is replaced by `notes`,
+    which are sentences for the user.
 
     instance_type: the instance type to include; None means all types.
-    batch: the global batch to consider; None means all global batches that srift.toml allows.
+    batch: the global batch to consider. None means all global batches that srift.toml allows, or
+        all measured batches if srift.toml does not have the workload.
 
     Raises:
         SettingsError: if the workload is unknown, or was not measured on the instance type.
@@ -64,7 +69,7 @@ def size(
 def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
     """Return a note for each instance type whose scaling to several machines is unknown.
 
-    unknown, scaling: the rows of these names in the result of `size_workload`.
+    unknown, scaling: the lists under these two keys in the result of `size_workload`.
     """
     scaled = {row["instance_type"] for row in scaling}
     batches = {row["instance_type"]: row["batches"] for row in unknown}

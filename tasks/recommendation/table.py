@@ -30,11 +30,11 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
-    runs: measured setups of all workloads.
+    runs: a row per measured setup of all workloads (see `measured_setups`).
     each: a function like `map` that plans the workloads, possibly in other processes.
 
-    If measurements cost money, a doubtful first choice names the run to measure first (see
-    `measure_first`).
+    If the provider's machines cost money and the recommendation of rank 1 is doubtful, its reason
+    names a run to measure before the choice (see `measure_first`).
     """
     with one_thread():
         experience = experience_of(workspace)
@@ -51,7 +51,10 @@ def recommend_all(
 
 
 def _mark_doubtful(case: Case, answer: Recommendation) -> None:
-    """Apply `measure_first` to the doubtful first choices, because it is slow for all."""
+    """Apply `measure_first` to the first choice for each goal if this choice is doubtful.
+
+    The other choices are skipped, because the search for runs to measure is slow.
+    """
     first = [row for row in answer.rows if row["rank"] == 1]
     for row, goal in zip(first, case.workload.goals, strict=True):
         if is_doubtful(row):

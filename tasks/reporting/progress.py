@@ -86,18 +86,21 @@ _STORY: list[Any] = []  # the logger of the scheduled flow run
 
 
 def log_to_run(text: str) -> None:
-    """Log `text` to the current Prefect flow run, if there is one, and to the scheduled run."""
+    """Log `text` to the current Prefect flow run and to the flow run that called `tell_all`.
+
+    Outside a flow run, nothing is logged.
+    """
     for logger in _run_loggers().values():
         logger.info(text)
 
 
 def tell_all() -> None:
-    """Make the current flow run also show the lines of its sub-flows."""
+    """Also log to the current flow run what its sub-flows log with `log_to_run`."""
     _STORY[:] = [*_run_loggers().values()][-1:]
 
 
 def _run_loggers() -> dict[str, Any]:
-    """Return the loggers of the current and the scheduled flow run, by the flow run's id."""
+    """Return {flow run id: logger} of the current flow run and the run that called `tell_all`."""
     if "prefect" not in sys.modules:
         return {}
     from prefect.exceptions import MissingContextError

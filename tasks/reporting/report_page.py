@@ -79,7 +79,8 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
     """Group the recommendations by provider, workload and goal, and return the list of groups.
 
-    Each entry of a group has a row, its line of the table, and its reason without warnings.
+    A group is a list of dictionaries, one for each of its recommendations. Keys: `row` is the
+    recommendation, `line` its line in `table`, and `reason` its reason without warnings.
     """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row, line in zip(recommended, table.lines, strict=True):

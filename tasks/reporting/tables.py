@@ -30,7 +30,8 @@ _CAUTION = re.compile(r"; caution: ([^;]+)")
 def as_caution(sentence: str) -> str:
     """Return the warning `sentence` as text to append to the reason of a published row.
 
-    `sentence` must not contain a semicolon, because `cautions_in` takes it as the end.
+    `sentence` must not contain a semicolon, because `cautions_in` reads a warning up to the next
+    semicolon.
     """
     return f"; caution: {sentence}"
 
@@ -98,7 +99,10 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
 
 
 def _print(shown: Any, style: str = "") -> None:
-    """Print a text or a rich table. Lines are folded and styled only on a terminal."""
+    """Print a text or a rich table in the rich style `style`, such as "bold".
+
+    Lines are folded and styled only on a terminal.
+    """
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDE
@@ -211,7 +215,10 @@ def print_recommendations(
 
 
 def _print_workload(rows: Sequence[Row]) -> None:
-    """Print the rows of one workload and provider: choices, reasons, frontier and pilots."""
+    """Print the rows of one workload and provider.
+
+    The output has the recommendations, their reasons, the Pareto frontier and suggested runs.
+    """
     _print(f"\n{rows[0]['workload']} ({rows[0]['provider']})", style="bold")
     shown = [_recommended(row) for row in rows]
     for choice in shown:
@@ -261,14 +268,17 @@ def share(regret: float) -> str:
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
-    """Return the table of `print_recommendations`, with one line per row and more columns."""
+    """Return the rows as a table, with one line per row.
+
+    The table has the columns of `print_recommendations`, and the columns _MORE.
+    """
     return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
 
 
 def _recommended(row: Row) -> dict[str, Any]:
     """Return the row with the values that the columns _RECOMMENDED need.
 
-    The usual statuses "recommended" and "alternative" are not shown. If the row has no cluster,
+    The status is left empty if it is "recommended" or "alternative". If the row has no cluster,
     only its goal, rank, status and device are shown.
     """
     status = "" if row["status"] in ("recommended", "alternative") else row["status"]
@@ -514,8 +524,8 @@ def print_sizing(found: Row) -> None:
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows with the added texts `type_and_mode`, `units` and `mark`.
 
-    The mark is `*` if the step time was composed of measured micro-steps (gradient accumulation).
-    For a measured step, the mark is empty.
+    `units` is what the cluster size counts: devices, or machines. `mark` is `*` if the step time
+    was composed of measured micro-steps (gradient accumulation). For a measured step, it is empty.
     """
     shown = []
     for row in rows:
@@ -551,7 +561,7 @@ def print_check(found: Row) -> None:
 
 
 def print_imports(imports: Sequence[Row]) -> None:
-    """Print one line per import, including forgotten imports."""
+    """Print one line per import, including imports that were undone with `srift forget`."""
     if not imports:
         _print("nothing was ever imported")
     columns = """

@@ -72,10 +72,10 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
 
 
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
-    """Return one job of the document: its ranks, clusters, EC2 dollars and request.
+    """Return one job of the document: the ranks, clusters and EC2 dollars, and the request.
 
-    If `ranks` has several clusters, the request lists them as instance preferences, from which
-    SageMaker chooses.
+    ranks: the published rows of the job, in the order of their ranks. If there are several, the
+    request lists their machines as instance preferences, from which SageMaker chooses.
     """
     first = ranks[0]
     offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]

@@ -75,9 +75,10 @@ class Selection:
 
     @property
     def candidates(self) -> list[RankedCluster]:
-        """Return the requested row, and the rows that can replace it.
+        """Return the requested row, followed by the rows that can replace it.
 
-        They have a lower rank, probably meet the constraint, and are not much dearer.
+        A replacement is ranked below the requested row and probably meets the constraint. It costs
+        at most _MOST_DEARER times as much; this limit does not apply if a price is unknown.
         """
         most_usd = _MOST_DEARER * (self.first.row["usd"] or math.inf)
         below = [one for one in self.ranks if one.rank > self.first.rank]
@@ -86,9 +87,9 @@ class Selection:
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """Return the candidates that can replace `first` without a change of the training command.
+        """Return the candidates that run the same training command as `first`.
 
-        Each has machines of a single instance type, which may differ from the type of `first`.
+        `first` is a candidate too. Clusters with several instance types are left out.
         """
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
