@@ -68,10 +68,10 @@ def main() -> None:
 
 
 def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
-    """Compare strategy `name` with ddp in `precision`, on the fewest processes that fit.
+    """Compare strategy `name` with ddp in `precision`, and return why their losses differ.
 
-    Returns why the strategy does not train what ddp trains; empty if it does, or if ddp cannot
-    train here.
+    The result is "" if they do not differ, or if ddp cannot train the model on this machine. The
+    number of processes is the smallest of 2, 4 and 8 that the strategy supports.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(

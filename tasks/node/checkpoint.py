@@ -100,7 +100,10 @@ class Checkpoints:
         return None
 
     def note_start(self, start: dict[str, Any]) -> None:
-        """Store `start`, a description of a start of the workers. Raises OSError on failure."""
+        """Store `start`, which describes one start or restart of the worker processes.
+
+        Raises OSError if it cannot be written.
+        """
         write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
 
     def starts(self) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
 """Run one rank of an elastic run, which resumes from a checkpoint when machines change.
 
 torchrun restarts the workers whenever a node is lost or joins. The global batch stays the same. The
-ranks that are present divide it in proportion to the run's batches, and take enough micro-steps
-that no device exceeds its batch. The first rank of the run's first node writes the checkpoints, a
-file about each start of the workers and, at the end, the run's record.
+ranks that are present divide it in proportion to the run's `batches`, the largest micro-batch of
+each device, and take as many micro-steps as this limit requires. The first rank of the run's first
+node writes the checkpoints, a file about each start of the workers and, at the end, the run's
+record.
 
 With B samples in the global batch and n samples in a micro-batch of a rank:
 
@@ -138,7 +139,7 @@ class ElasticRun(Worker):
         steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
             raise RuntimeError(
-                f"the ranks found different newest checkpoints, of the steps {steps}"
+                f"the ranks disagree on the newest checkpoint: they found those of steps {steps}"
             )
         return taken
 

@@ -72,7 +72,7 @@ class LoadedWorkload:
 
     @property
     def stateful(self) -> dict[str, Any]:
-        """Return the parts of the training that a checkpoint saves."""
+        """Return {name: object} for the objects whose `state_dict` a checkpoint saves."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,

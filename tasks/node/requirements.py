@@ -61,8 +61,8 @@ class NotInstalled(Exception):
 def unpack(archive: bytes, folder: Path) -> None:
     """Unpack a .tar.gz into `folder`, unless the folder exists.
 
-    Raises OSError if the archive cannot be unpacked, or if it contains a path that leads out of the
-    folder, a device or another special file.
+    Raises OSError if the archive cannot be unpacked, or if it contains a device, another special
+    file, or a path that leads out of the folder.
     """
     if folder.exists():
         return
@@ -104,8 +104,8 @@ def install(
     `requirements` is the path of a requirements file relative to `root`, the folder in which pip
     runs. While another process creates the environment, this function waits. `workload` is the name
     for messages. Unless `builds` is True, pip installs only wheels, because a build runs the
-    package's code. `confine` returns a command that runs pip with fewer rights. Raises NotInstalled
-    if pip fails, takes longer than INSTALL_S, or would have to build.
+    package's code. `confine` maps pip's command to a command that runs pip with fewer rights.
+    Raises NotInstalled if pip fails, takes longer than INSTALL_S seconds, or would have to build.
     """
     failed = f"requirements of workload {workload} could not be installed"
     if not builds:
@@ -117,7 +117,9 @@ def install(
         if not marker.exists():
             for line in () if builds else lines_of(root / requirements):
                 if not is_plain(line, root):
-                    raise NotInstalled(f"{failed}: {line!r} may run code of packages")
+                    raise NotInstalled(
+                        f"{failed}: pip may run a package's code for the line {line!r}"
+                    )
             _create(environment)
             torch = [f"torch=={version}"] if (version := torch_version()) else []
             pip = [str(python), "-I", "-m", "pip", "install", "--no-input"]
@@ -192,7 +194,11 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 
 
 def readable() -> list[str]:
-    """Return paths, among other words, that pip reads: of Python, indexes and certificates."""
+    """Return the paths that pip must be able to read: Python's folders and pip's settings.
+
+    The settings are values of environment variables, such as the path of a certificate. Some of
+    them are not paths.
+    """
     return [sys.base_prefix, *_packages(), *_carried().values()]
 
 
