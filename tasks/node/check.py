@@ -3,8 +3,9 @@
 `python -m node.check ANSWER` reads a JSON object from standard input, and writes its answer as JSON
 to the file ANSWER. The object has `workload` (the fields of a WorkloadFile), `folder` (the folder
 with its code), `precisions`, `strategies`, and `batch` (samples per step). The answer is a list
-with the result of `checked` for each precision. The first result also has the problems of
-`compared`.
+with the result of `checked` for each precision. In the first precision, the strategies that should
+train exactly like ddp are compared with ddp. If steps succeed in this precision, `problem` of its
+result says which comparisons failed.
 """
 
 import json

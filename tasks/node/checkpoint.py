@@ -61,8 +61,9 @@ class Checkpoints:
     def write(self, step: int, state: dict[str, Any], **more: Any) -> None:
         """Write `state` and its manifest.
 
-        `more` is added to the manifest, as is `seconds`, the time to serialise the state and write
-        it to disk. Older states are deleted except for the last _KEPT; all manifests are kept.
+        The entries of `more` are added to the manifest, and also `seconds`, the time to serialise
+        the state and write it to disk. Afterwards, the last _KEPT states are kept, and older states
+        are deleted. All manifests are kept.
         Raises OSError if a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()

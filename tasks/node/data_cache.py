@@ -291,7 +291,7 @@ def _locked(file: int) -> Iterator[None]:
             break
         except (BlockingIOError, PermissionError):
             if time.monotonic() > until:
-                raise TimeoutError("another process holds the lock of the file") from None
+                raise TimeoutError("another process holds the lock of the cache file") from None
             time.sleep(0.0005)
     try:
         yield

@@ -165,9 +165,9 @@ class Launch(Worker):
         return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
-        """Recreate the runs' process groups in the order of nodes that `go` contains.
+        """Recreate the runs' process groups with the nodes in the order that `go` contains.
 
-        `go` is the content of `go-<attempt>.json`. The process groups stay if its `order` is empty.
+        `go` is the content of `go-<attempt>.json`. If its `order` is empty, no group is recreated.
         Every rank must call this method.
         """
         self.layout = layout = replace(self.layout, sending=tuple(go.get("order") or ()))
@@ -190,9 +190,9 @@ class Launch(Worker):
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_rank(self, item: Item, values: Sequence[float]) -> list[float]:
-        """Return a value per rank of the run `item` in the order of ranks.
+        """Return `values`, which has one value per rank of the run `item`, in the order of ranks.
 
-        `values` are in the order of the all-reduce ring (RankLayout.sending).
+        `values` is in the order of the all-reduce ring (see RankLayout.sending).
         """
         pairs = sorted(zip(self.layout.sending_ranks(item), values, strict=True))
         return [value for _, value in pairs]

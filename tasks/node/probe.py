@@ -106,8 +106,8 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 class _Links:
     """This rank's links to the other ranks of `group`.
 
-    `sizes` has, for each rank, the size in bytes of the long message that is exchanged with it. A
-    size is 0 until the first sweep has chosen it.
+    Each link is measured with a message of one byte and a long message. `sizes` has, for each rank,
+    the size in bytes of the long message. It is 0 until the first sweep has chosen it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -153,9 +153,10 @@ class _Links:
         return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
 
     def _size(self, peer: int) -> int:
-        """Return a message size in bytes that takes about _PAIR_S seconds to exchange with `peer`.
+        """Return the size in bytes of the long message for the link to `peer`.
 
-        Both ends agree on the size.
+        It starts at _MIN_BYTES, and is doubled until an exchange takes _PAIR_S seconds or the size
+        reaches _MAX_BYTES. Both ends return the same size.
         """
         size = _MIN_BYTES
         while size < _MAX_BYTES:

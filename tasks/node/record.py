@@ -269,7 +269,7 @@ class RankLayout:
 
     @property
     def host(self) -> int:
-        """Return the first node that takes part. The other nodes connect to this node."""
+        """Return the first node of the attempt. The other nodes connect to this node."""
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
@@ -363,7 +363,7 @@ def record_of(
 def fail_runs(
     mailbox: Path, plan: Plan, node: int, *, code: int, reason: str, cause: str
 ) -> NoReturn:
-    """Write a failed record for each run on `node`, and exit with `code`.
+    """Write a failed record for each run that uses `node`, and exit with `code`.
 
     `cause` is MACHINE if the machine lacks its devices, INSTALL if the package index did not
     respond or the installation took too long, and "" if the workload is at fault.
@@ -378,7 +378,7 @@ def fail_runs(
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write dictionaries and dataclasses, also nested, as JSON atomically.
+    """Write `body` as JSON to the file `path` atomically. `body` may contain dataclasses.
 
     Raises OSError if the file cannot be written.
     """

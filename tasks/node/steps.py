@@ -210,7 +210,8 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dic
     ends after `item.windows` windows, after `item.most_s` seconds, or after a window whose loss is
     not finite. `place` is the index of this node in `item.nodes`. Returns a dictionary:
 
-    losses: the mean loss of each window over all samples, without a last loss that is not finite.
+    losses: the mean loss of each window over all samples. A last loss that is not finite is left
+        out.
     steps_a_window: the number of steps in a window.
     diverged: True if the last loss was not finite.
     """

@@ -194,7 +194,7 @@ class Delivery:
         self._watch()
 
     def _watch(self) -> None:
-        """Look for a new notice of EC2, at most every _NOTICE_EVERY_S seconds, and upload it.
+        """Upload EC2's interruption notice if it is new. Look for it every _NOTICE_EVERY_S seconds.
 
         After a new notice, all files are uploaded too, because the machine may end soon.
         """

@@ -102,8 +102,8 @@ class UploadState:
 class Outbox:
     """Uploads the files of `folder` and of its subfolder `records`.
 
-    Only files of the user id `owner` are uploaded. `put(name, content)` uploads a file, and raises
-    an error in s3.FAULTS if that fails.
+    Only files that belong to the user id `owner` are uploaded. `put(name, content)` uploads a file,
+    and raises an error in s3.FAULTS if that fails.
     """
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
@@ -172,7 +172,7 @@ class Outbox:
     def _upload(self, name: str) -> None:
         """Upload a file. If the file is too large, upload the reason in `refused.json` instead.
 
-        Does nothing if the file may not be read.
+        Does nothing if it is not a regular file of the user `owner`.
         """
         read = self._read(name)
         if read is None:  # it is gone, or it is no longer a regular file of the owner
@@ -188,9 +188,9 @@ class Outbox:
         self._states[name] = UploadState(mark, time.monotonic() + pause_s)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Yield (name, mark) for each file in the folder that may be uploaded.
+        """Yield (name, mark) for each regular file of the user `owner` that has an allowed name.
 
-        The mark changes when the content changes.
+        A file's mark changes when its content changes.
         """
         for within in ("", _RECORDS):
             with suppress(OSError), self._opened(within) as descriptor:
@@ -204,10 +204,11 @@ class Outbox:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Return the content and the mark of a file; None if it may not be uploaded.
+        """Return the content and the mark of a file.
 
-        For a log, the content is the last _LARGEST_BYTES bytes. For other files, it has at most one
-        byte more than this limit, which shows that the file is too large.
+        Returns None if it is not a regular file of the user `owner`. For a log, the content is the
+        last _LARGEST_BYTES bytes. For other files, it has at most one byte more than this limit,
+        which shows that the file is too large.
         """
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:
@@ -223,9 +224,10 @@ class Outbox:
 
     @contextmanager
     def _opened(self, within: str) -> Iterator[int]:
-        """Open the folder (`within` = "") or its subfolder (`within` = "records/").
+        """Open `self.folder` (`within` = "") or its subfolder `records` (`within` = "records/").
 
-        Yields the file descriptor. Raises OSError if the user has replaced `records` by a link.
+        Yields the folder's file descriptor. Raises OSError if the user has replaced `records` by a
+        link.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         descriptor = os.open(f"{self.folder}/{within}".rstrip("/"), flags)

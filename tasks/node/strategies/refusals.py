@@ -43,7 +43,10 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
     if not fits(name, machines):
         layout = "+".join(map(str, machines))
-        raise ValueError(f"strategy {name} cannot use machines with {layout} devices; use {DDP}")
+        raise ValueError(
+            f"strategy {name} does not support these numbers of devices per machine: {layout};"
+            f" use {DDP}"
+        )
     if switches != NONE and name in (*TENSOR, TABLES):
         raise ValueError(f"strategy {name} does not support the switches {switches}; use {DDP}")
     if OFFLOAD in on(switches) and not shares_out(name):

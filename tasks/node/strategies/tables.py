@@ -144,7 +144,7 @@ class Lookup(nn.Module):
         return received
 
     def row_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shape of the rows that each rank receives, in rank order."""
+        """Return the shape of the tensor of rows that each rank receives, in rank order."""
         is_bag, width = isinstance(self.table[0], nn.EmbeddingBag), self.table[0].embedding_dim
         return [(*(shape[:1] if is_bag else shape), width) for shape in self.shapes]
 
