@@ -63,8 +63,7 @@ class Checkpoints:
 
         The entries of `more` are added to the manifest, and also `seconds`, the time to serialise
         the state and write it to disk. Afterwards, the last _KEPT states are kept, and older states
-        are deleted. All manifests are kept.
-        Raises OSError if a file cannot be written.
+        are deleted. All manifests are kept. Raises OSError if a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
         path = self.folder / f"step-{step:09d}.pt"

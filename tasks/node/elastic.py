@@ -202,9 +202,9 @@ class ElasticRun(Worker):
     ) -> None:
         """Write a checkpoint after `step`. Every rank must call this method.
 
-        The first rank of the run's first node writes the checkpoint, and adds the entries of `about`
-        to its manifest. The loss of the step is the sum of `partial_loss` over all ranks. If it is
-        not finite, this rank raises FloatingPointError instead.
+        The first rank of the run's first node writes the checkpoint. The entries of `about` are
+        added to its manifest. The loss of the step is the sum of `partial_loss` over all ranks. If
+        the loss is not finite, this rank raises FloatingPointError instead.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:

@@ -2,8 +2,8 @@
 
 An item is one run of the plan. A node runs its items one after another, even if they use different
 devices. Different nodes run single-node items at the same time, because these items use no network.
-A multi-node item runs alone: it begins when all earlier items have ended, and all later items begin
-when it has ended. The first rank of an item sets a key of the shared store when the item ends.
+A multi-node item runs alone: it begins when all earlier items have ended, and no later item begins
+before it has ended. The first rank of an item sets a key of the shared store when the item ends.
 Other ranks wait for an item by blocking on its key, which needs no CPU time.
 """
 
@@ -48,7 +48,10 @@ class Worker:
     """
 
     def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
-        """Take a device. Raises RuntimeError if the machine lacks the devices of the plan."""
+        """Select this rank's device.
+
+        Raises RuntimeError if the machine lacks the devices that the plan expects.
+        """
         self.mailbox, self.plan, self.node = mailbox, plan, node
         self.layout = RankLayout.of(plan)
         self.device = own_device(plan.expected[node])

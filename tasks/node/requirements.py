@@ -137,7 +137,10 @@ def install(
 
 
 def lines_of(requirements: Path) -> list[str]:
-    """Return the lines of a requirements file as pip reads them, without comments and hashes."""
+    """Return the lines of a requirements file as pip reads them.
+
+    Comments, `--hash` options and empty lines are left out.
+    """
     lines = requirements.read_text(errors="replace").splitlines()
     # a backslash continues a line, but not a comment
     text = "\n".join("" if line.lstrip().startswith("#") else line for line in lines)
@@ -149,7 +152,8 @@ def lines_of(requirements: Path) -> list[str]:
 def is_plain(line: str, root: Path) -> bool:
     """Return True if pip installs the line of a requirements file without running package code.
 
-    `root` is the folder in which pip runs. Builds of packages are forbidden by another option.
+    `root` is the folder in which pip runs. The caller of pip forbids builds of packages by another
+    option.
     """
     return bool(_PLAIN.fullmatch(line)) and not (root / line.rpartition("@")[2].strip()).is_dir()
 

@@ -77,7 +77,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of `model`: the modules that FSDP shards, and gathers, as a unit.
 
     A block has at most 1 / _BLOCKS of all weights, unless it cannot be divided. Modules that share
-    a weight with the rest of the model, such as a tied head, are no blocks.
+    a weight with the rest of the model, such as a tied head, are not blocks.
     """
     uses = uses_of(model)
     return [
@@ -88,7 +88,10 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose activations are recomputed. Each of them has several layers."""
+    """Return the modules whose activations checkpointing recomputes in the backward pass.
+
+    Each of them has several layers.
+    """
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())

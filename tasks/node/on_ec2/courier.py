@@ -194,9 +194,10 @@ class Delivery:
         self._watch()
 
     def _watch(self) -> None:
-        """Upload EC2's interruption notice if it is new. Look for it every _NOTICE_EVERY_S seconds.
+        """Upload EC2's interruption notice if it is new.
 
-        After a new notice, all files are uploaded too, because the machine may end soon.
+        EC2 is queried at most every _NOTICE_EVERY_S seconds. After a new notice, all files are
+        uploaded too, because the machine may end soon.
         """
         if time.monotonic() < self.next_notice:
             return

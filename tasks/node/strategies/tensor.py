@@ -121,12 +121,10 @@ class Blocks:
             self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
-        """Sum each block's gradient over the ranks with a copy of this block.
+        """Sum each block's gradient over the ranks with a copy of this block, as a step pre-hook.
 
-        Then divide all gradients by the number of ranks.
-
-        The results are the gradients of the mean of all ranks' losses. This is a step pre-hook of
-        the optimizer.
+        Then divide all gradients by the number of ranks. The results are the gradients of the mean
+        of all ranks' losses.
         """
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
@@ -203,8 +201,7 @@ class _Norm(nn.Module):
     """A LayerNorm whose features are divided among the ranks of a grid row.
 
     For each sample, ranks exchange the mean and variance of their features. All ranks have equally
-    many features. The total mean is the mean of the ranks' means.
-    The total variance is the mean of the ranks' variances plus the variance of the ranks' means.
+    many features. The total mean is the mean of the ranks' means. The total variance is the mean of the ranks' variances plus the variance of the ranks' means.
     """
 
     def __init__(self, blocks: Blocks, layer: nn.LayerNorm) -> None:
@@ -372,7 +369,7 @@ def divisible_runs(model: nn.Module) -> list[Run]:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of `module`. If an nn.Sequential contains others, yield their children."""
+    """Yield the children of `module`. An nn.Sequential in an nn.Sequential yields its children."""
     for child in module.children():
         is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
         yield from _leaves(child) if is_nested else [child]
