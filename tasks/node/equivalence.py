@@ -105,6 +105,5 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         if isfinite(dense) and not abs(own - dense) <= allowed:
             raise NotMeasured(
                 f"{item.strategy} trains something else than {DDP}: in step {step} its loss is"
-                f" {own:.6g}, and that of {DDP} is {dense:.6g} on the same batch;"
-                f" use strategy {DDP}"
+                f" {own:.6g}, and that of {DDP} is {dense:.6g} on the same batch; use {DDP}"
             )

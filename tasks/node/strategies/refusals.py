@@ -44,8 +44,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
     if not fits(name, machines):
         layout = "+".join(map(str, machines))
         raise ValueError(
-            f"strategy {name} does not support these numbers of devices per machine: {layout};"
-            f" use {DDP}"
+            f"strategy {name} does not support {layout} devices per machine; use {DDP}"
         )
     if switches != NONE and name in (*TENSOR, TABLES):
         raise ValueError(f"strategy {name} does not support the switches {switches}; use {DDP}")

@@ -115,8 +115,7 @@ class Blocks:
             by_rank = of_ranks(shapes, self.grid.group)
             if any(theirs != shapes for theirs in by_rank):
                 raise ValueError(
-                    "a model with divided layers needs inputs of the same shapes on all ranks,"
-                    f" not {by_rank}; use strategy ddp"
+                    f"divided layers: the ranks' input shapes differ: {by_rank}; use strategy ddp"
                 )
             self.shapes = shapes
 
@@ -201,7 +200,8 @@ class _Norm(nn.Module):
     """A LayerNorm whose features are divided among the ranks of a grid row.
 
     For each sample, ranks exchange the mean and variance of their features. All ranks have equally
-    many features. The total mean is the mean of the ranks' means. The total variance is the mean of the ranks' variances plus the variance of the ranks' means.
+    many features. The total mean is the mean of the ranks' means. The total variance is the mean of
+    the ranks' variances plus the variance of the ranks' means.
     """
 
     def __init__(self, blocks: Blocks, layer: nn.LayerNorm) -> None:
