@@ -76,7 +76,7 @@ def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
     """Raise ValueError if the strategy does not support the precision or the batches.
 
     `batches` lists the samples per device and micro-step on each machine. Some strategies do not
-    support the loss scaling of fp16, and some need the same batch on all devices.
+    support the loss scaling of fp16, and some need the same batch size on all devices.
     """
     if precision == SCALED and name not in (DDP, *SERVED):
         raise ValueError(
@@ -84,7 +84,7 @@ def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
         )
     if name in (*TENSOR, DELTAS) and len(set(batches)) > 1:
         raise ValueError(
-            f"strategy {name} needs the same batch on all devices, not {batches}; use {DDP}"
+            f"strategy {name} needs the same batch size on all devices, not {batches}; use {DDP}"
         )
 
 
