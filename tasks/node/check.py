@@ -3,8 +3,9 @@
 `python -m node.check ANSWER` reads a JSON object from standard input, and writes its answer as JSON
 to the file ANSWER. The object has `workload` (the fields of a WorkloadFile), `folder` (the folder
 with its code), `precisions`, `strategies`, and `batch` (samples per step). The answer is a list
-with the result of `checked` for each precision. The first result also has the problems of
-`compared`.
+with the result of `checked` for each precision. In the first precision, the strategies that should
+train exactly like ddp are compared with ddp. If steps succeed in this precision, `problem` of its
+result says which comparisons failed.
 """
 
 import json
@@ -68,10 +69,10 @@ def main() -> None:
 
 
 def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
-    """Compare strategy `name` with ddp in `precision`, on the fewest processes that fit.
+    """Compare strategy `name` with ddp in `precision`, and return why their losses differ.
 
-    Returns why the strategy does not train what ddp trains; empty if it does, or if ddp cannot
-    train here.
+    The result is "" if they do not differ, or if ddp cannot train the model on this machine. The
+    number of processes is the smallest of 2, 4 and 8 that the strategy supports.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(

@@ -61,9 +61,9 @@ class Checkpoints:
     def write(self, step: int, state: dict[str, Any], **more: Any) -> None:
         """Write `state` and its manifest.
 
-        `more` is added to the manifest, as is `seconds`, the time to serialise the state and write
-        it to disk. Older states are deleted except for the last _KEPT; all manifests are kept.
-        Raises OSError if a file cannot be written.
+        The entries of `more` are added to the manifest, and also `seconds`, the time to serialise
+        the state and write it to disk. Afterwards, the last _KEPT states are kept, and older states
+        are deleted. All manifests are kept. Raises OSError if a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
         path = self.folder / f"step-{step:09d}.pt"
@@ -100,7 +100,10 @@ class Checkpoints:
         return None
 
     def note_start(self, start: dict[str, Any]) -> None:
-        """Store `start`, a description of a start of the workers. Raises OSError on failure."""
+        """Store `start`, which describes one start or restart of the worker processes.
+
+        Raises OSError if it cannot be written.
+        """
         write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
 
     def starts(self) -> list[dict[str, Any]]:

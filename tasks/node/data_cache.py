@@ -160,7 +160,8 @@ class _Store:
     """The file of a cache. A sample that cannot be read or stored counts as missing.
 
     path: the path of the file; "" creates a file in memory.
-    digest: the first bytes of the file, which identify the dataset. A file with others is emptied.
+    digest: the first bytes of the file, which identify the dataset. A file that begins with another
+        digest is emptied.
     samples: the number of entries in the index.
     room: the maximum total size of the samples in bytes. If it is infinite, samples are stored as
         long as _MIN_FREE bytes of the disk are free.
@@ -290,7 +291,7 @@ def _locked(file: int) -> Iterator[None]:
             break
         except (BlockingIOError, PermissionError):
             if time.monotonic() > until:
-                raise TimeoutError("another process holds the lock of the file") from None
+                raise TimeoutError("another process holds the lock of the cache file") from None
             time.sleep(0.0005)
     try:
         yield

@@ -49,7 +49,7 @@ def is_named(expected: str, name: str) -> bool:
 
 
 def missing_devices(expected: Devices, names: Sequence[str]) -> str:
-    """Return a sentence if the machine lacks `expected` devices; "" if it has enough.
+    """Return an error message if the machine has too few `expected` devices, else "".
 
     `names` are torch's names of the usable devices on the machine.
     """
@@ -62,10 +62,10 @@ def missing_devices(expected: Devices, names: Sequence[str]) -> str:
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
-    """Return a sentence if a run used another kind of device than expected; "" if it did not.
+    """Return an error message if a run used another device than expected; "" if it did not.
 
-    Only names are compared. Both sequences have one entry per machine. If `expected` is shorter,
-    the remaining machines are not checked.
+    Only the devices' names are compared. Both sequences have one entry per machine. If `expected`
+    is shorter, the remaining machines are not checked.
     """
     for wanted, got in zip(expected, used, strict=False):
         if not is_named(wanted.name, got.name):

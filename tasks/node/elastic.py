@@ -1,9 +1,10 @@
 """Run one rank of an elastic run, which resumes from a checkpoint when machines change.
 
 torchrun restarts the workers whenever a node is lost or joins. The global batch stays the same. The
-ranks that are present divide it in proportion to the run's batches, and take enough micro-steps
-that no device exceeds its batch. The first rank of the run's first node writes the checkpoints, a
-file about each start of the workers and, at the end, the run's record.
+ranks that are present divide it in proportion to the run's `batches`, the largest micro-batch of
+each device, and take as many micro-steps as this limit requires. The first rank of the run's first
+node writes the checkpoints, a file about each start of the workers and, at the end, the run's
+record.
 
 With B samples in the global batch and n samples in a micro-batch of a rank:
 
@@ -138,15 +139,15 @@ class ElasticRun(Worker):
         steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
             raise RuntimeError(
-                f"the ranks found different newest checkpoints, of the steps {steps}"
+                f"the ranks disagree on the newest checkpoint: they found those of steps {steps}"
             )
         return taken
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore the newest checkpoint, and train to the last step.
 
-        Returns the values for the record on the leading rank, and {} on other ranks. Raises
-        FloatingPointError if the loss at a checkpoint is not finite.
+        Returns the values for the record on the first rank of the run's first node, and {} on other
+        ranks. Raises FloatingPointError if the loss at a checkpoint is not finite.
         """
         item, nodes = self.item, self.nodes
         samples = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
@@ -199,11 +200,11 @@ class ElasticRun(Worker):
     def checkpoint(
         self, built: LoadedWorkload, step: int, partial_loss: float, **about: float
     ) -> None:
-        """Write a checkpoint after `step`. Every rank must call this; the leading rank writes.
+        """Write a checkpoint after `step`. Every rank must call this method.
 
-        The loss of the step is the sum of `partial_loss` over all ranks. The entries of `about` are
-        added to the checkpoint's manifest. The leading rank raises FloatingPointError if the loss
-        is not finite.
+        The first rank of the run's first node writes the checkpoint. The entries of `about` are
+        added to its manifest. The loss of the step is the sum of `partial_loss` over all ranks. If
+        the loss is not finite, this rank raises FloatingPointError instead.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
@@ -228,7 +229,8 @@ class ElasticRun(Worker):
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record: with `values`, or a failed record if `problem` is not empty.
 
-        The leading rank calls this after a finished run. A rank that fails calls it with `problem`.
+        The first rank of the run's first node calls this method with `values` after a finished run.
+        A rank that fails calls it with `problem`.
         """
         used = [replace(self.described, count=count) for count in self.item.used]
         started_unix = values["starts"][0]["began_unix"] if values else self.started_unix

@@ -72,7 +72,7 @@ class LoadedWorkload:
 
     @property
     def stateful(self) -> dict[str, Any]:
-        """Return the parts of the training that a checkpoint saves."""
+        """Return {name: object} for the objects whose `state_dict` a checkpoint saves."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -174,8 +174,8 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     """Import the workload's Python module, and return it.
 
     If the workload names a module, it is imported by this name, so only once in a process.
-    Otherwise the code file is executed. Raises WorkloadError if it is not a Python file, and the
-    errors of the user's code.
+    Otherwise the code file is executed. Raises WorkloadError if the code file is not a
+    Python file, and the errors of the user's code.
     """
     if workload.module:
         root = str(folder / workload.folder)

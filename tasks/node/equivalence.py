@@ -1,14 +1,16 @@
-"""Hold each strategy that claims the step of ddp to the losses of ddp.
+"""Check that strategies that should train exactly like ddp have the same losses as ddp.
 
-Both train a few steps from the same weights on the same small batches. Dropout is off, because the
-ranks of tensor parallelism draw other masks than those of ddp. The first loss differs if the
-strategy computes another model or loss; the last loss also differs if it takes another step.
+The strategy and ddp train a few steps from the same weights on the same small batches. Dropout is
+off, because the ranks of tensor parallelism draw other masks than those of ddp. The first loss
+differs if the strategy computes another model or loss. The last loss also differs if the strategy
+updates the weights differently.
 
-    |loss - plain| <= max(1e-5 |plain|, 10 |disturbed - plain|)     in the first and the last step
+    |loss - plain| <= max(1e-5 |plain|, 10 spread)     in the first and the last step
 
-`plain` is the loss of ddp. `disturbed` is its loss after each weight was changed by a rounding
-error, in the step up to this step where the two differ most. It shows how much rounding, and
-randomness that no seed repeats, change the losses of this model.
+`loss` is the loss of the strategy, and `plain` that of ddp. For `spread`, ddp trains again after
+each initial weight was changed by a rounding error. `spread` is the largest difference between the
+losses of the two trainings with ddp, over all steps up to this step. It shows how much the losses
+change by rounding and by randomness that no seed controls.
 """
 
 import copy
@@ -52,13 +54,17 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
     batches: list[Any] = []
 
     def losses(name: str, *, disturbed: bool = False) -> list[float]:
-        """Return the loss of each step as a mean over ranks; infinite if training diverged."""
+        """Train with strategy `name`, and return the loss of each step as a mean over ranks.
+
+        The loss is infinite after training has diverged. If `disturbed` is True, each weight is
+        first changed by a rounding error.
+        """
         built = build(shared=shares_out(name))
         # the ranks may be on the same computer; a GPU without memory raises a RuntimeError itself
         needed = _MEMORY_OF_DDP * built.gradient_bytes * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if built.device.type == "cpu" and max(of_ranks(needed / memory, group)) > 1:
-            raise RuntimeError("it needs too much memory")
+            raise RuntimeError("the comparison needs more memory than this machine has")
         batches.extend(built.make_batch(batch) for _ in range(_STEPS - len(batches)))
         left = iter(copy.deepcopy(batches))
         built.make_batch = lambda _: next(left)

@@ -1,10 +1,10 @@
 """Manage one rank of a torchrun launch: process groups, waits for other ranks, and reports.
 
-An item is one run of the plan. Single-node items use no network, so different nodes run them at the
-same time. A multi-node item runs alone: every rank waits for all earlier items, and then until the
-item has ended. A node runs its items one after another, even if they use different devices. To
-wait, a rank blocks on a key of the shared store, which needs no CPU time. The first rank of an item
-sets the key when the item ends.
+An item is one run of the plan. A node runs its items one after another, even if they use different
+devices. Different nodes run single-node items at the same time, because these items use no network.
+A multi-node item runs alone: it begins when all earlier items have ended, and no later item begins
+before it has ended. The first rank of an item sets a key of the shared store when the item ends.
+Other ranks wait for an item by blocking on its key, which needs no CPU time.
 """
 
 import json
@@ -44,11 +44,14 @@ class Worker:
     """A process that torchrun started on one device of the machine `node`.
 
     reports: True for the first rank of a node, which writes the armed and progress files.
-    described: the device, as records state it.
+    described: the device, in the form in which records describe it.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
-        """Take a device. Raises RuntimeError if the machine lacks the devices of the plan."""
+        """Select this rank's device.
+
+        Raises RuntimeError if the machine lacks the devices that the plan expects.
+        """
         self.mailbox, self.plan, self.node = mailbox, plan, node
         self.layout = RankLayout.of(plan)
         self.device = own_device(plan.expected[node])
@@ -77,9 +80,11 @@ class Worker:
         )
 
     def wait_for_go(self, armed: Mapping[str, Any]) -> dict[str, Any]:
-        """Report `armed`, wait for the controller's `go-<attempt>.json`, and return its content.
+        """Wait for the controller's file `go-<attempt>.json`, and return its content.
 
-        After a restart, the file already exists.
+        The first rank of a node first writes `armed` to the file `armed-<attempt>.json`, to tell
+        the controller that it waits. After a restart of the workers, the controller's file already
+        exists.
         """
         if self.reports:
             self.report(f"armed-{self.plan.attempt}.json", armed)
@@ -117,7 +122,8 @@ class Launch(Worker):
 
     devices: the device of each rank.
     written: the names of the workloads whose checkpoint this rank has timed.
-    equal: the workload, strategy, precision and ranks of runs whose losses equal those of ddp.
+    equal: a text for each run whose losses were found equal to those of ddp. It has the run's
+        workload, strategy, precision and ranks.
     pairs: the links between machines, as returned by probe.pairs. It is empty if they were not
         measured, and on every rank except the first of each machine.
     """
@@ -151,7 +157,10 @@ class Launch(Worker):
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
 
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
-        """Create the process group of `ranks`. Every rank of the launch must call this method."""
+        """Create the process group of `ranks`. Every rank of the launch must call this method.
+
+        `order` is passed to torch's `new_group`.
+        """
         timeout: Any = timedelta(seconds=self.plan.timeout_s)
         group: dist.ProcessGroup = dist.new_group(
             list(ranks), timeout=timeout, backend=backend(self.device), **order
@@ -159,9 +168,9 @@ class Launch(Worker):
         return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
-        """Recreate the runs' process groups in the order of nodes that `go` contains.
+        """Recreate the runs' process groups with the nodes in the order that `go` contains.
 
-        `go` is the content of `go-<attempt>.json`. The process groups stay if its `order` is empty.
+        `go` is the content of `go-<attempt>.json`. If its `order` is empty, no group is recreated.
         Every rank must call this method.
         """
         self.layout = layout = replace(self.layout, sending=tuple(go.get("order") or ()))
@@ -184,9 +193,9 @@ class Launch(Worker):
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_rank(self, item: Item, values: Sequence[float]) -> list[float]:
-        """Return a value per rank of the run `item` in the order of ranks.
+        """Return `values`, which has one value per rank of the run `item`, in the order of ranks.
 
-        `values` are in the order of the all-reduce ring (RankLayout.sending).
+        `values` is in the order of the all-reduce ring (see RankLayout.sending).
         """
         pairs = sorted(zip(self.layout.sending_ranks(item), values, strict=True))
         return [value for _, value in pairs]

@@ -50,9 +50,10 @@ class LoaderError(Exception):
 class Loader:
     """The source of a rank's batches: `loader(batch)` returns the next batch of `batch` samples.
 
-    `workers` is the number of worker processes, at first the user's. The constructor raises
-    LoaderError if the DataLoader `given` overrides `__iter__` or has no `batch_size`, because its
-    batch size cannot be changed in these cases.
+    It rebuilds the user's DataLoader `given` for each new batch size. `workers` is the number of
+    worker processes. Its initial value is `given.num_workers`. The constructor raises LoaderError
+    if `given` overrides `__iter__` or has no `batch_size`, because its batch size cannot be
+    changed.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
@@ -74,9 +75,9 @@ class Loader:
     def __call__(self, batch: int) -> tuple[Any, Any]:
         """Return the inputs and the target of the next `batch` samples.
 
-        After the last batch of the data, it starts again. Raises LoaderError if it then still has
-        no batch, or if a batch has another number of samples. Also raises the errors of torch and
-        of user code.
+        After the last batch of the data, it starts again with the first batch. Raises LoaderError
+        if the data have no complete batch, or if a batch has another number of samples. Also raises
+        the errors of torch and of user code.
         """
         if self._rebuilt is None or self._rebuilt.batch_size != batch:
             self.close()
@@ -86,11 +87,13 @@ class Loader:
             self._iterator = iter(self._rebuilt)
             made = next(self._iterator, None)
         if made is None:
-            raise LoaderError(f"the loader's data ended before a worker had {batch} samples")
+            raise LoaderError(
+                f"the loader's data ended before a worker had a batch of {batch} samples"
+            )
         inputs, target = made
         if batch not in sizes(inputs) & sizes(target):
             raise LoaderError(
-                f"the workload's loader returned inputs or a target not of {batch} samples"
+                f"the loader returned a batch whose inputs or target do not have {batch} samples"
             )
         return inputs, target
 

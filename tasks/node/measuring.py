@@ -40,13 +40,14 @@ class Patience:
     """Repeats disturbed measurements while time is left, and collects figures of accepted blocks.
 
     A block is a group of consecutive steps. It is disturbed if the hypervisor took at least the
-    fraction DISTURBED of a machine's CPU time. A disturbed block is repeated; it is accepted only
-    if no time is left.
+    fraction DISTURBED of a machine's CPU time. A disturbed block is repeated. When no time is left,
+    the last repetition is accepted, even if it is disturbed.
 
     left_s: seconds left for repeated measurements.
-    taken, wanted: sums of stolen and wanted CPU ticks (see processor_ticks) over the accepted
-        blocks. For each block, only the machine with the largest stolen fraction counts.
-    reference: the computation to time before and after each block; None to time nothing.
+    taken, wanted: `taken` is the CPU time that the hypervisor took. `wanted` is the sum of this
+        time and the used CPU time. Both are in clock ticks (see processor_ticks), and are summed
+        over the accepted blocks, for each block on its most disturbed machine.
+    reference: a fixed computation to time before and after each block; None to time nothing.
     references: for each accepted block and rank, the mean time in seconds of the reference
         computation before and after the block.
     """

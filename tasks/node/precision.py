@@ -39,7 +39,7 @@ class Arithmetic:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == SCALED)
 
     def hold(self) -> None:
-        """Set torch's precision of float32 products, which user code may have changed."""
+        """Set torch's float32 matmul precision again, because user code may have changed it."""
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 

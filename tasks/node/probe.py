@@ -73,11 +73,11 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, which has one rank per machine.
 
     Pairs exchange messages one after another, while all other ranks are idle. Every rank of `group`
-    must call this function. Everything is measured SWEEPS times, so the first three values are
-    lists of SWEEPS entries. Returns a dictionary with these keys:
+    must call this function. Returns a dictionary with three keys. Each value is a list with SWEEPS
+    entries, because everything is measured SWEEPS times:
 
-    latency_s: (n, n) matrices with the time of a one-byte message from i to j while j also sends to
-        i, in seconds. Both ends measure it, and the larger time counts.
+    latency_s: (n, n) matrices. Entry (i, j) is the time in seconds of a one-byte message from i to
+        j while j also sends to i. Both ends measure it, and the larger time counts.
     byte_s: (n, n) matrices with the additional time per byte, in seconds.
     sharing: numbers from 0 to 1 that say how much pairs delay each other if they send at the same
         time. 0 means not at all, and 1 means as if all pairs shared one link. They are measured
@@ -106,8 +106,8 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 class _Links:
     """This rank's links to the other ranks of `group`.
 
-    `sizes` has, for each rank, the size in bytes of the long message that is exchanged with it. A
-    size is 0 until the first sweep has chosen it.
+    Each link is measured with a message of one byte and a long message. `sizes` has, for each rank,
+    the size in bytes of the long message. It is 0 until the first sweep has chosen it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -130,8 +130,8 @@ class _Links:
     def sharing(self, together: dict[Pair, float]) -> float:
         """Return how much pairs delay each other when they send at the same time, from 0 to 1.
 
-        0 means not at all, and 1 means as if all pairs shared one link. `together` maps each of the
-        pairs to its time in seconds while no other pair sends.
+        0 means not at all, and 1 means as if all pairs shared one link. The keys of `together` are
+        the pairs. Its values are their times in seconds when each pair sends alone.
         """
         mine_s = 0.0
         meet(self.group)
@@ -153,9 +153,10 @@ class _Links:
         return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
 
     def _size(self, peer: int) -> int:
-        """Return a message size in bytes that takes about _PAIR_S seconds to exchange with `peer`.
+        """Return the size in bytes of the long message for the link to `peer`.
 
-        Both ends agree on the size.
+        It starts at _MIN_BYTES, and is doubled until an exchange takes _PAIR_S seconds or the size
+        reaches _MAX_BYTES. Both ends return the same size.
         """
         size = _MIN_BYTES
         while size < _MAX_BYTES:
@@ -170,8 +171,7 @@ class _Links:
     def _steady_s(self, size: int, peer: int) -> float:
         """Exchange `size` bytes with `peer` twice, and return the shorter time in seconds.
 
-        One exchange before these is not timed, because rate limits let the first bytes pass at full
-        speed.
+        A first exchange is not timed, because a rate limit lets the first bytes pass at full speed.
         """
         self._exchange_s(size, peer)
         return min(self._exchange_s(size, peer) for _ in range(2))

@@ -60,7 +60,7 @@ def descendants(root: int) -> list[int]:
 def end_descendants() -> None:
     """Kill all descendants of this process, even in other sessions, and wait until they are gone.
 
-    Orphans are included only after `adopt_orphans`.
+    Descendants whose parent has ended are included only if `adopt_orphans` was called earlier.
     """
     while True:
         for process in descendants(os.getpid()):
@@ -88,8 +88,8 @@ _LAST_LINE = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 def blame_rank(code: Any) -> int:
     """Return a sort key for exit codes. The lowest key is the most likely cause of a failure.
 
-    The key is 0 for codes in FAULTS and for signals (negative codes), 2 for a lost peer, and 1 for
-    other codes.
+    The key is 0 if the process itself failed (a code in FAULTS, or a signal, whose code is
+    negative), 2 if it lost a peer, and 1 for other codes.
     """
     if code == EXIT_LOST_PEER:
         return 2

@@ -135,9 +135,10 @@ def thread_counters() -> list[float]:
 def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float, float]:
     """Return (CPU seconds, seconds of waiting for storage, bytes read) per sample.
 
-    `before` and `after` are the thread's counters before and after it made a batch. The bytes are
-    the larger of requested and fetched bytes, because memory-mapped files are fetched without read
-    calls, and files in the page cache are read without a fetch.
+    `before` and `after` are the thread's counters before and after it made a batch. The bytes
+    are the larger of two counters: bytes requested by read calls, and bytes fetched from storage.
+    Memory-mapped files are fetched without read calls, and files in the page cache are read without
+    a fetch.
     """
     wall_s, processor_s, queued_s, asked, stored = (
         (now - then) / batch for now, then in zip(after, before, strict=True)
@@ -146,10 +147,10 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Yield 0, 1, 2, ... until `max_s` seconds have passed.
+    """Yield the numbers 0, 1, 2, ... of the repeats until `max_s` seconds have passed.
 
-    The caller ignores the first `left_out` repeats. After those, there are at least _MIN_REPEATS
-    and at most _MAX_REPEATS repeats.
+    The caller does not use the times of the first `left_out` repeats. They are followed by at least
+    _MIN_REPEATS repeats, even if this takes longer than `max_s`, and by at most _MAX_REPEATS.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):
@@ -168,10 +169,11 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 
 
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
-    """Return a dictionary with `bytes` and `ready_fraction` for each of DDP's gradient buckets.
+    """Return a dictionary for each of DDP's gradient buckets, in the order in which they are ready.
 
-    `ready_fraction` is the fraction of the backward pass's time after which the bucket is ready.
-    The first two passes are left out, because DDP rebuilds its buckets after the first pass.
+    It has `bytes`, the size of the bucket, and `ready_fraction`, the fraction of the backward
+    pass's time after which the bucket is ready (the mean over several passes). The first two passes
+    are not measured, because DDP rebuilds its buckets after the first pass.
     """
     clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)

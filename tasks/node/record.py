@@ -91,10 +91,10 @@ class WorkloadFile:
 
     @property
     def process_key(self) -> tuple[Any, ...]:
-        """Return a key of folder, requirements and environment variables.
+        """Return a tuple that is equal for workloads that can run in the same process.
 
-        Workloads with equal keys can run in the same process. The key is empty for a workload that
-        needs none of these.
+        It has the folder, the requirements and the environment variables. It is empty for a
+        workload that needs none of these.
         """
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
         return needs if any(needs) else ()
@@ -115,7 +115,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True for GPUs. The machine must check at the start that it has them."""
+        """Return True if a machine must check at its start that it has these devices (GPUs)."""
         return self.name not in (CPU, ANY)
 
 
@@ -164,12 +164,15 @@ class Item:
 
     @property
     def used(self) -> list[int]:
-        """Return the number of devices used on each of `nodes`."""
+        """Return a list with the number of devices that the run uses on each of `nodes`."""
         return self.devices or [1] * len(self.nodes)
 
     @property
     def needs(self) -> list[int]:
-        """Return the nodes that the run cannot do without: all, or the first of an elastic run."""
+        """Return the nodes without which the run fails.
+
+        These are all nodes of the run. An elastic run needs only its first node.
+        """
         return self.nodes[:1] if self.kind == ELASTIC else self.nodes
 
 
@@ -216,7 +219,7 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return the maximum seconds that a node waits for torchrun to start on the other nodes.
+        """Return the longest time in seconds that a node waits for torchrun on the other nodes.
 
         Before they start torchrun, the other nodes may check devices and install requirements.
         """
@@ -266,7 +269,7 @@ class RankLayout:
 
     @property
     def host(self) -> int:
-        """Return the first node that takes part. The other nodes connect to this node."""
+        """Return the first node of the attempt. The other nodes connect to this node."""
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
@@ -277,9 +280,9 @@ class RankLayout:
         )
 
     def placed(self, item: Item) -> Item:
-        """Return `item` with nodes, devices and batches rearranged into the order `sending`.
+        """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
 
-        Returns `item` itself if `sending` is empty or the run has too few nodes.
+        Returns `item` itself if `sending` is empty or the run has fewer than LEAST_ORDERED nodes.
         """
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
@@ -360,7 +363,7 @@ def record_of(
 def fail_runs(
     mailbox: Path, plan: Plan, node: int, *, code: int, reason: str, cause: str
 ) -> NoReturn:
-    """Write a failed record for each run on `node`, and exit with `code`.
+    """Write a failed record for each run that uses `node`, and exit with `code`.
 
     `cause` is MACHINE if the machine lacks its devices, INSTALL if the package index did not
     respond or the installation took too long, and "" if the workload is at fault.
@@ -375,7 +378,7 @@ def fail_runs(
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write dictionaries and dataclasses, also nested, as JSON atomically.
+    """Write `body` as JSON to the file `path` atomically. `body` may contain dataclasses.
 
     Raises OSError if the file cannot be written.
     """

@@ -63,8 +63,8 @@ class NotInstalled(Exception):
 def unpack(archive: bytes, folder: Path) -> None:
     """Unpack a .tar.gz into `folder`, unless the folder exists.
 
-    Raises OSError if the archive cannot be unpacked, or if it contains a path that leads out of the
-    folder, a device or another special file.
+    Raises OSError if the archive cannot be unpacked, or if it contains a device, another special
+    file, or a path that leads out of the folder.
     """
     if folder.exists():
         return
@@ -106,8 +106,8 @@ def install(
     `requirements` is the path of a requirements file relative to `root`, the folder in which pip
     runs. While another process creates the environment, this function waits. `workload` is the name
     for messages. Unless `builds` is True, pip installs only wheels, because a build runs the
-    package's code. `confine` returns a command that runs pip with fewer rights. Raises NotInstalled
-    if pip fails, takes longer than INSTALL_S, or would have to build.
+    package's code. `confine` maps pip's command to a command that runs pip with fewer rights.
+    Raises NotInstalled if pip fails, takes longer than INSTALL_S seconds, or would have to build.
     """
     failed = f"requirements of workload {workload} could not be installed"
     if not builds:
@@ -119,7 +119,9 @@ def install(
         if not marker.exists():
             for line in () if builds else lines_of(root / requirements):
                 if not is_plain(line, root):
-                    raise NotInstalled(f"{failed}: {line!r} may run code of packages")
+                    raise NotInstalled(
+                        f"{failed}: pip may run a package's code for the line {line!r}"
+                    )
             _create(environment)
             torch = [f"torch=={version}"] if (version := torch_version()) else []
             pip = [str(python), "-I", "-m", "pip", "install", "--no-input"]
@@ -137,7 +139,10 @@ def install(
 
 
 def lines_of(requirements: Path) -> list[str]:
-    """Return the lines of a requirements file as pip reads them, without comments and hashes."""
+    """Return the lines of a requirements file as pip reads them.
+
+    Comments, `--hash` options and empty lines are left out.
+    """
     lines = requirements.read_text(errors="replace").splitlines()
     # a backslash continues a line, but not a comment
     text = "\n".join("" if line.lstrip().startswith("#") else line for line in lines)
@@ -149,7 +154,8 @@ def lines_of(requirements: Path) -> list[str]:
 def is_plain(line: str, root: Path) -> bool:
     """Return True if pip installs the line of a requirements file without running package code.
 
-    `root` is the folder in which pip runs. Builds of packages are forbidden by another option.
+    `root` is the folder in which pip runs. The caller of pip forbids builds of packages by another
+    option.
     """
     return bool(_PLAIN.fullmatch(line)) and not (root / line.rpartition("@")[2].strip()).is_dir()
 
@@ -194,7 +200,11 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 
 
 def readable() -> list[str]:
-    """Return paths, among other words, that pip reads: of Python, indexes and certificates."""
+    """Return the paths that pip must be able to read: Python's folders and pip's settings.
+
+    The settings are values of environment variables, such as the path of a certificate. Some of
+    them are not paths.
+    """
     return [sys.base_prefix, *_packages(), *_carried().values()]
 
 

@@ -49,6 +49,7 @@ def one_step(
 ) -> float:
     """Take one optimizer step, and return the mean loss of this rank's samples.
 
+    module: the model, or the module into which a strategy wrapped it.
     sizes: the sizes of the micro-batches. Micro-batches of size 0 are skipped.
     scale: the factor of each sample's loss: the number of ranks divided by the global batch,
         because gradients are averaged over ranks.
@@ -143,7 +144,7 @@ class TimedSteps:
         return by_rank[:, 1:].reshape(len(by_rank), count, 2)
 
     def until_steady(self, item: Item) -> Tensor:
-        """Time blocks of steps until `measuring.enough` is True.
+        """Time blocks of steps until the step time is precise (see `measuring.enough`).
 
         Returns the times of all steps, as a tensor of shape (ranks, steps, 2): for each step, its
         duration and the wait for its batches, in seconds.
@@ -209,7 +210,8 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dic
     ends after `item.windows` windows, after `item.most_s` seconds, or after a window whose loss is
     not finite. `place` is the index of this node in `item.nodes`. Returns a dictionary:
 
-    losses: the mean loss of each window over all samples, without a last loss that is not finite.
+    losses: the mean loss of each window over all samples. A last loss that is not finite is left
+        out.
     steps_a_window: the number of steps in a window.
     diverged: True if the last loss was not finite.
     """

@@ -74,10 +74,10 @@ def compiled_nothing(switches: str) -> bool:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of `model`: modules whose sharded weights are gathered in one all-gather.
+    """Return the blocks of `model`: the modules that FSDP shards, and gathers, as a unit.
 
     A block has at most 1 / _BLOCKS of all weights, unless it cannot be divided. Modules that share
-    a weight with the rest of the model, such as a tied head, are left out.
+    a weight with the rest of the model, such as a tied head, are not blocks.
     """
     uses = uses_of(model)
     return [
@@ -88,7 +88,10 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose activations are recomputed. Each of them has several layers."""
+    """Return the modules whose activations checkpointing recomputes in the backward pass.
+
+    Each of them has several layers.
+    """
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())
@@ -117,7 +120,10 @@ def _modules(
 
 
 def uses_of(module: nn.Module) -> Counter[int]:
-    """Return {id(parameter): number of uses} for the parameters of `module` and its submodules."""
+    """Return, for the id of each parameter of `module`, under how many names it is registered.
+
+    A parameter that several submodules share has several names.
+    """
     return Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
 
 

@@ -152,8 +152,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     """Measure the run `item`, and return the values for its record.
 
     `built` is the workload; None for a probe of the network. Raises NotMeasured if the run yields
-    no measurement, or if its losses show that its strategy does not take the step of ddp that it
-    claims. Also raises the errors of the workload.
+    no measurement, or if the strategy should train exactly like ddp but its losses differ. Also
+    raises the errors of the workload.
     """
     group, patience = launch.group(item), launch.patience
     placed = launch.layout.placed(item)

@@ -146,10 +146,10 @@ class Delivery:
         return f"the agent ended with exit code {code}: {output}"
 
     def _publish(self, name: str, body: dict[str, Any], **more: Any) -> None:
-        """Upload the file `name` with the fields of `body` and `more` as a JSON object.
+        """Upload the file `name`: a JSON object with the entries of `body` and `more`.
 
-        Does nothing if `body` has not changed since the last upload of this file. An error is only
-        printed, and the next call tries again.
+        Does nothing if `body` equals the `body` of the last upload of this file; `more` is not
+        compared. An error is only printed, and the next call tries again.
         """
         if self.sent.get(name) == body:
             return
@@ -194,9 +194,10 @@ class Delivery:
         self._watch()
 
     def _watch(self) -> None:
-        """Look for a new notice of EC2, at most every _NOTICE_EVERY_S seconds, and upload it.
+        """Upload EC2's interruption notice if it is new.
 
-        After a new notice, all files are uploaded too, because the machine may end soon.
+        EC2 is queried at most every _NOTICE_EVERY_S seconds. After a new notice, all files are
+        uploaded too, because the machine may end soon.
         """
         if time.monotonic() < self.next_notice:
             return

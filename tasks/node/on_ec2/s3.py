@@ -33,7 +33,7 @@ def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: fl
 class MachineStore:
     """The folders `in/` and `out/` of this machine in the bucket, below the prefix `root`.
 
-    Methods raise an exception in FAULTS if a request fails.
+    Methods raise an error in FAULTS if a request fails.
     """
 
     def __init__(self, client: Any, bucket: str, root: str) -> None:

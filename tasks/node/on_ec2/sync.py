@@ -33,7 +33,7 @@ _PLACED = ("workloads", "node", "data", "plan", "go", "done")
 class Inbox:
     """Downloads the controller's files into `directory`.
 
-    `get(name)` returns the content of an S3 object. It raises an exception in FAULTS if the request
+    `get(name)` returns the content of an S3 object. It raises an error in s3.FAULTS if the request
     fails or the object does not exist yet.
     """
 
@@ -42,22 +42,23 @@ class Inbox:
         self._placed: dict[str, str] = {}
 
     def rank(self) -> int:
-        """Return this machine's rank in the cluster.
+        """Return this machine's rank in the cluster, as the controller has assigned it.
 
-        Raises an exception in FAULTS while the controller has not assigned a rank.
+        Raises an error in s3.FAULTS if no rank is assigned yet, or if S3 does not respond.
         """
         return int(json.loads(self._get("node.json"))["node"])
 
     def fetch(self) -> None:
         """Download new and changed files of the manifest, workloads first and `done.json` last.
 
-        Stops at a file that is newer than the manifest. Raises an exception in FAULTS if S3 or the
-        disk fails, or if the manifest has an invalid name.
+        Stops at a file that is newer than the manifest, because a newer manifest will list it.
+        Raises an error in s3.FAULTS if S3 or the disk fails, or if the manifest has an invalid
+        name.
         """
         files = dict(json.loads(self._get("manifest.json"))["files"])
         for name in files:
             if _INCOMING.fullmatch(name) is None:
-                raise OSError(f"manifest.json names {name!r}, which is not a file of a mailbox")
+                raise OSError(f"manifest.json lists {name!r}, which is not a file of a mailbox")
         new = [name for name in files if self._placed.get(name) != files[name]]
         for name in sorted(new, key=lambda name: _PLACED.index(re.split(r"[-./]", name)[0])):
             content = self._get(name)
@@ -101,8 +102,8 @@ class UploadState:
 class Outbox:
     """Uploads the files of `folder` and of its subfolder `records`.
 
-    Only files of the user id `owner` are uploaded. `put(name, content)` uploads a file, and raises
-    an exception in FAULTS if that fails.
+    Only files that belong to the user id `owner` are uploaded. `put(name, content)` uploads a file,
+    and raises an error in s3.FAULTS if that fails.
     """
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
@@ -135,8 +136,8 @@ class Outbox:
     def waiting(self) -> list[str]:
         """Return the names of new and changed files: first records, then other files, then logs.
 
-        A record is uploaded only once. Records and other files have separate limits, so that many
-        other files cannot block records.
+        A record is uploaded only once. At most _MOST_FILES records and as many other files are
+        uploaded. The limits are separate, so that other files cannot block records.
         """
         count, found = Counter(map(_is_record, self._states)), []
         for name, mark in self._marks():
@@ -154,9 +155,10 @@ class Outbox:
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
-        """Take one upload from the budget. Return False if the budget is used up.
+        """Return True if the file may be uploaded now, and count this upload.
 
-        Heartbeats are always allowed and need no budget.
+        A token bucket allows UPLOADS_PER_HOUR on average, and UPLOADS_AT_ONCE in succession.
+        Heartbeats are always allowed and not counted.
         """
         if name == _HEARTBEAT:
             return True
@@ -170,7 +172,7 @@ class Outbox:
     def _upload(self, name: str) -> None:
         """Upload a file. If the file is too large, upload the reason in `refused.json` instead.
 
-        Does nothing if the file may not be read.
+        Does nothing if it is not a regular file of the user `owner`.
         """
         read = self._read(name)
         if read is None:  # it is gone, or it is no longer a regular file of the owner
@@ -186,9 +188,9 @@ class Outbox:
         self._states[name] = UploadState(mark, time.monotonic() + pause_s)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Yield (name, mark) for each file in the folder that may be uploaded.
+        """Yield (name, mark) for each regular file of the user `owner` that has an allowed name.
 
-        The mark changes when the content changes.
+        A file's mark changes when its content changes.
         """
         for within in ("", _RECORDS):
             with suppress(OSError), self._opened(within) as descriptor:
@@ -202,10 +204,11 @@ class Outbox:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Return the content and the mark of a file; None if it may not be uploaded.
+        """Return the content and the mark of a file.
 
-        For a log, the content is the last _LARGEST_BYTES bytes. For other files, it has at most one
-        byte more than this limit, which shows that the file is too large.
+        Returns None if it is not a regular file of the user `owner`. For a log, the content is the
+        last _LARGEST_BYTES bytes. For other files, it has at most one byte more than this limit,
+        which shows that the file is too large.
         """
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:
@@ -221,9 +224,10 @@ class Outbox:
 
     @contextmanager
     def _opened(self, within: str) -> Iterator[int]:
-        """Open the folder (`within` = "") or its subfolder (`within` = "records/").
+        """Open `self.folder` (`within` = "") or its subfolder `records` (`within` = "records/").
 
-        Yields the file descriptor. Raises OSError if the user has replaced `records` by a link.
+        Yields the folder's file descriptor. Raises OSError if the user has replaced `records` by a
+        link.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         descriptor = os.open(f"{self.folder}/{within}".rstrip("/"), flags)

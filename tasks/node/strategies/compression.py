@@ -63,9 +63,9 @@ def powersgd_state(group: dist.ProcessGroup) -> PowerSGDState:
 class SparseExchange:
     """The state of `sparse_hook` on a rank.
 
-    `machines` lists the number of devices of each machine; all are equal. `density` is the fraction
-    of the entries that is sent. `residuals` maps the index of a bucket to the values that this rank
-    has not sent yet. `steps` counts finished steps.
+    `machines` lists the number of devices of each machine, which is the same on all machines.
+    `density` is the fraction of the entries that is sent. `residuals` maps the index of a bucket to
+    the values that this rank has not sent yet. `steps` counts finished steps.
     """
 
     group: dist.ProcessGroup

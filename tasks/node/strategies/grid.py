@@ -44,8 +44,8 @@ class Grid:
     row: the ranks that hold different features of the same samples.
     column: the ranks that hold the blocks of a weight for the same outputs, but for other inputs.
     depth: the ranks that hold copies of the same block of a weight.
-    features: the ranks that hold the same features of different samples: the columns of all depths
-        at this rank's position in its row.
+    features: the ranks that hold the same features of different samples. These are the ranks at the
+        same position in their row, in all rows and at all depths.
     """
 
     group: dist.ProcessGroup

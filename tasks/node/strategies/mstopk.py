@@ -20,9 +20,10 @@ _NARROW = 0.2  # below this fraction of candidates, later iterations look only a
 def largest(values: Tensor, count: int) -> Tensor:
     """Return the positions of the `count` largest magnitudes in `values`, in ascending order.
 
-    The result is approximate: magnitudes close to the `count`-th largest may take its place. If
-    some values are not finite, these come first, so that all ranks receive them, and then the first
-    finite values. If `count` exceeds the number of values, all positions are returned.
+    The result is approximate: a value may be missing if its magnitude is close to the `count`-th
+    largest, and a slightly smaller value is chosen instead. If some values are not finite, they are
+    chosen first, so that all ranks receive them. The rest are then arbitrary finite values. If
+    `count` exceeds the number of values, all positions are returned.
     """
     if count >= len(values):
         return torch.arange(len(values), device=values.device)
@@ -52,10 +53,10 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
-    """Return `count` positions in ascending order: those of `first`, then those of `then`.
+    """Return `count` positions, in ascending order, at which one of two boolean masks is True.
 
-    `first` and `then` are boolean masks of the same length. The True entries of `first` are taken
-    from the start. If they are fewer than `count`, those of `then` are taken at equal intervals.
+    The positions are the first `count` positions of `first`. If `first` has fewer, the rest are
+    positions of `then` at equal intervals. Both masks have the same length.
     """
     taken = torch.nonzero(first).flatten()[:count]
     left, others = count - len(taken), torch.nonzero(then).flatten()

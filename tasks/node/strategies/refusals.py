@@ -43,7 +43,9 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
     if not fits(name, machines):
         layout = "+".join(map(str, machines))
-        raise ValueError(f"strategy {name} cannot use machines with {layout} devices; use {DDP}")
+        raise ValueError(
+            f"strategy {name} does not support {layout} devices per machine; use {DDP}"
+        )
     if switches != NONE and name in (*TENSOR, TABLES):
         raise ValueError(f"strategy {name} does not support the switches {switches}; use {DDP}")
     if OFFLOAD in on(switches) and not shares_out(name):
@@ -52,7 +54,7 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
         )
     if OFFLOAD in on(switches) and device.type == "cpu":
         raise ValueError(
-            f"switch {OFFLOAD} has no effect on a CPU: the states are already in host memory"
+            f"switch {OFFLOAD} has no effect on a CPU, where all states are already in host memory"
         )
 
 
@@ -71,16 +73,19 @@ def fits(name: str, machines: Sequence[int]) -> bool:
 
 
 def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
-    """Raise ValueError if the strategy does not support loss scaling or unequal batches.
+    """Raise ValueError if the strategy does not support the precision or the batches.
 
-    `batches` lists the batch per device of each machine.
+    `batches` lists the samples per device and micro-step on each machine. Some strategies do not
+    support the loss scaling of fp16, and some need the same batch size on all devices.
     """
     if precision == SCALED and name not in (DDP, *SERVED):
         raise ValueError(
             f"strategy {name} does not support {SCALED}, which scales gradients; use bf16"
         )
     if name in (*TENSOR, DELTAS) and len(set(batches)) > 1:
-        raise ValueError(f"strategy {name} needs equal batches, not {batches}; use {DDP}")
+        raise ValueError(
+            f"strategy {name} needs the same batch size on all devices, not {batches}; use {DDP}"
+        )
 
 
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
@@ -111,14 +116,14 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
         tables, uses = tables_of(model), uses_of(model)
         if not tables:
             raise ValueError(
-                f"strategy {name}: no nn.Embedding or EmbeddingBag in this model; use {DDP}"
+                f"strategy {name}: the model has no nn.Embedding or nn.EmbeddingBag; use {DDP}"
             )
         for path, table in tables.items():
             shared = uses[id(table.weight)] > 1
             if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
                 raise ValueError(
-                    f"strategy {name}: {path} is used twice, or has sparse gradients, max_norm or"
-                    f" scale_grad_by_freq; use {DDP}"
+                    f"strategy {name}: {path} must be used only once, and without sparse gradients,"
+                    f" max_norm and scale_grad_by_freq; use {DDP}"
                 )
 
 
@@ -131,8 +136,8 @@ def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
         raise ValueError(
-            f"strategy {name}: the optimizer {kind.__name__} may need whole weights;"
-            f" use {DDP}, or torch's {known}"
+            f"strategy {name}: each rank has only blocks of weights, and the optimizer"
+            f" {kind.__name__} may need whole weights; use {DDP}, or torch's {known}"
         )
     if name in (*TENSOR, TABLES) and (
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks

@@ -93,9 +93,10 @@ def _choose_owners(
 
 
 class Lookup(nn.Module):
-    """A module that replaces a table: it sends indices to the table's owner, and returns rows.
+    """A module that replaces an embedding table whose weights are on one rank, the table's owner.
 
-    `owner` is the rank that holds the table; -1 until the first forward pass.
+    It sends the indices to the owner, and returns the rows that the owner sends back. `owner` is
+    -1 until the first forward pass.
     """
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup) -> None:
@@ -117,8 +118,8 @@ class Lookup(nn.Module):
         has_others = any(value is not None for value in (*others, *named.values()))
         if has_others or input.shape != self.shapes[self.rank]:
             raise ValueError(
-                f"strategy {TABLES}: {self.path} accepts indices of the first step's shape,"
-                f" {tuple(self.shapes[self.rank])}, and no other arguments; use strategy ddp"
+                f"strategy {TABLES}: the only input of {self.path} must be indices of the same"
+                f" shape as in the first step, {tuple(self.shapes[self.rank])}; use strategy ddp"
             )
         indices = self.to_owner(input.to(torch.int32), self.shapes)
         # Look up the indices of all ranks together, because each lookup makes a dense gradient.
@@ -143,7 +144,7 @@ class Lookup(nn.Module):
         return received
 
     def row_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shape of the rows that each rank receives, in rank order."""
+        """Return the shape of the tensor of rows that each rank receives, in rank order."""
         is_bag, width = isinstance(self.table[0], nn.EmbeddingBag), self.table[0].embedding_dim
         return [(*(shape[:1] if is_bag else shape), width) for shape in self.shapes]
 
@@ -152,7 +153,7 @@ class _Rows(torch.autograd.Function):
     """Sends rows from the table's owner to each rank. The backward pass returns their gradients.
 
     `answers` are the rows for each rank, in rank order. Only the owner passes them. The owner
-    divides the gradients by the number of ranks.
+    divides the gradients by the number of ranks, so that they are averaged as in DDP.
     """
 
     @staticmethod

@@ -58,9 +58,9 @@ def divide(
 ) -> nn.Module:
     """Divide layers of `model` among the ranks of `group`, and return the module to call.
 
-    Every rank must call this function. Afterwards, `optimizer` trains this rank's blocks, and sums
-    their gradients over ranks before its step. The attribute `blocks` of the returned module is the
-    `Blocks` object.
+    Every rank must call this function. Afterwards, `optimizer` trains this rank's blocks. A hook
+    sums the gradients of copied blocks over ranks before each step. The attribute `blocks` of the
+    returned module is the `Blocks` object.
     """
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
@@ -88,9 +88,9 @@ def divide(
 class Blocks:
     """This rank's blocks of the divided parameters.
 
-    of: maps a whole parameter to (its block, the function that cuts the block).
+    of: maps a whole parameter to (its block, the function that cuts the block from it).
     copies: maps a block to the ranks that hold a copy of this block, including this rank.
-    shapes: the shapes of the last inputs.
+    shapes: the shapes of the model's inputs in the last forward pass.
     """
 
     grid: Grid
@@ -99,9 +99,9 @@ class Blocks:
     shapes: list[torch.Size] = field(default_factory=list)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
-        """Cut this rank's block from the parameter `whole`, register it, and return it.
+        """Cut this rank's block from the parameter `whole`, add it to this object, and return it.
 
-        `copies` are the ranks with a copy of the block.
+        `cut` returns the block of a tensor. `copies` are the ranks with a copy of the block.
         """
         block = nn.Parameter(cut(whole.detach()).clone(), requires_grad=whole.requires_grad)
         self.of[whole] = block, lambda values: cut(values).clone()
@@ -115,15 +115,15 @@ class Blocks:
             by_rank = of_ranks(shapes, self.grid.group)
             if any(theirs != shapes for theirs in by_rank):
                 raise ValueError(
-                    f"divided layers need equal input shapes on all ranks, not {by_rank}; use ddp"
+                    f"divided layers: the ranks' input shapes differ: {by_rank}; use strategy ddp"
                 )
             self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
-        """Sum the gradients of copies, and divide all gradients by the number of ranks.
+        """Sum each block's gradient over the ranks with a copy of this block, as a step pre-hook.
 
-        The results are the gradients of the mean of all ranks' losses. This is a step pre-hook of
-        the optimizer.
+        Then divide all gradients by the number of ranks. The results are the gradients of the mean
+        of all ranks' losses.
         """
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
@@ -144,10 +144,12 @@ class Blocks:
 class _Linear(nn.Module):
     """This rank's block of a linear layer.
 
-    On a grid with one row, layers form pairs. The first layer of a pair has `opens` = True: its
-    input has all features of this rank's samples. The output of the second layer has them too.
-    `dim` is the sample dimension of the inputs. `order` permutes the layer's outputs before they
-    are divided.
+    On a grid with one row, layers form pairs. `opens` is True for the first layer of a pair. The
+    input of the first layer and the output of the second layer have all features of this rank's
+    samples. Between the two layers, a rank has some of the features of all samples.
+
+    dim: the dimension of the inputs that counts the samples.
+    order: an index that permutes the layer's outputs before they are divided among ranks.
     """
 
     def __init__(
@@ -198,8 +200,8 @@ class _Norm(nn.Module):
     """A LayerNorm whose features are divided among the ranks of a grid row.
 
     For each sample, ranks exchange the mean and variance of their features. All ranks have equally
-    many features. The total mean is the mean of the ranks' means.
-    The total variance is the mean of the ranks' variances plus the variance of the ranks' means.
+    many features. The total mean is the mean of the ranks' means. The total variance is the mean of
+    the ranks' variances plus the variance of the ranks' means.
     """
 
     def __init__(self, blocks: Blocks, layer: nn.LayerNorm) -> None:
@@ -251,7 +253,7 @@ class _Attention(nn.Module):
         is_causal: bool,
         need_weights: bool,
     ) -> tuple[Tensor, None]:
-        """Return (self-attention of `x`, None), as nn.MultiheadAttention if need_weights=False.
+        """Return (self-attention of `x`, None), like nn.MultiheadAttention with need_weights=False.
 
         The masks are added to the attention scores. Raises ValueError if `attn_mask` does not have
         the shape (length, length).
@@ -282,13 +284,16 @@ class _Sequence(nn.Sequential):
     """
 
     def __getitem__(self, index: Any) -> Any:
-        raise TypeError("the strategy divided this nn.Sequential, so it cannot be indexed; use ddp")
+        raise TypeError(
+            "this nn.Sequential is divided among ranks, so it cannot be indexed; use strategy ddp"
+        )
 
 
 def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
-    """Replace the layers of `run` in `model` by this rank's blocks.
+    """Replace the layers of `run` in `model` by this rank's blocks of these layers.
 
-    Except in tensor-1d, hooks exchange activations before the first layer and after the last layer.
+    `run` lists consecutive layers that are divided together. Except in tensor-1d, hooks exchange
+    activations before its first layer and after its last layer.
     """
     grid = blocks.grid
     dim, is_divided = 0, not grid.is_flat  # True while features are divided
@@ -364,16 +369,17 @@ def divisible_runs(model: nn.Module) -> list[Run]:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of `module`. If it is an nn.Sequential, flatten nested nn.Sequential."""
+    """Yield the children of `module`. An nn.Sequential in an nn.Sequential yields its children."""
     for child in module.children():
         is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
         yield from _leaves(child) if is_nested else [child]
 
 
 def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
-    """Return True if `module` is exactly of a class in `kinds`, without hooks or its own forward.
+    """Return True if `module` does nothing but what its class does, and the class is in `kinds`.
 
-    A LayerNorm must also normalise only the last dimension.
+    Subclasses, hooks and an instance attribute `forward` are not allowed. A LayerNorm must also
+    normalise only the last dimension.
     """
     has_hooks = any(getattr(module, name) for name in _HOOKS)
     if type(module) not in kinds or "forward" in vars(module) or has_hooks:
