@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import groupby
+from typing import NamedTuple
 
 ANY_ZONE = "any"  # the price holds in every zone of its region
 
@@ -117,6 +118,19 @@ class Offer:
         """
         extra = self.storage_usd_per_hour + self.other_usd_per_hour
         return None if self.usd_per_hour is None else self.usd_per_hour + extra
+
+
+class Pool(NamedTuple):
+    """An instance type in a market and zone, with expected interruptions per machine-hour."""
+
+    instance_type: str
+    market: str
+    zone: str
+    interruptions_per_hour: float
+
+    @classmethod
+    def of(cls, offer: Offer) -> Pool:
+        return cls(offer.instance_type.name, offer.market, offer.zone, offer.interruptions_per_hour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,12 @@ from operator import itemgetter
 import numpy as np
 import pandas as pd
 
-from ..domain.cluster import Offer
+from ..domain.cluster import Offer, Pool
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import Mode, Setup, Workload
 from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import Conditions, expected_hours
-from ..job.job_conditions import JobConditions, Pool, Stated
+from ..job.job_conditions import STATED, JobConditions
 from ..step_time.model import StepTimeModel
 from .batch_split import OBSTACLES, BatchSplits, global_batches, splits_of
 from .enumeration import Refusal, compositions, price_or_inf, sold_together
@@ -42,7 +42,7 @@ class Supply:
     offers: Sequence[Offer]
     max_hosts: int
     fits: Refusal
-    job_conditions: JobConditions = Stated()  # noqa: RUF009 (frozen)
+    job_conditions: JobConditions = STATED
     vetoes: Mapping[Mode, str] = field(default_factory=dict)
 
 
