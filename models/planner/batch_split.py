@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..domain.categorical import Keys
 from ..domain.cluster import Cluster, InstanceType, Offer
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import Mode, Setup, Workload
@@ -173,7 +172,8 @@ class BatchSplits:
         devices = np.array([one.devices for one in self.types] + [0])[kinds]
         present = machines > 0
         return SetupArrays(
-            workloads=Keys((self.workload,), np.zeros(len(kind), dtype=np.intp)),
+            workloads=(self.workload,),
+            workload=np.zeros(len(kind), dtype=np.intp),
             modes=self.modes,
             mode=self.mode[rows],
             names=tuple(one.name for one in self.types),

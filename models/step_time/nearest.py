@@ -29,7 +29,7 @@ def doublings(measured: SetupArrays, setups: SetupArrays) -> FloatArray:
     depend on the order of a setup's machines.
     """
     types = sorted(measured.type_names)
-    found, places = np.full(len(setups.workloads), np.nan), _places(setups, types)
+    found, places = np.full(len(setups.workload), np.nan), _places(setups, types)
     known = {(workload, mode): rows for workload, mode, rows in measured.groups()}
     known_places = _places(measured, types)
     for workload, mode, rows in setups.groups():
