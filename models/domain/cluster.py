@@ -156,11 +156,10 @@ class Cluster:
         The third price is for public IP addresses and S3 requests. The first is None if the price
         of any machine is unknown.
         """
-        prices = [offer.usd_per_hour for offer in self.members]
-        known = [usd for usd in prices if usd is not None]
+        known = [one.usd_per_hour for one in self.members if one.usd_per_hour is not None]
         storage = sum(offer.storage_usd_per_hour for offer in self.members)
         other = sum(offer.other_usd_per_hour for offer in self.members)
-        return sum(known) if len(known) == len(prices) else None, storage, other
+        return sum(known) if len(known) == len(self.members) else None, storage, other
 
     @property
     def usd_per_hour(self) -> float | None:

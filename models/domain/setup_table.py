@@ -55,8 +55,7 @@ def mode_of(row: Mapping[str, Any]) -> Mode:
 
     A missing value means the default.
     """
-    given = {name: row.get(name) for name in MODE_COLUMNS}
-    return Mode(**{name: str(value) for name, value in given.items() if not _absent(value)})
+    return Mode(**{name: str(row[name]) for name in MODE_COLUMNS if not _absent(row.get(name))})
 
 
 def modes_of(frame: pd.DataFrame) -> list[Mode]:

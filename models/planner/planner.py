@@ -12,6 +12,7 @@ If there are at most DRAWN candidates, every candidate reaches the last stage.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from ..job.cost import JobCosts, job_costs
 from ..step_time.model import StepTimeModel
 from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import losses, meeting_of, normal_meeting
-from .compression import able_modes, compared, unproven
+from .compression import compared, unproven
 from .explanations import obstacle
 from .ranking import Row, infeasible_row, recommend, summary
 
@@ -110,21 +111,13 @@ def plan(
         seed=seed,
     )
 
-    def notes(shown: Sequence[Setup]) -> list[str]:
-        found = []
-        for setup, text in zip(shown, compared(shown, asked, model), strict=True):
-            others = able_modes(setup, list(supply.vetoes))
-            vetoed = [supply.vetoes[one] for one in others if one.dense == setup.mode.dense]
-            found.append("; ".join(filter(None, [text, *vetoed])))
-        return found
-
     published = recommend(
         workload,
         costs,
         runs=runs,
         top=top,
         clusters=found.compared(),
-        notes=notes,
+        notes=partial(compared, workload=asked, model=model, vetoes=supply.vetoes),
     )
     return Recommendation(
         rows=_with_field_terms(published, model),

@@ -95,7 +95,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     best = best_of_each(costs.cluster, order)[:CLUSTERS_COMPARED]
     if not len(best):
         return [_infeasible(workload, goal, costs, usable)]
-    p_best = dict(zip(best.tolist(), _chance_of_best(goal, costs, best), strict=True))
+    p_best = _chance_of_best(goal, costs, best)
     tempted = usable & missing & (objective < objective[best[0]])
     tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
     closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
@@ -139,16 +139,16 @@ def best_of_each(group: NDArray[Any], order: IntArray) -> IntArray:
     return order[np.sort(firsts)]
 
 
-def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
-    """Return p_best: for each setup at `best`, the share of draws in which it has the lowest loss.
+def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, float]:
+    """Return p_best: for each position in `best`, the share of draws in which it has the lowest loss.
 
     Only step times are drawn. A draw in which no setup keeps the limit counts for no setup.
     """
     meeting = meeting_of(goal, lambda what: costs.expected_by_draw(what)[best], known_meeting)
     loss = losses(goal, np.log(costs.expected_by_draw(goal.objective)[best]), meeting)
     chosen = np.argmin(loss.round(9), axis=0)[np.isfinite(loss).any(axis=0)]
-    wins = np.bincount(chosen, minlength=len(loss))
-    return [float(share) for share in wins / loss.shape[1]]
+    share = np.bincount(chosen, minlength=len(loss)) / loss.shape[1]
+    return dict(zip(best.tolist(), share.tolist(), strict=True))
 
 
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
