@@ -134,11 +134,15 @@ def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
         return dict(connection.execute(query, [provider]).fetchall())
 
 
-def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
-    """Return the marts machines, refusals, checkpoints, compilations, restarts, in this order."""
-    names = ("machines", "refusals", "checkpoints", "compilations", "restarts")
+def launched(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
+    """Return what launches showed: the results of launches/*.sql, and three marts, by name."""
+    queries = {name: name for name in ("checkpoints", "compilations", "restarts")}
+    queries |= {file.stem: file.read_text() for file in SQL_FOLDER.glob("launches/*.sql")}
     with warehouse.read() as connection:
-        return tuple(select(connection, name, {"provider": provider}) for name in names)
+        return {
+            name: select(connection, query, {"provider": provider})
+            for name, query in queries.items()
+        }
 
 
 def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:

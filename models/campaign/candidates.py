@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType, cluster_name
-from ..domain.setup_table import Key, modes_of, setup_key
+from ..domain.setup_table import Key, modes_of, row_key, setup_key
 from ..domain.workload import MODES, Mode, Setup, Workload, joined
 from ..job.compilation import prior_s
 from ..planner.batch_split import Line, finish_together, global_batches
@@ -107,8 +107,7 @@ class PlannedRun:
     @cached_property
     def key(self) -> Key:
         """The key of the setup; see `domain.setup_table.setup_key`."""
-        machines = zip(self.members, self.layout, self.batches, strict=True)
-        return self.workload, self.mode, tuple(sorted(machines)), self.accumulation_steps
+        return row_key(self.row(), {})
 
     @property
     def layout(self) -> tuple[int, ...]:
@@ -198,13 +197,6 @@ def profile_of(
         members=(instance_type.name,),
         batches=tuple(sorted({round(size) for size in sizes})),
         est_s=costs.build_s + float(steps_s) + PROFILE_BATCHES * prior_s(mode.alone),
-    )
-
-
-def probe_of(members: tuple[str, ...], costs: Costs) -> PlannedRun:
-    """Return a run that times all-reduces over `members`, from 4 KiB to 8 MiB."""
-    return PlannedRun(
-        kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s
     )
 
 

@@ -74,13 +74,6 @@ class WorkloadValues:
     places: Mapping[PlannedRun, int]
     regret: FloatArray
 
-    def saves(self, run: PlannedRun) -> float:
-        """Return the expected loss from wrong choices that `run` would avoid.
-
-        Planned runs are taken into account. Returns 0 if `run` is not in `places`.
-        """
-        return self.regret[self.places[run]] if run in self.places else 0.0
-
     def after(self, run: PlannedRun) -> WorkloadValues:
         """Return the values that remain after `run` has been planned.
 
@@ -163,14 +156,15 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, new)
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return the expected loss from wrong choices that `run` would avoid.
+        """Return the expected loss from wrong choices that `run` would avoid, given planned runs.
 
         Returns None if the model cannot predict the run.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None
         values = self.values.get(run.workload)
-        return 0.0 if values is None else values.saves(run)
+        place = None if values is None else values.places.get(run)
+        return 0.0 if values is None or place is None else values.regret[place]
 
     def needs(self, run: PlannedRun) -> bool:
         """Return True if the profile or probe `run` has been neither measured nor planned.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -25,12 +25,12 @@ from ..job.restarts import PRIOR_S
 from ..planner.enumeration import Refusal, clusters_of
 from ..step_time.machine_specs import computes
 from .candidates import (
+    MESSAGE_BYTES,
     Costs,
     Model,
     PlannedRun,
     Schedule,
     learning_runs,
-    probe_of,
     profile_of,
     sub_clusters,
     training_runs,
@@ -130,9 +130,8 @@ def shopping_list(
     *,
     model: Model | None = None,
     buyable: Mapping[Key, PlannedRun] | None = None,
-    most: int | None = None,
-) -> list[PlannedLaunch]:
-    """Return the launches to buy within the caps, in the order in which to buy them.
+) -> Iterator[PlannedLaunch]:
+    """Yield the launches to buy within the caps, in the order in which to buy them.
 
     A setup is not measured again unless its measurement is stale or its instance type drifts. If
     the model can predict a run, the run is bought only if it may change a choice. Equal arguments
@@ -146,7 +145,6 @@ def shopping_list(
         model: the predictions of the model in use; None if there is no model.
         buyable: the training runs to choose from, by setup. The default is the result of
             `training_runs`.
-        most: the maximum number of launches; None means no limit.
     """
     priced = limits.priced(offers)
     clusters = list(
@@ -161,20 +159,19 @@ def shopping_list(
     if model is not None:
         known.learn(model, left)
     profiles = _profiles(workloads, priced, limits.costs)
-    launches: list[PlannedLaunch] = []
-    while limits.max_usd > 0 and limits.max_seconds > 0 and len(launches) != most:
+    while limits.max_usd > 0 and limits.max_seconds > 0:
         found = _next_launch(limits, clusters, left, profiles, known)
         if found is None:
             break
         cluster, picked = found
         explained = [replace(run, reason=known.reason(run)) for run in picked]
-        launches.append(launch_of(cluster, explained, limits.costs))
-        limits = limits.after(launches[-1:])
+        launch = launch_of(cluster, explained, limits.costs)
+        yield launch
+        limits = limits.after([launch])
         for run in picked:
             known.add(run)
             left.pop(run, None)
         known.revalue(run.workload for run in picked)
-    return launches
 
 
 def _profiles(
@@ -295,9 +292,13 @@ def _next_launch(
         names, price = type_names(cluster), _usd_per_second(cluster)
         if costs.minimum_s * price > limits.max_usd:
             continue
-        sweeps = (probe_of(part, costs) for part in dict.fromkeys([names[:2], names]))
         first = [run for run in wanted if run.members[0] in names]
-        first += [run for run in sweeps if len(run.members) > 1 and known.needs(run)]
+        for members in dict.fromkeys([names[:2], names]):
+            probe = PlannedRun(
+                kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s
+            )
+            if len(members) > 1 and known.needs(probe):
+                first.append(probe)
         most_s = min(limits.max_seconds, limits.max_usd / price) - costs.launch_s
         picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
         value = per_s / max(1 / limits.max_seconds, price / limits.max_usd)

@@ -22,9 +22,9 @@ from scipy.special import ndtri
 from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
-from ..job.job_conditions import JobConditions
+from ..job.job_conditions import STATED, JobConditions
 from ..planner.choice_rule import Meeting, losses, meeting_of, normal_meeting, weighed
-from ..planner.ranking import best_splits
+from ..planner.ranking import best_of_each
 
 # Maps n setups to mean (n,), covariance (n, n) and noise (n,) of log step seconds.
 Joint = Callable[[pd.DataFrame], tuple[FloatArray, FloatArray, FloatArray]]
@@ -209,8 +209,7 @@ def choice_set_of(
     setups: Sequence[Setup],
     predictions: pd.DataFrame,
     *,
-    conditions: JobConditions | None = None,
-    seed: int = 0,
+    conditions: JobConditions = STATED,
 ) -> ChoiceSet:
     """Return the setups that may still be chosen for a goal of `workload`.
 
@@ -226,7 +225,7 @@ def choice_set_of(
     sd = np.log(high_s / low_s) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
     draws = step_s[:, None] * np.exp(sd[:, None] * outcomes)
-    costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions, seed=seed)
+    costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions)
     irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
     fixed = costs.conditions.startup_s / 3600
     contending = {goal: _contending(goal, costs) for goal in workload.goals}
@@ -263,7 +262,7 @@ def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
     loss = np.where(usable, losses(goal, log_aim, meeting), np.inf)
     cheapest, safest = np.argsort(aim, kind="stable"), np.argsort(loss, kind="stable")
-    cheapest = best_splits(cheapest[hopeful[cheapest]], costs.cluster)[:_MOST]
-    safest = best_splits(safest[np.isfinite(loss[safest])], costs.cluster)[:_MOST_SAFE]
+    cheapest = best_of_each(costs.cluster, cheapest[hopeful[cheapest]])[:_MOST]
+    safest = best_of_each(costs.cluster, safest[np.isfinite(loss[safest])])[:_MOST_SAFE]
     kept = np.union1d(cheapest, safest)
     return kept[np.argsort(aim[kept], kind="stable")]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import groupby
+from typing import NamedTuple
 
 ANY_ZONE = "any"  # the price holds in every zone of its region
 
@@ -119,6 +120,19 @@ class Offer:
         return None if self.usd_per_hour is None else self.usd_per_hour + extra
 
 
+class Pool(NamedTuple):
+    """An instance type in a market and zone, with expected interruptions per machine-hour."""
+
+    instance_type: str
+    market: str
+    zone: str
+    interruptions_per_hour: float
+
+    @classmethod
+    def of(cls, offer: Offer) -> Pool:
+        return cls(offer.instance_type.name, offer.market, offer.zone, offer.interruptions_per_hour)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """The machines of one training job: an offer per instance, in the order of torchrun's ranks."""
@@ -142,11 +156,10 @@ class Cluster:
         The third price is for public IP addresses and S3 requests. The first is None if the price
         of any machine is unknown.
         """
-        prices = [offer.usd_per_hour for offer in self.members]
-        known = [usd for usd in prices if usd is not None]
+        known = [one.usd_per_hour for one in self.members if one.usd_per_hour is not None]
         storage = sum(offer.storage_usd_per_hour for offer in self.members)
         other = sum(offer.other_usd_per_hour for offer in self.members)
-        return sum(known) if len(known) == len(prices) else None, storage, other
+        return sum(known) if len(known) == len(self.members) else None, storage, other
 
     @property
     def usd_per_hour(self) -> float | None:

@@ -55,8 +55,7 @@ def mode_of(row: Mapping[str, Any]) -> Mode:
 
     A missing value means the default.
     """
-    given = {name: row.get(name) for name in MODE_COLUMNS}
-    return Mode(**{name: str(value) for name, value in given.items() if not _absent(value)})
+    return Mode(**{name: str(row[name]) for name in MODE_COLUMNS if not _absent(row.get(name))})
 
 
 def modes_of(frame: pd.DataFrame) -> list[Mode]:
@@ -106,9 +105,7 @@ Key = tuple[str, Mode, tuple[tuple[str, int, int], ...], int]
 
 def setup_key(setup: Setup) -> Key:
     """Return a key that is equal for setups that differ only in market, zone or machine order."""
-    types = [offer.instance_type.name for offer in setup.cluster.members]
-    machines = zip(types, setup.layout, setup.batch_per_device, strict=True)
-    return setup.workload, setup.mode, tuple(sorted(machines)), setup.accumulation_steps
+    return row_key(setup.row(), {})
 
 
 def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
@@ -125,7 +122,7 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     used, batches = machines_of(cluster, layout, str(row["batch_per_device"]), devices)
     machines = zip(types_of(cluster), used, batches, strict=True)
     steps = row.get("accumulation_steps")
-    count = 1 if _absent(steps) else int(str(steps).split(".")[0])
+    count = 1 if _absent(steps) else int(float(str(steps)))
     return str(row["workload"]), mode_of(row), tuple(sorted(machines)), count
 
 
@@ -152,7 +149,8 @@ def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Ke
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the frame's rows as dictionaries with text keys."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    rows: list[dict[Any, Any]] = frame.to_dict("records")
+    return rows
 
 
 def _absent(value: object) -> bool:

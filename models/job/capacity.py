@@ -22,10 +22,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ..domain.cluster import Pool
 from ..domain.numeric import FloatArray
 from .log_seconds import LogSeconds
-
-TypeInMarket = tuple[str, str]  # instance type, market
 
 # Median seconds from request to running of GCP's virtual machines with one GPU. The published data
 # of CM-DARE have 55 on-demand launches and 45 preemptible launches.
@@ -64,22 +63,20 @@ def fit_startup(
 
 
 def gang_startup(
-    model: LogSeconds, pools: Sequence[TypeInMarket], counts: NDArray[np.int64]
+    model: LogSeconds, pools: Sequence[Pool], counts: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of their logs.
 
-    `model` is the result of `fit_startup`. `pools` are (instance type, market) pairs. `counts` is a
-    (clusters, pools) array with the number of machines from each pool. Every cluster has at least
-    one machine. A cluster is ready when its slowest instance type is ready.
+    `model` is the result of `fit_startup`. `counts` is a (clusters, pools) array with the number of
+    machines from each pool. Every cluster has at least one machine. A cluster is ready when its
+    slowest instance type is ready.
     """
-    keys = [(market, name) for name, market in pools]
+    keys = [(pool.market, pool.instance_type) for pool in pools]
     medians = model.log_medians(keys)[:, 0]
     slowest = np.where(counts > 0, medians, -np.inf).argmax(axis=1)
     middle, log_sd = model.predict([keys[at] for at in slowest], np.log(counts.sum(axis=1)))
     return np.exp(middle + log_sd**2 / 2), log_sd
 
-
-TypeInZone = tuple[str, str, str]  # instance type, market, zone
 
 # Guesses, because no figures are public. _GRANTED: the prior chance that a request is granted.
 # _REQUESTS: the number of requests that the prior counts as. _SHARED: 1 if the machines of a pool
@@ -92,15 +89,15 @@ _SHARED = 0.7
 class AvailabilityModel:
     """The chance that a request for one machine is granted, by instance type, market and zone."""
 
-    granted: Mapping[TypeInZone, float]
+    granted: Mapping[tuple[str, str, str], float]
 
-    def gangs(self, pools: Sequence[TypeInZone], counts: FloatArray) -> FloatArray:
+    def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatArray:
         """Return a (clusters,) array: the chance that a cluster gets all its machines at once.
 
-        A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
-        the number of machines from each pool. Pools are assumed to be independent.
+        `counts` is a (clusters, pools) array with the number of machines from each pool. Pools are
+        assumed to be independent.
         """
-        chances = [self.granted.get(pool, _GRANTED[pool[1]]) for pool in pools]
+        chances = [self.granted.get(pool[:3], _GRANTED[pool.market]) for pool in pools]
         exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
         return np.asarray(np.exp(exponent @ np.log(chances)), dtype=float)
 

@@ -27,7 +27,7 @@ from .duration import (
     expected_interruptions,
     interruption_risk,
 )
-from .job_conditions import JobConditions, Stated, pools_of
+from .job_conditions import STATED, JobConditions, pools_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def job_costs(
     predictions: pd.DataFrame,
     step_draws: FloatArray,
     *,
-    job_conditions: JobConditions | None = None,
+    job_conditions: JobConditions = STATED,
     seed: int = 0,
 ) -> JobCosts:
     """Return hours and dollars of `workload` on each of `setups`.
@@ -120,11 +120,10 @@ def job_costs(
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours
     work_by_draw = step_draws * step_hours[:, None]
-    known = job_conditions or Stated()
-    compile_s = [known.compilation.seconds(workload.name, setup.mode) for setup in setups]
+    compile_s = [job_conditions.compilation.seconds(workload.name, setup.mode) for setup in setups]
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     clusters = [setup.cluster for setup in setups]
-    conditions = known.gangs(*pools_of(clusters), state_bytes).later(compile_s)
+    conditions = job_conditions.gangs(*pools_of(clusters), state_bytes).later(compile_s)
     machines = (
         tuple((offer.instance_type.name, offer.market, offer.zone) for offer in cluster.members)
         for cluster in clusters

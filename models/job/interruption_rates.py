@@ -30,12 +30,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ..domain.cluster import bucket_hazard
+from ..domain.cluster import Pool, bucket_hazard
 from ..domain.numeric import FloatArray
 
 TypeInZone = tuple[str, str]  # instance type, zone
 Pair = tuple[float, float] | FloatArray
-SpotPool = tuple[str, str, float]  # instance type, zone, advised interruptions per hour
 
 # Standard deviations of logs: of `offset`, because Spot Advisor does not publish how its rates are
 # defined; and of a type's deviation from `offset` x its advised rate.
@@ -78,7 +77,7 @@ class HazardModel:
     shared: float
 
     def gangs(
-        self, pools: Sequence[SpotPool], counts: FloatArray
+        self, pools: Sequence[Pool], counts: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return three (clusters,) arrays: interruptions per hour, their uncertainty, and bunching.
 
@@ -93,20 +92,21 @@ class HazardModel:
         weights = (of_pool / np.maximum(total, 1e-300)[:, None]) ** 2
         return total, weights @ doubt, self.bunching * weights.sum(axis=1)
 
-    def rates(self, pools: Sequence[SpotPool]) -> FloatArray:
+    def rates(self, pools: Sequence[Pool]) -> FloatArray:
         """Return a (pools, 2) array: one machine's interruptions per hour, and their uncertainty.
 
         A pool is an instance type in a zone. The uncertainty is the relative variance of the
         estimate.
         """
-        return np.array([self._rate(*pool) for pool in pools], dtype=float).reshape(-1, 2)
+        return np.array(list(map(self._rate, pools))).reshape(-1, 2)
 
-    def _rate(self, instance_type: str, zone: str, advised: float) -> tuple[float, float]:
+    def _rate(self, pool: Pool) -> tuple[float, float]:
         """Return one machine's interruptions per hour, and the relative variance of the estimate.
 
-        `advised` is the rate that Spot Advisor publishes. Both results are 0 if `advised` is 0 and
+        The pool has the rate that Spot Advisor publishes. Both results are 0 if this rate is 0 and
         the type was never observed.
         """
+        instance_type, _, zone, advised = pool
         if instance_type not in self.types and advised <= 0:
             return 0.0, 0.0
         unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..domain.cluster import Cluster, Offer
+from ..domain.cluster import Cluster, Pool
 from ..domain.numeric import FloatArray
 from .capacity import AvailabilityModel, gang_startup
 from .checkpoints import PRIOR, CheckpointModel
@@ -26,19 +25,6 @@ from .log_seconds import LogSeconds
 from .restarts import NO_RESTARTS
 
 RETRY_S = 60.0  # seconds between two requests for machines
-
-
-class Pool(NamedTuple):
-    """An instance type in a market and zone, with expected interruptions per machine-hour."""
-
-    instance_type: str
-    market: str
-    zone: str
-    interruptions_per_hour: float
-
-    @classmethod
-    def of(cls, offer: Offer) -> Pool:
-        return cls(offer.instance_type.name, offer.market, offer.zone, offer.interruptions_per_hour)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +86,16 @@ class Learned:
         doubt: FloatArray = np.zeros(len(counts))
         bunching = doubt
         if self.hazard is not None:
-            places = [
-                (pool.instance_type, pool.zone, pool.interruptions_per_hour) for pool in pools
-            ]
-            hazard, doubt, bunching = self.hazard.gangs(places, spot)
-            losses = spot * self.hazard.rates(places)[:, 0]
+            hazard, doubt, bunching = self.hazard.gangs(pools, spot)
+            losses = spot * self.hazard.rates(pools)[:, 0]
         types = [pool.instance_type for pool in pools]
-        startup_s, startup_log_sd = self._startup(pools, counts)
+        startup = gang_startup(self.startup, pools, counts)
+        startup_s, startup_log_sd = self._with_refusals(*startup, pools, counts)
         alone = np.eye(len(pools), dtype=np.int64)
-        again_s, _ = self._startup(pools, alone)
+        again_s, again_log_sd = gang_startup(self.startup, pools, alone)
         if any(outcome == "replaced" for outcome, _ in self.restarts.members):
-            seconds = self.restarts.expected_s("replaced", types)
-            again_s, _ = self._with_refusals(seconds, np.zeros(len(pools)), pools, alone)
+            again_s = self.restarts.expected_s("replaced", types)
+        again_s, _ = self._with_refusals(again_s, again_log_sd, pools, alone)
         replaced_s = losses @ again_s / np.maximum(losses.sum(axis=1), 1e-300)
         median_s, write_log_sd = self.checkpoints.seconds(state_bytes, types)
         write_s = median_s * np.exp(write_log_sd**2 / 2)  # the mean of a lognormal variable
@@ -126,17 +110,6 @@ class Learned:
             checkpoint_log_sd=write_log_sd[writer],
             replacement_s=write_s[writer] + replaced_s,
         )
-
-    def _startup(
-        self, pools: Sequence[Pool], counts: NDArray[np.int64]
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return two (clusters,) arrays: mean start-up seconds, and deviations of their logs.
-
-        The seconds include retries of refused requests. `counts` is a (clusters, pools) array with
-        the number of machines from each pool.
-        """
-        places = [(pool.instance_type, pool.market) for pool in pools]
-        return self._with_refusals(*gang_startup(self.startup, places, counts), pools, counts)
 
     def _with_refusals(
         self,
@@ -154,13 +127,14 @@ class Learned:
         """
         if self.availability is None:
             return launch_s, log_sd
-        chance = self.availability.gangs([pool[:3] for pool in pools], counts.astype(float))
+        chance = self.availability.gangs(pools, counts)
         mean = launch_s + RETRY_S * (1 - chance) / chance
         variance = launch_s**2 * np.expm1(log_sd**2) + RETRY_S**2 * (1 - chance) / chance**2
         return mean, np.sqrt(np.log1p(variance / mean**2))
 
 
 JobConditions = Stated | Learned
+STATED = Stated()
 
 
 def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], NDArray[np.int64]]:

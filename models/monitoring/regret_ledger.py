@@ -8,18 +8,20 @@ misses its constraint counts as a failure and has no regret.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ..domain.cluster import Pool
 from ..domain.setup_table import mode_of, row_key, rows_of
 from ..domain.workload import OVERSHOOT_PRICE, Goal, Mode
 from ..job.checkpoints import checkpoint_bytes
 from ..job.cost import cost_at
 from ..job.duration import drawn_hours
-from ..job.job_conditions import JobConditions, Pool, Stated
+from ..job.job_conditions import STATED, JobConditions
 from ..planner.choice_rule import losses, meeting_of, misses
 from ..planner.ranking import Row
 
@@ -43,7 +45,7 @@ def judge(
     runs: pd.DataFrame,
     workloads: pd.DataFrame,
     devices: Mapping[str, int],
-    conditions: JobConditions | None = None,
+    conditions: JobConditions = STATED,
     overshoot_price: float = OVERSHOOT_PRICE,
 ) -> list[Row]:
     """Return a row of the table raw_ledger for each published first choice that was measured later.
@@ -89,7 +91,7 @@ def judge(
     for promise_id, until in zip(first["promise_id"], equal["published_at"].shift(-1), strict=True):
         judging = used[(used["promise_id"] == promise_id) & ~(used["measured_at"] > until)]
         outcomes = [
-            _outcome(same, conditions or Stated(), sizes, overshoot_price)
+            _outcome(same, conditions, sizes, overshoot_price)
             for _, same in judging.groupby("rank")
         ]
         rivals_named = int((named["promise_id"] == promise_id).sum()) - 1
@@ -183,13 +185,13 @@ def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
     `ledger` has rows of the mart regret_ledger. Regrets and the share are None if there is no row
     to compute them from.
     """
-    regret = ledger["regret"][ledger["verdict"] == "compared"].astype(float)
-    within = ledger["within_interval"].astype(float)
-    return {
+    regret, within = ledger["regret"].astype(float), ledger["within_interval"].astype(float)
+    found = {
         "measured": len(ledger),
-        "compared": len(regret),
+        "compared": int(regret.count()),
         "failures": int((ledger["verdict"] == "missed_constraint").sum()),
-        "mean_regret": float(regret.mean()) if len(regret) else None,
-        "worst_regret": float(regret.max()) if len(regret) else None,
-        "within_interval": float(within.mean()) if len(within) else None,
+        "mean_regret": float(regret.mean()),
+        "worst_regret": float(regret.max()),
+        "within_interval": float(within.mean()),
     }
+    return {name: None if math.isnan(value) else value for name, value in found.items()}

@@ -122,7 +122,7 @@ def _number(row: Row, name: str) -> float:
     Comparisons with NaN are False, so a missing value names no cause.
     """
     value = row.get(name)
-    return float("nan") if value is None else float(value)
+    return float(np.nan if value is None else value)
 
 
 def slow_from(usual_spread: float) -> float:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..domain.categorical import Keys
 from ..domain.cluster import Cluster, InstanceType, Offer
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import Mode, Setup, Workload
@@ -31,19 +30,18 @@ Wholes = NDArray[np.int64]
 
 
 def finish_together(
-    lines: Sequence[Line], total: int, devices: Sequence[int] | None = None
+    lines: Sequence[Line], total: int, devices: Sequence[int]
 ) -> tuple[int, ...] | None:
     """Return the samples per device of each machine with which all machines finish together.
 
     `lines` has the line (a, k) of each machine: a device computes b samples in a + k b seconds.
-    `devices` has the number of devices of each machine; by default, each machine has one. The
-    samples of all devices add up to `total`. Returns None if a machine would get no sample, or if
-    no whole numbers add up to `total`.
+    `devices` has the number of devices of each machine. The samples of all devices add up to
+    `total`. Returns None if a machine would get no sample, or if no whole numbers add up to
+    `total`.
     """
-    count = np.ones((1, len(lines)), dtype=np.int64)
-    each = count if devices is None else np.array([devices], dtype=np.int64)
-    a, k = np.array(lines, dtype=float).T
-    (samples,) = split_groups(a[None], k[None], count=count, devices=each, total=total).tolist()
+    each = np.array([devices], dtype=np.int64)
+    a, k = np.array(lines, dtype=float).T[:, None]
+    (samples,) = split_groups(a, k, count=np.ones_like(each), devices=each, total=total).tolist()
     return tuple(samples) if any(samples) else None
 
 
@@ -173,7 +171,8 @@ class BatchSplits:
         devices = np.array([one.devices for one in self.types] + [0])[kinds]
         present = machines > 0
         return SetupArrays(
-            workloads=Keys((self.workload,), np.zeros(len(kind), dtype=np.intp)),
+            workloads=(self.workload,),
+            workload=np.zeros(len(kind), dtype=np.intp),
             modes=self.modes,
             mode=self.mode[rows],
             names=tuple(one.name for one in self.types),

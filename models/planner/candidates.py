@@ -15,15 +15,15 @@ from operator import itemgetter
 import numpy as np
 import pandas as pd
 
-from ..domain.cluster import Offer
+from ..domain.cluster import Offer, Pool
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import Mode, Setup, Workload
 from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import Conditions, expected_hours
-from ..job.job_conditions import JobConditions, Pool, Stated
+from ..job.job_conditions import STATED, JobConditions
 from ..step_time.model import StepTimeModel
 from .batch_split import OBSTACLES, BatchSplits, global_batches, splits_of
-from .enumeration import Refusal, compositions, price_or_inf, sold_together
+from .enumeration import Refusal, compositions, price_or_inf, sold_together, zone_of
 
 # All instance types are compared in at most this many zones of each market, because planning time
 # grows with each zone.
@@ -42,7 +42,7 @@ class Supply:
     offers: Sequence[Offer]
     max_hosts: int
     fits: Refusal
-    job_conditions: JobConditions = Stated()  # noqa: RUF009 (frozen)
+    job_conditions: JobConditions = STATED
     vetoes: Mapping[Mode, str] = field(default_factory=dict)
 
 
@@ -87,7 +87,7 @@ class Candidates:
 
     def setup(self, row: int) -> Setup:
         """Return the candidate at position `row` as a setup."""
-        split, zone = (int(self.frame[name].to_numpy()[row]) for name in ("split", "zone"))
+        split, zone = (int(self.column(name)[row]) for name in ("split", "zone"))
         return self.splits.setup(split, self.zones[zone])
 
     def setups(self, rows: IntArray, fits: Refusal) -> Iterator[Setup]:
@@ -175,9 +175,6 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     )
 
 
-Zone = tuple[str, str, str]  # market, region, zone
-
-
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
     """Return the offers, in their order, without those of zones that cannot win.
 
@@ -197,19 +194,16 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
     for offer in left:
         sold = offer.market, offer.instance_type.name
         cheapest[sold] = min(cheapest.get(sold, offer), offer, key=price_or_inf)
-    wins = Counter(map(_zone, cheapest.values()))
-    zones = sorted(set(map(_zone, left)), key=lambda at: (at[0], -wins[at], at))
+    wins = Counter(map(zone_of, cheapest.values()))
+    zones = sorted(set(map(zone_of, left)), key=lambda at: (at[0], -wins[at], at))
     by_market = groupby(zones, key=itemgetter(0))
     whole = {zone for _, group in by_market for zone in islice(group, most)}
     return [
         one
         for one in offers
-        if _zone(one) in whole or _zone(one) == _zone(cheapest[one.market, one.instance_type.name])
+        if zone_of(one) in whole
+        or zone_of(one) == zone_of(cheapest[one.market, one.instance_type.name])
     ]
-
-
-def _zone(offer: Offer) -> Zone:
-    return offer.market, offer.region, offer.zone
 
 
 def _beats(ours: Mapping[str, Offer], theirs: Mapping[str, Offer]) -> bool:

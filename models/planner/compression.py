@@ -5,9 +5,8 @@ the uncertainty of the prediction. A survey found that only 6 of more than 200 s
 compression [Shi et al. 2021].
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -39,9 +38,12 @@ def unproven(
 
 def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
     """Return the `modes` in which the setup's cluster can train with the setup's batches."""
-    uneven = len(set(setup.batch_per_device)) > 1
-    able = [mode for mode in modes if runs_on(setup.layout, mode)]
-    return [mode for mode in able if not (uneven and mode.of_equal_batches)]
+    equal = len(set(setup.batch_per_device)) == 1
+    return [
+        mode
+        for mode in modes
+        if runs_on(setup.layout, mode) and (equal or not mode.of_equal_batches)
+    ]
 
 
 def runs_on(layout: Sequence[int], mode: Mode) -> bool:
@@ -50,39 +52,37 @@ def runs_on(layout: Sequence[int], mode: Mode) -> bool:
     return bool(mode.runs_on(*sizes)[0])
 
 
-def compared(setups: Sequence[Setup], workload: Workload, model: StepTimeModel) -> list[str]:
-    """Return a text for each setup, which compares DDP with strategies that must be faster.
+def compared(
+    setups: Sequence[Setup], workload: Workload, model: StepTimeModel, vetoes: Mapping[Mode, str]
+) -> list[str]:
+    """Return, for each setup, a text about the strategies that its cluster could use instead.
 
-    The text is empty if the workload allows no such strategy, or no DDP, on the setup's cluster.
+    The text compares DDP with the strategies that must be faster, if the workload allows both on
+    the setup's cluster. It also has the reasons of `vetoes` against other strategies.
     """
-    modes: list[list[Mode]] = []  # for each setup: DDP and its rivals; empty if it has none
-    for setup in setups:
+    reasons: list[list[str]] = [[] for _ in setups]
+    modes: dict[int, list[Mode]] = {}  # DDP and its rivals, by position in `setups`
+    for at, setup in enumerate(setups):
         dense, able = setup.mode.dense, able_modes(setup, workload.modes)
         rivals = [mode for mode in able if mode.must_be_faster and mode.dense == dense]
-        modes.append([dense, *rivals] if dense in able and rivals else [])
+        if dense in able and rivals:
+            modes[at] = [dense, *rivals]
     rows = [
-        replace(setup, **mode._asdict()).row()
-        for setup, own in zip(setups, modes, strict=True)
-        for mode in own
+        replace(setups[at], **mode._asdict()).row() for at, own in modes.items() for mode in own
     ]
-    if not rows:
-        return [""] * len(setups)
-    frame = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
-    predicted = iter(frame[["step_s", "step_high_s"]].itertuples(index=False, name=None))
-    return [_compared(own, list(islice(predicted, len(own)))) for own in modes]
-
-
-def _compared(modes: Sequence[Mode], seconds: Sequence[tuple[float, float]]) -> str:
-    """Return the text of `compared` for a setup. `modes` are DDP and the strategies to compare.
-
-    `seconds` has, for each mode, the predicted step seconds and their upper bound.
-    """
-    if not modes:
-        return ""
-    dense_s = seconds[0][0]
-    return "; ".join(
-        f"{mode.strategy}: {'no faster' if high_s >= dense_s else 'faster'} than"
-        f" {modes[0].strategy}, given its uncertainty ({step_s:.3g} s per step, at most"
-        f" {high_s:.3g} s, against {dense_s:.3g} s)"
-        for mode, (step_s, high_s) in zip(modes[1:], seconds[1:], strict=True)
-    )
+    if rows:
+        frame = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
+        predicted = frame[["step_s", "step_high_s"]].itertuples(index=False, name=None)
+        for at, (dense, *rivals) in modes.items():
+            dense_s, _ = next(predicted)
+            for mode in rivals:
+                step_s, high_s = next(predicted)
+                reasons[at].append(
+                    f"{mode.strategy}: {'no faster' if high_s >= dense_s else 'faster'} than"
+                    f" {dense.strategy}, given its uncertainty ({step_s:.3g} s per step, at most"
+                    f" {high_s:.3g} s, against {dense_s:.3g} s)"
+                )
+    for setup, found in zip(setups, reasons, strict=True):
+        vetoed = able_modes(setup, list(vetoes))
+        found += [vetoes[mode] for mode in vetoed if mode.dense == setup.mode.dense]
+    return ["; ".join(found) for found in reasons]

@@ -15,6 +15,7 @@ import numpy as np
 from ..domain.cluster import Cluster, Offer
 from .batch_split import Wholes
 
+Zone = tuple[str, str, str]  # market, region, zone
 Refusal = Callable[[Cluster], str]  # returns why a cluster can never be launched, or ""
 
 MOST_CLUSTERS, MOST_MIXED = 20_000, 100_000
@@ -87,11 +88,14 @@ def sold_together(offers: Sequence[Offer]) -> list[dict[str, Offer]]:
 
     The keys are the names of the instance types, in alphabetical order.
     """
-    groups: dict[tuple[str, str, str], dict[str, Offer]] = {}
+    groups: dict[Zone, dict[str, Offer]] = {}
     for offer in sorted(offers, key=lambda one: (one.instance_type.name, price_or_inf(one))):
-        group = groups.setdefault((offer.market, offer.region, offer.zone), {})
-        group.setdefault(offer.instance_type.name, offer)
+        groups.setdefault(zone_of(offer), {}).setdefault(offer.instance_type.name, offer)
     return [groups[key] for key in sorted(groups)]
+
+
+def zone_of(offer: Offer) -> Zone:
+    return offer.market, offer.region, offer.zone
 
 
 def price_or_inf(offer: Offer) -> float:

@@ -10,7 +10,7 @@ compared if there are at most EXACT machines. Otherwise a local search exchanges
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
 import numpy as np
@@ -58,19 +58,6 @@ class Round:
     times: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """The chosen rank order of machines.
-
-    `gain` is the share of communication seconds that the fastest order saves, estimated by
-    cross-validation. If the gain is too small or too uncertain, `order` is the present order.
-    """
-
-    order: tuple[int, ...]
-    gain: float
-    reason: str
-
-
 def ring(machines: int, size: float) -> tuple[Round, ...]:
     """Return the communication rounds of a ring all-reduce of `size` bytes.
 
@@ -83,11 +70,8 @@ def ring(machines: int, size: float) -> tuple[Round, ...]:
 def halvings(machines: int, size: float) -> tuple[Round, ...]:
     """Return the communication rounds of Adasum's recursive halving and doubling of `size` bytes.
 
-    Raises:
-        ValueError: if the number of machines is not a power of two, or is 1.
+    The number of machines is a power of two.
     """
-    if machines < 2 or machines & (machines - 1):
-        raise ValueError(f"{machines} machines cannot run Adasum. Use 2, 4, 8, ... machines")
     rounds = []
     for distance in (1 << level for level in range(machines.bit_length() - 1)):
         peers = tuple((at, at ^ distance) for at in range(machines) if not at & distance)
@@ -142,18 +126,15 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     return tuple(min(found)[1])
 
 
-def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
-    """Return the fastest rank order, or the present order if the gain is small or uncertain.
+def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int, ...], str]:
+    """Return the fastest rank order and the predicted gain as text.
 
-    A sweep is one measurement of all links. The order is computed from the medians of all `sweeps`.
-    The gain is cross-validated: each sweep evaluates the order that the other sweeps chose.
-    Without cross-validation, noise would make one of the many orders look faster.
-
-    Raises:
-        ValueError: if there are fewer than two sweeps.
+    The order is the present order if the gain, a share of the seconds of communication, is small or
+    uncertain. A sweep is one measurement of all links; there are at least two. The order is
+    computed from the medians of all `sweeps`. The gain is cross-validated: each sweep evaluates the
+    order that the other sweeps chose. Without cross-validation, noise would make one of the many
+    orders look faster.
     """
-    if len(sweeps) < 2:
-        raise ValueError(f"at least two sweeps of the links are needed, not {len(sweeps)}")
     unchanged = tuple(range(sweeps[0].machines))
     gains = []
     for left_out, sweep in enumerate(sweeps):
@@ -163,8 +144,8 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
     gain, error = np.mean(gains), np.std(gains, ddof=1) / np.sqrt(len(gains))
     reason = f"predicted {gain:.0%} fewer seconds of communication, standard error {error:.1%}"
     if gain < LEAST_GAIN or gain < SURE * error:
-        return Order(order=unchanged, gain=gain, reason=f"unchanged: {reason}")
-    return Order(order=fastest(_median(sweeps), rounds), gain=gain, reason=reason)
+        return unchanged, f"unchanged: {reason}"
+    return fastest(_median(sweeps), rounds), reason
 
 
 def _median(sweeps: Sequence[Links]) -> Links:
@@ -182,5 +163,5 @@ def _costs(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArra
     The small cost is proportional to the seconds that the order would take if all pairs shared one
     link.
     """
-    shared = Links(latency_s=links.latency_s, byte_s=links.byte_s, sharing=1.0)
+    shared = replace(links, sharing=1.0)
     return seconds_of(links, rounds, orders) + _TIES * seconds_of(shared, rounds, orders)

@@ -12,6 +12,7 @@ If there are at most DRAWN candidates, every candidate reaches the last stage.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from ..job.cost import JobCosts, job_costs
 from ..step_time.model import StepTimeModel
 from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import losses, meeting_of, normal_meeting
-from .compression import able_modes, compared, unproven
+from .compression import compared, unproven
 from .explanations import obstacle
 from .ranking import Row, infeasible_row, recommend, summary
 
@@ -76,7 +77,7 @@ def plan(
         ValueError: if the workload's range of global batches is empty.
     """
     asked, workload = workload, choosable(workload, supply.vetoes)
-    goals, found = workload.goals, allowed(asked, supply, model)
+    goals, found = workload.goals, allowed(workload, supply, model)
     if found is None:
         return nothing(asked, "" if workload.modes else "; ".join(supply.vetoes.values()))
     if len(found):
@@ -110,21 +111,13 @@ def plan(
         seed=seed,
     )
 
-    def notes(shown: Sequence[Setup]) -> list[str]:
-        found = []
-        for setup, text in zip(shown, compared(shown, asked, model), strict=True):
-            others = able_modes(setup, list(supply.vetoes))
-            vetoed = [supply.vetoes[one] for one in others if one.dense == setup.mode.dense]
-            found.append("; ".join(filter(None, [text, *vetoed])))
-        return found
-
     published = recommend(
         workload,
         costs,
         runs=runs,
         top=top,
         clusters=found.compared(),
-        notes=notes,
+        notes=partial(compared, workload=asked, model=model, vetoes=supply.vetoes),
     )
     return Recommendation(
         rows=_with_field_terms(published, model),
@@ -198,19 +191,21 @@ def _that_fit(
     candidates are selected again. The returned candidates may include clusters that were not
     checked, but none at the returned positions.
     """
-    cluster, able, refused = found.column("cluster"), set[int](), set[int]()
+    cluster, refusals = found.column("cluster"), dict[int, str]()
     usd, device = found.column("usd").astype(float), found.splits.device[found.column("split")]
     while True:
-        kept = ~np.isin(cluster, list(refused))
+        refused = [code for code, why in refusals.items() if why]
+        kept = ~np.isin(cluster, refused)
         hours = np.where(kept, found.column("hours"), np.inf)
         rows = shortlist(hours, usd, _groups(found), goals, LOOKED, device=device)
         clusters, first = np.unique(cluster[rows], return_index=True)
-        fresh = [at for at, code in enumerate(clusters.tolist()) if code not in able]
-        before = len(refused)
-        for at in fresh:
-            why = supply.fits(found.setup(int(rows[first[at]])).cluster)
-            (refused if why else able).add(int(clusters[at]))
-        if len(refused) == before:
+        fresh = {
+            code: supply.fits(found.setup(row).cluster)
+            for code, row in zip(clusters.tolist(), rows[first].tolist(), strict=True)
+            if code not in refusals
+        }
+        refusals |= fresh
+        if not any(fresh.values()):
             place = np.cumsum(kept) - 1
             left_out = {**found.left_out, "that cannot be launched": len(refused)}
             return replace(found, frame=found.frame[kept], left_out=left_out), place[rows]

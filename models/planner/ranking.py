@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster
 from ..domain.numeric import BoolArray, IntArray, to_rounding
@@ -99,23 +100,22 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     missing = misses(goal, meeting.chance)
     loss = np.where(usable, losses(goal, log_objective, meeting), np.inf)
     order = np.lexsort((other, loss.round(9)))
-    best = best_splits(order[np.isfinite(loss[order])], costs.cluster)[:CLUSTERS_COMPARED]
+    order = order[np.isfinite(loss[order])]
+    best = best_of_each(costs.cluster, order)[:CLUSTERS_COMPARED]
     if not len(best):
         return [_infeasible(workload, goal, costs, usable)]
-    p_best = dict(zip(best.tolist(), _chance_of_best(goal, costs, best), strict=True))
+    p_best = _chance_of_best(goal, costs, best)
     tempted = usable & missing & (objective < objective[best[0]])
     tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
     closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
-    near_misses = best_splits(closest[tempted[closest]], costs.cluster)
+    near_misses = best_of_each(costs.cluster, closest[tempted[closest]])
     tempting = near_misses[: max(1, top // 4)].tolist()
     shown = best[: max(1, top - len(tempting))].tolist()
     ranked = [*shown, *tempting][:top]
     devices = np.array([_device(setup.cluster) for setup in costs.setups])
-    by_preference = np.concatenate([order[np.isfinite(loss[order])], closest[usable[closest]]])
-    _, firsts = np.unique(devices[by_preference], return_index=True)
-    compared = {at: devices[at] for at in by_preference[np.sort(firsts)].tolist()}
+    compared = best_of_each(devices, np.concatenate([order, closest[usable[closest]]])).tolist()
     seen = set(devices[ranked])
-    ranked += [at for at, name in compared.items() if name not in seen and "+" not in name]
+    ranked += [at for at in compared if devices[at] not in seen and "+" not in devices[at]]
     rows = []
     for rank, at in enumerate(ranked, start=1):
         row = _row(workload, goal, costs, at) | {"at": at, "rank": rank}
@@ -138,26 +138,26 @@ def _device(cluster: Cluster) -> str:
     return "+".join(sorted({offer.instance_type.device for offer in cluster.members}))
 
 
-def best_splits(order: IntArray, cluster: IntArray) -> IntArray:
-    """Return the best setup of each cluster, in the order of `order`.
+def best_of_each(group: NDArray[Any], order: IntArray) -> IntArray:
+    """Return the best setup of each group, in the order of `order`.
 
-    `order` are positions of setups, the best first. `cluster` has the number of each setup's
-    cluster.
+    `group` has the number or name of each setup's group, such as its cluster. `order` are positions
+    of setups, the best first.
     """
-    _, firsts = np.unique(cluster[order], return_index=True)
+    _, firsts = np.unique(group[order], return_index=True)
     return order[np.sort(firsts)]
 
 
-def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> list[float]:
-    """Return p_best: for each setup at `best`, the share of draws in which it has the lowest loss.
+def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, float]:
+    """Return p_best: for each position in `best`, the share of draws in which it has the lowest loss.
 
     Only step times are drawn. A draw in which no setup keeps the limit counts for no setup.
     """
     meeting = meeting_of(goal, lambda what: costs.expected_by_draw(what)[best], known_meeting)
     loss = losses(goal, np.log(costs.expected_by_draw(goal.objective)[best]), meeting)
     chosen = np.argmin(loss.round(9), axis=0)[np.isfinite(loss).any(axis=0)]
-    wins = np.bincount(chosen, minlength=len(loss))
-    return [float(share) for share in wins / loss.shape[1]]
+    share = np.bincount(chosen, minlength=len(loss)) / loss.shape[1]
+    return dict(zip(best.tolist(), share.tolist(), strict=True))
 
 
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:

@@ -34,8 +34,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..domain.cluster import parse_cluster, parse_numbers
-from ..domain.setup_table import modes_of, rows_of
+from ..domain.setup_table import machines_of, modes_of, rows_of, types_of
 from ..domain.workload import Mode
 from ..step_time.dataset import (
     BACKWARD_PART,
@@ -180,9 +179,9 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     runs = valid_runs(data.runs)
     runs = runs[runs["workload"].astype(str) == workload] if len(runs) else runs
     for row, mode in zip(rows_of(runs), modes_of(runs), strict=True):
-        name, *others = types = parse_cluster(row["cluster"])
-        used = parse_numbers(row.get("layout") or devices.get(name, 1), len(types), "layout")
-        batches = parse_numbers(row["batch_per_device"], len(types), "batch_per_device")
+        name, *others = types = types_of(row["cluster"])
+        texts = row["cluster"], row.get("layout") or "", str(row["batch_per_device"])
+        used, batches = machines_of(*texts, devices)
         if mode.of_several or len({*zip(types, used, batches, strict=True)}) > 1:
             continue
         each, batch, steps = used[0], float(batches[0]), int(row.get("accumulation_steps") or 1)
@@ -230,7 +229,7 @@ def size_workload(
     """
     data = at_nominal_speed(data)
     clusters = set(data.runs.get("cluster", ()))
-    seen = {name for cluster in clusters for name in parse_cluster(cluster)}
+    seen = {name for cluster in clusters for name in types_of(cluster)}
     machines = read_machines(data.instance_types, seen)
     facts, profiles = workload_facts(data).get(workload), _profiles(data, workload)
     gradient_bytes = 0.0 if facts is None else facts.gradient_bytes

@@ -190,7 +190,7 @@ class Loaders:
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
         """Return the data loading of `setups`; None if their workloads have no data loader."""
-        if self.workers.keys().isdisjoint(setups.workloads.names):
+        if self.workers.keys().isdisjoint(setups.workloads):
             return None
 
         def costs(workload: str, name: str) -> tuple[float, ...]:
@@ -214,7 +214,8 @@ class Loaders:
         known = [machines[name] for name in setups.names]
         cores = setups.by_type([each.cores for each in known], 1.0)
         trains = setups.by_type([not each.accelerated for each in known], 0.0) > 0
-        workers = setups.workloads.values(lambda name: self.workers.get(name, 0))[:, None]
+        known_workers = np.array([self.workers.get(name, 0) for name in setups.workloads])
+        workers = known_workers[setups.workload][:, None]
         has_workers = workers > 0
         samples = setups.batch * setups.accumulation[:, None]
         device_s, machine_s = samples * one_s, samples * setups.layout * all_s
@@ -224,7 +225,7 @@ class Loaders:
         # without workers, a worker would help if it could load while the device computes
         lone = ~has_workers & (device_s > 0) & (~trains | (cores > 1))
         return Wait(
-            workload=setups.workloads.codes,
+            workload=setups.workload,
             before_s=slowest(device_s, ~has_workers),
             supply_s=np.maximum(by_workers_s, supply_s),
             beside_s=beside_s,
@@ -315,8 +316,8 @@ def _without_loading(
     hidden = (wait.beside_s > 0) & (device_s - wait.beside_s >= slowed)
     informative = np.isfinite(waited) & ~hidden & (by_load > _INFORMATIVE)
     off = {}
-    for name, at in setups.workloads.groups().items():
-        found = longer[at][informative[at]]
+    for code, name in enumerate(setups.workloads):
+        found = longer[informative & (setups.workload == code)]
         if len(found):
             mean = float(found.sum() / (len(found) + _PSEUDO))
             off[name] = mean, _shrunk_sd(_OFF_SD, found - mean, len(found))

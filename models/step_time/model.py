@@ -250,9 +250,9 @@ class StepTimeModel:
         return self._joint(self.read(setups))
 
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
-        if len(arrays.workloads) > MOST_JOINT:
+        if len(arrays.workload) > MOST_JOINT:
             raise ValueError(
-                f"{len(arrays.workloads)} setups are too many: a joint distribution has at most"
+                f"{len(arrays.workload)} setups are too many: a joint distribution has at most"
                 f" {MOST_JOINT} setups"
             )
         beliefs = self._beliefs(arrays, covariance=True)
@@ -323,7 +323,7 @@ class StepTimeModel:
 
     def _input_part(self, arrays: SetupArrays) -> FloatArray:
         """Return a (rows,) array: the fraction of compute spent on making batches."""
-        found = np.zeros(len(arrays.workloads))
+        found = np.zeros(len(arrays.workload))
         if self.facts.input_part:
             kinds = self.facts.kinds(arrays.names)
             for workload, mode, rows in arrays.groups():

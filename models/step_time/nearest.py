@@ -30,7 +30,7 @@ def doublings(measured: SetupArrays, setups: SetupArrays) -> FloatArray:
     setup's machines does not matter.
     """
     types = sorted(measured.type_names)
-    found, places = np.full(len(setups.workloads), np.nan), _places(setups, types)
+    found, places = np.full(len(setups.workload), np.nan), _places(setups, types)
     known = {(workload, mode): rows for workload, mode, rows in measured.groups()}
     known_places = _places(measured, types)
     for workload, mode, rows in setups.groups():

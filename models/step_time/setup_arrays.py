@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ..domain.categorical import Keys, numbered
+from ..domain.categorical import numbered
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.setup_table import column, machines_of, modes_of, types_of
 from ..domain.workload import Mode
@@ -23,10 +23,12 @@ class SetupArrays:
     devices, and each device has `batch` samples in a micro-step. A member of a measured setup is a
     single instance; a member of a planned setup may be several instances. Rows with fewer members
     than columns are padded with kind -1 and zeros. `accumulation` (rows,) is the number of
-    micro-steps in an optimizer step. Row i runs in the mode `modes[mode[i]]`.
+    micro-steps in an optimizer step. Row i trains `workloads[workload[i]]` in the mode
+    `modes[mode[i]]`.
     """
 
-    workloads: Keys
+    workloads: tuple[str, ...]
+    workload: IntArray
     modes: tuple[Mode, ...]
     mode: IntArray
     names: tuple[str, ...]
@@ -58,13 +60,13 @@ class SetupArrays:
 
     def groups(self) -> list[tuple[str, Mode, IntArray]]:
         """Return each (workload, mode) that occurs, with the positions of its rows."""
-        pair = self.workloads.codes * len(self.modes) + self.mode
+        pair = self.workload * len(self.modes) + self.mode
         order = np.argsort(pair, kind="stable")
         found, first = np.unique(pair[order], return_index=True)
         parts = np.split(order, first[1:])[: len(found)]
         keys = (divmod(code, len(self.modes)) for code in found.tolist())
         return [
-            (self.workloads.names[workload], self.modes[mode], rows)
+            (self.workloads[workload], self.modes[mode], rows)
             for (workload, mode), rows in zip(keys, parts, strict=True)
         ]
 
@@ -103,11 +105,11 @@ class SetupArrays:
 
         `value(workload, type)` returns `count` numbers, one for each array. Padding members get 0.
         """
-        width, last = len(self.names), len(self.workloads.names) * len(self.names)
-        pair = np.where(self.kind >= 0, self.workloads.codes[:, None] * width + self.kind, last)
+        width, last = len(self.names), len(self.workloads) * len(self.names)
+        pair = np.where(self.kind >= 0, self.workload[:, None] * width + self.kind, last)
         table = np.zeros((count, last + 1))
         for code in np.unique(pair[self.kind >= 0]).tolist():
-            table[:, code] = value(self.workloads.names[code // width], self.names[code % width])
+            table[:, code] = value(self.workloads[code // width], self.names[code % width])
         return tuple(table[:, pair])
 
     def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
@@ -119,7 +121,7 @@ class SetupArrays:
 
     def chunks(self, size: int) -> Iterator[SetupArrays]:
         """Yield the setups in chunks of at most `size`; without setups, yield an empty chunk."""
-        count = len(self.workloads)
+        count = len(self.workload)
         for first in range(0, max(count, 1), size):
             yield self.take(np.arange(first, min(first + size, count)))
 
@@ -129,7 +131,7 @@ class SetupArrays:
         width = int(used[-1]) + 1 if len(used) else 1
         return replace(
             self,
-            workloads=self.workloads.take(picked),
+            workload=self.workload[picked],
             mode=self.mode[picked],
             kind=self.kind[picked, :width],
             count=self.count[picked, :width],
@@ -165,9 +167,11 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     accumulation = column(frame, "accumulation_steps", 1).astype(str).to_numpy().astype(float)
     if not np.all((accumulation >= 1) & (accumulation < np.inf)):
         raise ValueError("accumulation_steps must be at least 1 and finite in every row")
+    workloads, workload = numbered(frame["workload"].astype(str))
     modes, mode = numbered(modes_of(frame))
     return SetupArrays(
-        workloads=Keys.of(frame["workload"].astype(str)),
+        workloads=workloads,
+        workload=workload,
         modes=modes,
         mode=mode,
         names=tuple(names),

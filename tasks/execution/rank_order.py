@@ -80,14 +80,14 @@ def sending_order(
         sweeps = _Pairs.model_validate(reported).sweeps(nodes)
     except ValueError:  # pydantic's too
         return (), f"unchanged: the links that node {nodes[0]} reported are invalid"
-    choice = choose(sweeps, traffic(items, len(nodes)))
-    order = list(choice.order)
+    chosen, reason = choose(sweeps, traffic(items, len(nodes)))
+    order = list(chosen)
     if not any(item.strategy in COMBINED for item in items):
         # a ring may begin at any machine: keep node 0 first, as parameter servers run on the first
         order = [*order[order.index(0) :], *order[: order.index(0)]]
     if order == list(range(len(nodes))):
-        return (), choice.reason
-    return tuple(nodes[place] for place in order), choice.reason
+        return (), reason
+    return tuple(nodes[place] for place in order), reason
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 
 from models.campaign.candidates import EC2_COSTS, Costs
-from models.job import launch_history as history
 from models.job.capacity import PRIOR_S, fit_availability, fit_startup
 from models.job.checkpoints import fit_checkpoints
 from models.job.compilation import fit_compilation
@@ -51,8 +50,8 @@ def experience_of(workspace: Workspace) -> Experience:
     the first local launch, a constant start-up time is assumed.
     """
     warehouse, provider = workspace.warehouse, workspace.provider.name
-    machines, refusals, written, compiled, restarts = reads.launched(warehouse, provider)
-    launches, market = history.launches(machines), workspace.settings.campaign.market
+    seen, market = reads.launched(warehouse, provider), workspace.settings.campaign.market
+    launches, windows = seen["starts"], seen["spot_days"]
     local = not workspace.spends_money
     startup = _startup(launches, local)
     costs = Costs() if local else EC2_COSTS
@@ -60,27 +59,23 @@ def experience_of(workspace: Workspace) -> Experience:
         costs = replace(costs, launch_s=float(np.exp(startup.groups[market][0])))
     conditions = Learned(
         startup=startup,
-        checkpoints=fit_checkpoints(written),
-        compilation=fit_compilation(compiled),
-        restarts=fit_restarts(restarts),
+        checkpoints=fit_checkpoints(seen["checkpoints"]),
+        compilation=fit_compilation(seen["compilations"]),
+        restarts=fit_restarts(seen["restarts"]),
     )
     if local:
         learned = conditions if len(launches) else Stated()
         return Experience(conditions=learned, costs=costs, interruptions={})
-    windows = history.windows(machines)
     conditions = replace(
         conditions,
         hazard=fit_hazard(
             windows,
             advised=reads.advised(warehouse, provider) if len(windows) else {},
-            together=history.together(machines),
+            together=seen["lost_together"],
         ),
-        availability=fit_availability(history.requests(machines, refusals)),
+        availability=fit_availability(seen["requests"]),
     )
-    words = {
-        str(name): _in_words(rows)
-        for name, rows in history.spot_held(machines).groupby("instance_type")
-    }
+    words = {str(name): _in_words(rows) for name, rows in windows.groupby("instance_type")}
     return Experience(conditions=conditions, costs=costs, interruptions=words)
 
 
@@ -103,10 +98,10 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
     return replace(found, members=members, groups=groups)
 
 
-def _in_words(held: pd.DataFrame) -> str:
+def _in_words(days: pd.DataFrame) -> str:
     """Return a phrase about the observed interruptions of one instance type.
 
-    held: a row for each spot machine of the type, with `interrupted` and `hours`.
+    days: a row for each zone and day of spot machines of the type.
     """
-    count, hours = int(held["interrupted"].sum()), held["hours"].sum()
+    count, hours = days["interruptions"].sum(), days["hours"].sum()
     return f"interruptions in {hours:.3g} machine-hours of own launches: {count}"

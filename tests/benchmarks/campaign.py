@@ -11,6 +11,7 @@ stays, at most 5 %, beside a full sweep and random order.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -245,7 +246,6 @@ class Ours(Sweep):
                 types=frozenset(offers),
                 fresh=fresh,
             ),
-            most=1,
             buyable={
                 name: measurement_of(ground.setups[at], float(expected[at]))
                 for name, at in places.items()
@@ -254,7 +254,7 @@ class Ours(Sweep):
         )
         return tuple(
             places[setup_key(_setup_of(launch.cluster, item))]
-            for launch in launches[:1]
+            for launch in islice(launches, 1)
             for item in launch.items
         )
 

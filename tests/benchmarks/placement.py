@@ -136,7 +136,7 @@ def orders_of(found: Sequence[Network]) -> pd.DataFrame:
         breadth, comes = breadth_first(_middle(sweeps)), tuple(range(len(network.rate)))
         for kind, traffic in TRAFFIC.items():
             rounds = traffic(len(network.rate), SIZE)
-            order = choose(sweeps, rounds).order
+            order, _ = choose(sweeps, rounds)
             asked = np.array([order, breadth, comes])
             chosen_s, breadth_s, comes_s = network.seconds_of(rounds, asked)
             over = chosen_s / network.seconds_of(rounds, every).min() - 1

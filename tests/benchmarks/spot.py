@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 import typer
 
+from models.domain.cluster import Pool as Offered
 from models.domain.numeric import Z_90, FloatArray
 from models.job.capacity import fit_startup
 from models.job.checkpoints import fit_checkpoints
 from models.job.duration import best_interval, drawn_hours, expected_hours, pieces
 from models.job.interruption_rates import HazardModel, fit_hazard
 from models.job.job_conditions import Learned
-from models.job.job_conditions import Pool as Offered
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.held_out import DATA
 from tests.benchmarks.scores import Group, figures, score

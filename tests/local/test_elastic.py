@@ -19,7 +19,7 @@ from tests.local.hosts import left_over
 from tests.local.test_failures import PROJECT, TINY, here, job, needs_two_hosts
 from tests.warehouse.builders import NOON, TYPES, write
 from warehouse.append import note_instance_types
-from warehouse.reads import launched, mart
+from warehouse.reads import mart
 
 pytestmark = [pytest.mark.local, pytest.mark.slow]
 
@@ -110,7 +110,7 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     assert 5 * EVERY <= second["step"] < STEPS and 0 <= second["lost_steps"] < EVERY
     assert [one["step"] for one in written] == list(range(EVERY, STEPS + 1, EVERY))
     assert math.isfinite(body["last_loss"])
-    (restart,) = launched(installation.warehouse, "local")[4].to_dict("records")
+    (restart,) = mart(installation.warehouse, "restarts", provider="local").to_dict("records")
     assert (
         restart["outcome"] == outcome
         and 1 < restart["seconds"] < 60

@@ -143,7 +143,7 @@ def test_a_campaign_buys_each_precision_on_devices_that_compute_in_it():
         max_usd=10.0, max_seconds=4000.0, max_hosts=2, fits=cores_fit, market="on-demand"
     )
     past = Past(runs=NOTHING, profiles=NOTHING, probes=NOTHING)
-    launches = shopping_list(campaign, [JOB], sold("T4"), past)
+    launches = list(shopping_list(campaign, [JOB], sold("T4"), past))
     bought = {}
     for launch in launches:
         for item in launch.items:

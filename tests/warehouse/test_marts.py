@@ -11,7 +11,6 @@ from warehouse.append import append, note_instance_types, note_workloads
 from warehouse.reads import (
     MOST_REPEATS,
     MOST_SETUPS,
-    launched,
     mart,
     measured_workloads,
     training_digest,
@@ -146,7 +145,7 @@ def test_a_loader_a_checkpoint_and_a_compilation_are_recorded(defined):
     )
     assert training_frames(defined, "local")["profiles"][list(loading)].iloc[0].to_dict() == loading
     assert mart(defined, "run_details").set_index("run_id").input_s["w"] == 0.2
-    _, _, checkpoints, compilations, _ = launched(defined, "local")
+    checkpoints, compilations = mart(defined, "checkpoints"), mart(defined, "compilations")
     assert checkpoints[["run_id", "bytes", "seconds"]].values.tolist() == [["w", 1200, 0.25]]
     assert compilations[["run_id", "seconds"]].values.tolist() == [["c", 42.0]]
     assert mart(defined, "workloads").checkpoint_bytes.tolist() == [1200]
@@ -156,7 +155,7 @@ def test_restarts_of_elastic_runs_are_told_apart(defined):
     lost = setup(losses=ROWS["losses"])
     old = lost | {"instance_digests": ["s0", "s0"]}
     load(defined, body("a", of=lost, **ROWS["elastic"]), body("old", of=old, **ROWS["elastic"]))
-    _, _, written, _, restarts = launched(defined, "local")
+    written, restarts = mart(defined, "checkpoints"), mart(defined, "restarts")
     columns = ["run_id", "outcome", "machines", "seconds", "restore_s", "lost_steps"]
     assert restarts[columns].values.tolist() == [
         ["a", "fewer", 1, 9.5, 0.5, 3],
@@ -234,7 +233,7 @@ def test_runs_without_a_measurement_keep_reason_and_reporter(defined):
         ["out of memory", "node"],
         ["no capacity", "controller"],
     ]
-    assert launched(defined, "local")[1].lease_id.tolist() == ["lease"]
+    assert mart(defined, "refusals").lease_id.tolist() == ["lease"]
     assert counts(defined) == [0, 0, 0, 0]
 
 

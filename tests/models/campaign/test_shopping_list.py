@@ -47,7 +47,7 @@ def shop(frames=NONE, *, jobs=WORKLOADS, sold=None, known=None, history=None, **
     runs, profiles, probes = frames
     past = Past(runs=runs, profiles=profiles, probes=probes, **(history or {}))
     sold = offers() if sold is None else sold
-    return shopping_list(replace(LIMITS, **limits), jobs, sold, past, model=known)
+    return list(shopping_list(replace(LIMITS, **limits), jobs, sold, past, model=known))
 
 
 @cache

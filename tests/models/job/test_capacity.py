@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from scipy.special import ndtri
 
+from models.domain.cluster import Pool
 from models.job.capacity import PRIOR_S, fit_availability, fit_startup, gang_startup
 
 NONE = pd.DataFrame({"instance_type": [], "market": [], "machines": [], "seconds": []})
@@ -23,7 +24,7 @@ def quantile(model, *machines, at=0.5):
     """
     pools = sorted(set(machines))
     counts = np.array([[machines.count(pool) for pool in pools]])
-    mean_s, log_sd = gang_startup(model, pools, counts)
+    mean_s, log_sd = gang_startup(model, [Pool(*pool, "x", 0.0) for pool in pools], counts)
     return float((mean_s * np.exp(-(log_sd**2) / 2 + log_sd * ndtri(at)))[0])
 
 
@@ -55,7 +56,7 @@ def test_refusals_lower_the_chance_and_a_larger_gang_has_less():
         pd.DataFrame(rows, columns=["instance_type", "market", "zone", "granted"])
     )
     granted, refused, both, larger = model.gangs(
-        pools, np.array([[1, 0], [0, 1], [1, 1], [5, 0]], dtype=float)
+        [Pool(*pool, 0.0) for pool in pools], np.array([[1, 0], [0, 1], [1, 1], [5, 0]])
     )
     assert refused < 0.2 < 0.85 < granted
     assert both == pytest.approx(granted * refused) and 0 < larger < granted

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.domain.cluster import bucket_hazard
+from models.domain.cluster import Pool, bucket_hazard
 from models.job.interruption_rates import fit_hazard
 
 NONE = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
@@ -25,7 +25,9 @@ def hazards(model, *zones, kind="a", advised=ADVISED):
     """Hazard, doubt and bunching of a gang of one machine of `kind` in each of `zones`."""
     pools = sorted(set(zones))
     counts = np.array([[float(zones.count(zone)) for zone in pools]])
-    hazard, doubt, bunching = model.gangs([(kind, zone, advised) for zone in pools], counts)
+    hazard, doubt, bunching = model.gangs(
+        [Pool(kind, "spot", zone, advised) for zone in pools], counts
+    )
     return float(hazard[0]), float(doubt[0]), float(bunching[0])
 
 

@@ -23,7 +23,7 @@ def finish_s(lines, batches):
 
 @given(lines=st.lists(LINE, min_size=2, max_size=3), total=st.integers(2, 14))
 def test_no_whole_split_finishes_earlier(lines, total):
-    shares = finish_together(lines, total)
+    shares = finish_together(lines, total, [1] * len(lines))
     if shares is None:
         return
     splits = (s for s in product(range(1, total + 1), repeat=len(lines)) if sum(s) == total)
@@ -34,10 +34,10 @@ def test_no_whole_split_finishes_earlier(lines, total):
 @pytest.mark.parametrize(
     ("lines", "total", "devices", "shares"),
     [
-        ([(0.1, 0.01)] * 3, 64, None, (22, 21, 21)),  # the first get the odd samples
-        ([(0.0, 0.01), (0.0, 0.02)], 48, None, (32, 16)),  # twice as fast, twice the samples
-        ([(0.0, 0.01), (0.1, 0.01)], 50, None, (30, 20)),  # a slow start is paid for
-        ([(0.0, 0.001), (5.0, 0.001)], 64, None, None),  # the second would get nothing
+        ([(0.1, 0.01)] * 3, 64, (1, 1, 1), (22, 21, 21)),  # the first get the odd samples
+        ([(0.0, 0.01), (0.0, 0.02)], 48, (1, 1), (32, 16)),  # twice as fast, twice the samples
+        ([(0.0, 0.01), (0.1, 0.01)], 50, (1, 1), (30, 20)),  # a slow start is paid for
+        ([(0.0, 0.001), (5.0, 0.001)], 64, (1, 1), None),  # the second would get nothing
         ([(0.0, 0.01)] * 2, 60, (4, 1), (12, 12)),
         ([(0.0, 0.01)] * 2, 30, (0, 1), None),
     ],

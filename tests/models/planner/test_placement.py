@@ -86,17 +86,15 @@ def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one():
     assert [(one.bytes, one.times) for one in halvings(8, 8.0)] == [(4.0, 2), (2.0, 2), (1.0, 2)]
     (one,) = ring(4, 8.0)
     assert (one.bytes, one.times, one.places) == (2.0, 6, ((0, 1), (1, 2), (2, 3), (3, 0)))
-    with pytest.raises(ValueError):
-        halvings(6, 8.0)
 
 
 def test_noise_alone_leaves_machines_in_their_order(monkeypatch):
     equal = alike(8)
-    orders = {choose(sweeps(equal, seed), ring(8, SIZE)).order for seed in range(10)}
+    orders = {choose(sweeps(equal, seed), ring(8, SIZE))[0] for seed in range(10)}
     assert orders == {tuple(range(8))}
     monkeypatch.setattr(placement, "LEAST_GAIN", -1.0)
     monkeypatch.setattr(placement, "SURE", -1e9)
-    assert choose(sweeps(equal, 0), ring(8, SIZE)).order != tuple(range(8))
+    assert choose(sweeps(equal, 0), ring(8, SIZE))[0] != tuple(range(8))
 
 
 def test_a_gain_is_that_of_sweeps_that_did_not_choose():
@@ -104,12 +102,10 @@ def test_a_gain_is_that_of_sweeps_that_did_not_choose():
     equal = alike(4)
     slow = equal.byte_s.copy()
     slow[0, 1] = slow[1, 0] = 9 * slow[0, 1]
-    choice = choose([equal, equal, replace(equal, byte_s=slow)], ring(4, SIZE))
-    assert choice.order == (0, 1, 2, 3) and choice.gain == pytest.approx(0.0, abs=0.01)
-    sure = choose([replace(equal, byte_s=slow)] * 3, ring(4, SIZE))
-    assert sure.order != (0, 1, 2, 3) and sure.gain > 0.8
-    with pytest.raises(ValueError):
-        choose([equal], ring(4, SIZE))
+    order, reason = choose([equal, equal, replace(equal, byte_s=slow)], ring(4, SIZE))
+    assert order == (0, 1, 2, 3) and "predicted 0%" in reason
+    order, reason = choose([replace(equal, byte_s=slow)] * 3, ring(4, SIZE))
+    assert order != (0, 1, 2, 3) and "predicted 8" in reason
 
 
 @pytest.mark.parametrize("slower", [(1.03, 1.03, 1.03), (9.0, 9.0, 1.0)])
@@ -119,4 +115,4 @@ def test_neither_a_small_gain_nor_a_contested_gain_is_taken(slower):
         equal = alike(4)
         equal.byte_s[0, 1] = equal.byte_s[1, 0] = times * equal.byte_s[0, 1]
         found.append(equal)
-    assert choose(found, ring(4, SIZE)).order == (0, 1, 2, 3)
+    assert choose(found, ring(4, SIZE))[0] == (0, 1, 2, 3)

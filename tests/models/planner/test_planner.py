@@ -148,7 +148,7 @@ def test_many_candidates_are_reduced_before_the_model_is_asked():
 
     class Counting(JointModel):
         def predict_arrays(self, arrays):
-            asked.append(len(arrays.workloads))
+            asked.append(len(arrays.workload))
             return super().predict_arrays(arrays)
 
     model = Counting(

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from models.planner.placement import Order
 from tasks.execution import rank_order
 from tasks.execution.rank_order import links_matter, sending_order
 from tasks.node.record import Item
@@ -22,7 +21,7 @@ def links(**changes):
 
 
 def test_a_ring_begins_at_the_first_machine_which_has_the_servers(monkeypatch):
-    order = Order(order=(2, 0, 1, 3), gain=0.1, reason="chosen")
+    order = (2, 0, 1, 3), "chosen"
     monkeypatch.setattr(rank_order, "choose", lambda *_: order)
     assert sending_order(links(), NODES, [item()]) == ((0, 1, 3, 2), "chosen")
     assert sending_order(links(), NODES, [item(strategy="adasum")])[0] == (2, 0, 1, 3)

@@ -6,6 +6,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from models.domain.cluster import Pool
 from models.domain.workload import Goal
 from models.job.duration import STARTUP_S
 from models.job.job_conditions import Stated
@@ -74,7 +75,7 @@ def test_without_launches_ec2_has_the_prior_and_the_advised_rates(ec2):
     assert conditions.availability is not None
     log_median, doubt = conditions.startup.log_medians([("spot", "s.small")])[0]
     assert np.exp(log_median) == pytest.approx(EC2_STARTUP_S["spot"]) and doubt > 0.5
-    assert conditions.hazard.rates([("s.small", "a", 0.2)])[0, 0] == pytest.approx(0.2)
+    assert conditions.hazard.rates([Pool("s.small", "spot", "a", 0.2)])[0, 0] == pytest.approx(0.2)
 
 
 def test_interruptions_raise_the_hazard_of_a_zone_and_quiet_hours_lower_it(ec2):
@@ -84,5 +85,6 @@ def test_interruptions_raise_the_hazard_of_a_zone_and_quiet_hours_lower_it(ec2):
     held(ec2, 30, market="spot", zone="bad", hours=4.0, interrupted=True)
     held(ec2, 60, market="spot", zone="calm", hours=24.0)
     hazard = learned(ec2).hazard
-    bad, calm = hazard.rates([("s.small", zone, advised) for zone in ("bad", "calm")])[:, 0]
+    pools = [Pool("s.small", "spot", zone, advised) for zone in ("bad", "calm")]
+    bad, calm = hazard.rates(pools)[:, 0]
     assert calm < advised / 4 and bad > 10 * calm

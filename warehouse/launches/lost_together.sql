@@ -1,0 +1,8 @@
+-- Grain: one row per launch, instance type and zone with interrupted spot machines. machines is the
+-- number of spot machines that ran, and lost the number that were interrupted.
+select count(*) as machines, count(*) filter (interrupted) as lost
+from raw_machines
+where provider = $provider and market = 'spot' and hours > 0
+group by lease_id, instance_type, zone
+having bool_or(interrupted)
+order by lease_id, instance_type, zone;
