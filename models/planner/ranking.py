@@ -149,7 +149,7 @@ def best_of_each(group: NDArray[Any], order: IntArray) -> IntArray:
 
 
 def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, float]:
-    """Return p_best: for each position in `best`, the share of draws in which it has the lowest loss.
+    """Return p_best: for each setup at `best`, the share of draws in which its loss is lowest.
 
     Only step times are drawn. A draw in which no setup keeps the limit counts for no setup.
     """
