@@ -123,6 +123,7 @@ def _serve(
             reporter().say(f"  {cluster.name}: {len(served.recorded)} runs, {served.outcome}")
             made.append((launch, served))
     finally:
+        reporter().finish()
         settle(workspace, datetime.now(UTC), over=refresh_id)
     if tally.cap_usd and (short := money_short(workspace, tally, datetime.now(UTC))):
         reporter().say(short)

@@ -24,7 +24,7 @@ _KEYS = {
     "raw_import_rows": ("import_id", "row_digest"),
     "raw_offers": ("snapshot_id", "provider", "instance_type", "market", "region", "zone"),
     "raw_leases": ("lease_id",),
-    "raw_downloads": ("workload", "workload_digest", "region", "bytes", "files"),
+    "raw_downloads": ("workload", "workload_digest", "planned_at"),
     "raw_machines": ("lease_id", "node", "number"),
     "raw_claims": ("event", "refresh_id"),
     "raw_models": ("provider", "version", "refresh_id"),

@@ -194,7 +194,8 @@ create table raw_leases (
     outcome varchar not null
 );
 
--- Grain: one row per size and bucket region of the data that EC2 machines downloaded for a workload.
+-- Grain: one row per launch on EC2 of a workload with data. bytes and files are what each machine
+-- downloads, region is the bucket's.
 create table raw_downloads (
     workload varchar not null,
     workload_digest varchar not null,

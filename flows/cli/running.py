@@ -1,5 +1,6 @@
 """Define the commands that start, end and show machines: refresh, measure, reap, status, spend."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ def refresh(
     provider: Provider = "local",
     max_usd: MaxUsd = None,
     month_spent: Annotated[
-        float | None, typer.Option(min=0.0, help="This month's dollars, if their record is lost.")
+        float | None, typer.Option(help="This month's dollars, if their record is lost.")
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -27,6 +28,8 @@ def refresh(
 
     if month_spent is not None and (dry_run or not spends_money(provider)):
         raise typer.BadParameter("--month-spent needs --provider ec2, and no --dry-run")
+    if month_spent is not None and not 0 <= month_spent < math.inf:
+        raise typer.BadParameter("--month-spent must be a number of dollars, at least 0")
     if dry_run:
         _show_launches(as_json, provider, max_usd)
         return

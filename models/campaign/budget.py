@@ -6,8 +6,9 @@
 
 The deadline is the time in seconds after which the machines stop themselves. `price` is the highest
 possible price in dollars per hour. `committed` is the worst-case cost of running machines.
-`claimed` is the amount that other refreshes have reserved. If a cap cannot pay for the deadline,
-the deadline is shortened, but not below the shortest useful deadline.
+`claimed` is the amount that other runs of `srift refresh` have reserved under the same cap. If a
+cap cannot pay for the deadline, the deadline is shortened, but not below the shortest useful
+deadline.
 """
 
 import math
@@ -19,8 +20,8 @@ from ..domain.cluster import Cluster, Offer
 
 _MINUTE_S = 60.0  # machines stop themselves after whole minutes; AWS bills at least one minute
 # The maximum number of seconds that are billed after the deadline. At most three minutes pass
-# before the deadline's timer starts, and one minute until the machine is shut down. A launch may
-# try spot and on-demand in each of at most six zones. Each failed attempt costs a minute.
+# before the deadline's timer starts, and one minute until the machine is shut down. Each
+# failed attempt of a launch costs a minute; there are at most eleven.
 LATE_S = 240.0 + 60.0 * (2 * 6 - 1)
 
 
@@ -29,7 +30,7 @@ class Cap:
     """A limit in dollars, and the amounts that already count against it.
 
     `committed_usd` is the worst-case cost of running machines. `claimed_usd` is the amount that
-    other refreshes have reserved, and `claimed_by` are the names of these refreshes.
+    other runs of `srift refresh` have reserved, and `claimed_by` are the names of these runs.
     """
 
     name: str
@@ -115,7 +116,8 @@ def dearest_usd_per_hour(
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
     """Return the highest known price of each instance type in dollars per hour.
 
-    For spot, it is the bid: the spot price times `spot_margin`.
+    A spot offer counts with its bid: the spot price times `spot_margin`, or the spot price if
+    `spot_margin` is None.
     """
     dearest: dict[str, float] = {}
     for offer in offers:
@@ -141,7 +143,7 @@ def allow(
     `least_s`, or if `usd_per_hour` is unknown (None).
     """
     if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
-        why = "its highest price is unknown (on-demand prices limit spot; see [ec2] markets)"
+        why = "its highest price is unknown (on-demand prices limit spot prices; see [ec2] markets)"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s, left_usd = wished_s, tightest.left_usd - once_usd

@@ -179,10 +179,11 @@ class Model:
 def profile_of(
     workload: Workload, mode: Mode, instance_type: InstanceType, costs: Costs
 ) -> PlannedRun:
-    """Return a run that profiles the workload on one device, in the mode `mode.alone`.
+    """Return a run that profiles the workload on one device.
 
-    The profile times up to PROFILE_BATCHES batch sizes, from an eighth of the minimum global batch
-    to the maximum global batch.
+    The profile uses `mode.alone`, the equivalent of `mode` on one device. It times up to
+    PROFILE_BATCHES batch sizes, from an eighth of the workload's minimum global batch to its
+    maximum global batch.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
@@ -319,7 +320,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
 
 def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
-    """Yield the setups that `training_runs` measures for a workload, mode and cluster."""
+    """Yield the setups of a cluster that `training_runs` measures for a workload in a mode."""
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
     if not _trains(cluster, mode):

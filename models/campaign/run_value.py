@@ -95,7 +95,8 @@ class Knowledge:
         done: the keys (see `_identity`) of runs that are not bought again.
         doubted: instance types that drift or have only stale runs. The model's predictions for
             these types are not used.
-        seen: the number of measured and planned runs with each feature.
+        seen: the number of measured and planned runs with each feature, such as a cluster or a
+            workload with a batch (see the module's docstring).
         model: the predictions of the model in use; None if there is no model.
         values: for each workload, the values of the runs that the model can predict.
     """
@@ -168,7 +169,8 @@ class Knowledge:
     def needs(self, run: PlannedRun) -> bool:
         """Return True if the profile or probe `run` has been neither measured nor planned.
 
-        A probe is not needed if the model can predict all its instance types.
+        A probe (a sweep of all-reduces) is not needed if the model can predict all its instance
+        types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
         is_done = _identity_of(run) in self.done

@@ -1,10 +1,11 @@
 """Plan the launches of a campaign: which clusters to buy next, and which runs to measure on them.
 
-A campaign is all launches of one refresh. It has caps on dollars and seconds. A launch acquires a
-cluster and measures several runs on it. The first launches profile every workload on every instance
-type, with as few launches as possible. Each later launch is the one with the highest ratio of value
-(`run_value.py`) to the share of the caps that it uses. Runs are added to a launch until the next
-run would lower the launch's value per second. Planning stops when no run has any value.
+A campaign is all launches of one run of `srift refresh`. It has caps on dollars and seconds. A
+launch acquires a cluster and measures several runs on it. The first launches profile every workload
+on every instance type, with as few launches as possible. Each later launch is the launch with the
+highest ratio of value (`run_value.py`) to the share of the caps that it uses. Runs are added to a
+launch until the next run would lower the launch's value per second. Planning stops when no run has
+any value.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class CampaignLimits:
 
     @property
     def are_kept(self) -> bool:
-        """True if no cap is exceeded: neither the dollars nor the seconds are negative."""
+        """True if no cap is exceeded: neither the remaining dollars nor seconds are negative."""
         return self.max_seconds >= 0 and self.max_usd >= 0
 
     def priced(self, offers: Iterable[Offer]) -> list[Offer]:
@@ -275,9 +276,10 @@ def _next_launch(
     profiles: Sequence[PlannedRun],
     known: Knowledge,
 ) -> tuple[Cluster, list[PlannedRun]] | None:
-    """Return the (cluster, runs) pair with the highest ratio of value to used share of the caps.
+    """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    Returns None if no run that fits the caps has any value.
+    The best launch has the highest value, divided by the share of the caps that it uses. Returns
+    None if no run that fits the caps has any value.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
@@ -315,7 +317,8 @@ def _fill(
 ) -> tuple[list[PlannedRun], float]:
     """Return the best runs for one launch, and their value per billed second.
 
-    The runs take at most `most_s` seconds. The launch starts with the runs in `first`. Training
+    The runs take at most `most_s` seconds. `valued` has (value, run) pairs of training runs, by the
+    instance types of the run's machines. The launch starts with the runs in `first`. Training
     runs of sub-clusters of `cluster` are then added in the order of their value per second, until
     the next run would lower the value per second of all training runs. A run that fits within the
     minimum billed time costs nothing and is always added. Adding a run can only lower the values of

@@ -72,10 +72,10 @@ class Belief:
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> FloatArray:
-        """Return an (n, places) array: how much a run at each place changes the mean of each setup.
+        """Return an (n, places) array: how much a run of a setup changes the mean of each setup.
 
-        The means are those of log step times. The run's outcome is assumed to be one standard
-        deviation above its mean.
+        Column j is for a run of the setup at position `places[j]`, whose outcome is one standard
+        deviation above its mean. The means are those of log step times.
         """
         return self.covariance[:, places] / self.outcome_sd[places]
 
@@ -131,8 +131,9 @@ def gain(
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective of each setup, and the probability that it keeps the goal's limit.
+    """Return the log objective and the Meeting of each setup.
 
+    A Meeting has the probability of keeping the goal's limit, and the expected excess over it.
     `mean` and `variance` describe log step seconds. They have the shape (setups, runs, outcomes) or
     broadcast to this shape, which is also the shape of the results.
     """
@@ -153,21 +154,22 @@ def aim_and_meeting(
 def judged(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the result of `aim_and_meeting` for draws of the mean log step seconds.
+    """Return the result of `aim_and_meeting` for the setups of `question`, for several draws.
 
-    `mean` is an (n, draws) array and `variance` an (n,) array, for all n setups of a `Belief`.
-    Results have the shape (setups of the question, 1, draws).
+    `mean` (n, draws) has draws of the mean log step seconds of all n setups of a `Belief`, and
+    `variance` (n,) their variances. Results have the shape (setups of the question, 1, draws).
     """
     places = question.places
     return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
 
 
 def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntArray:
-    """Return a (runs, outcomes) array: the position of the setup chosen after each outcome.
+    """Return a (runs, outcomes) array: the setup that is chosen after each outcome of a run.
 
-    `log_aim` and `meeting` are the results of `aim_and_meeting`. The setup with the lowest loss is
-    chosen. If no setup has a finite loss, the setup that is most likely to keep the limit is
-    chosen. Among equally good setups, the first is chosen.
+    A setup is given as its position in `question.places`. `log_aim` and `meeting` are the results
+    of `aim_and_meeting`. The setup with the lowest loss is chosen. If no setup has a finite loss,
+    the setup that is most likely to keep the limit is chosen. Among equally good setups, the first
+    is chosen.
     """
     loss = losses(question.goal, log_aim, meeting)
     none = ~np.isfinite(loss).any(axis=0)
@@ -195,7 +197,7 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
 class ChoiceSet:
     """The setups of a workload that may still be chosen, and the goals for which they compete.
 
-    `places` of each question are positions in `setups`.
+    `questions` has an OpenChoice for each goal, whose `places` are positions in `setups`.
     """
 
     setups: tuple[Setup, ...]
@@ -248,7 +250,8 @@ def choice_set_of(
 def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     """Return the positions of the setups that may be chosen for `goal`, sorted by the objective.
 
-    The array is empty if no setup with a known price has at least LEAST_CHANCE to keep the limit.
+    The array is empty if no setup with a known price keeps the goal's limit with a probability of
+    at least LEAST_CHANCE.
     """
     usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)

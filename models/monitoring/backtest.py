@@ -86,9 +86,11 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
-    """Return sentences with the number of rows that were not predicted, guessed, or not learned.
+    """Return sentences that count rows with a problem in a backtest.
 
-    `data` is the training data. `predicted` is the result of `backtest` for the runs `test`.
+    The problems are test rows without a prediction, test rows that were predicted without
+    measurements of their workload, and training rows whose mode is unknown. `data` is the training
+    data. `predicted` is the result of `backtest` for the runs `test`.
     """
     counts = {
         "no prediction": Counter(filter(None, predicted["unpredicted"])),

@@ -49,7 +49,8 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """Yield (split, group name, training data without the group, runs of the group).
 
-    The training data for a cluster size above 1 also has no probes of clusters of this size.
+    If the group is a cluster size above 1, the training data also has no probes (sweeps of
+    all-reduces) of clusters of this size.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)
@@ -200,10 +201,11 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
-    """Return the workloads and instance types that `model` was trained on.
+    """Return the workloads, with their modes, and the instance types that `model` can predict.
 
-    Each entry has the form "workload NAME" or "instance type NAME". Entries whose definition in
-    `data` differs from the definition at training are left out.
+    An entry is, for example, "workload resnet in bf16 fsdp" or "instance type g5.xlarge". A default
+    mode is left out of the text. Entries whose definition in `data` differs from the definition at
+    training are left out.
     """
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")

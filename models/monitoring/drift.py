@@ -2,8 +2,8 @@
 
     chance = P(X >= runs outside their intervals),   X ~ binomial(runs, 1/10)
 
-The runs on an instance type in a zone are a group. Each group is tested. A Bonferroni correction
-accounts for the number of groups.
+The runs on an instance type in a zone are a group. Each group is tested, with `chance` as its
+p-value. A Bonferroni correction accounts for the number of groups.
 """
 
 from collections.abc import Mapping
@@ -51,11 +51,13 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
     A group is an instance type in a zone. `scored` is the result of `recent`. `before` maps the
     groups that have been drifting so far to the start of their drift.
 
-    The group with the smallest chance drifts if its chance times the number of tested groups is at
-    most 5 %. Then its runs are removed, and the group with the next smallest chance is tested. A
-    run on several instance types therefore counts against one type only. A drift in `before`
-    continues, with its old start, while at least half of the group's recent runs are outside their
-    intervals.
+    The chance of a group is its p-value: the probability, without drift, of at least as many runs
+    outside their intervals. The group with the smallest chance drifts if its chance times the
+    number of tested groups is at most 5 %. Then its runs are removed, and the remaining groups are
+    tested again. A run on several instance types therefore counts against one type only.
+
+    A drift in `before` continues, with its old start, while at least half of the group's recent
+    runs are outside their intervals.
     """
     if not len(scored):
         return []
@@ -92,7 +94,7 @@ def _measures(runs: pd.DataFrame) -> Row:
     """Return the columns of raw_drift for a group of runs, with `drifting` set to False.
 
     The columns describe the runs outside their predicted intervals: their number, their direction
-    (slower or faster), the chance of so many, and the time of the first.
+    (slower or faster), the chance of at least as many without drift, and the time of the first.
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]

@@ -72,8 +72,8 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
     (`news`), or if no run can be compared. Otherwise it is refused in two cases:
 
     - Its mean error on the runs that both models predict is higher by more than noise. Noise is
-      estimated by a bootstrap over at least 3 setups: the 95 % quantile of the decrease in error is
-      below 0.
+      estimated by a bootstrap over at least 3 setups: the 95 % quantile of the mean decrease in
+      error is below 0.
     - There are at least 8 such runs, and its 90 % intervals cover less than 80 % of them, and fewer
       than the champion's intervals.
 
@@ -151,10 +151,10 @@ def _errors(scored: pd.DataFrame) -> pd.Series[float]:
 
 
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, int]:
-    """Return the 95 % quantile of the mean gain, and the number of setups.
+    """Return the 95 % quantile of the mean decrease in error, and the number of setups.
 
-    The quantile comes from a bootstrap that resamples setups. `gain` is each run's decrease in
-    error. `setup` is the label of each run's setup. Both series are indexed by run.
+    The quantile comes from a bootstrap that resamples setups. `gain` has the decrease in error of
+    each run, and `setup` the label of its setup. Both series are indexed by run.
     """
     sums = gain.groupby(setup.loc[gain.index]).agg(["sum", "size"]).to_numpy(float)
     # fixed seed: equal predictions must lead to equal decisions

@@ -2,9 +2,9 @@
 
     regret = exp(loss of the choice - lowest loss of the measured setups) - 1
 
-`planner/choice_rule.py` defines the loss. Here it is computed with measured step times, to which a
-job's hours of training steps are proportional. A choice that misses its constraint counts as a
-failure and has no regret.
+`planner/choice_rule.py` defines the loss. Here it is computed from measured step times: the hours
+of a job are its number of steps times the step time, plus start-up and interruptions. A choice that
+misses its constraint counts as a failure and has no regret.
 """
 
 import hashlib
@@ -51,11 +51,12 @@ def judge(
     """Return a row of the table raw_ledger for each published first choice that was measured later.
 
     A question is a goal of a workload on a provider. A promise is the answer to a question in one
-    publication: ranked setups with their predictions, of which the first is the choice. A promise
-    is judged if its choice was measured later. If several promises for a question chose the same
-    setup and market, each run counts only for the last judged promise before the run. Rivals are
-    the other setups of the same answer. A rival that was published in several markets counts once,
-    with its best rank.
+    publication: ranked setups with their predictions. The first setup is the choice, and the others
+    are its rivals. A promise is judged if its choice was measured later.
+
+    Several promises for a question may choose the same setup in the same market. Then a run counts
+    only for the newest judged promise that was published before the run. A rival that was published
+    in several markets counts once, with its best rank.
 
     Args:
         promises: published rows with their rank.

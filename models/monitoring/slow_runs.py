@@ -6,16 +6,16 @@
 The first of these causes that applies is named:
 
     host      CPU steal: the hypervisor withheld at least a tenth of the CPU time that was needed
-    speed     the reference computation beside the run was also slower than usual
+    speed     the reference computation around the run was also slower than usual
     machine   without communication, one machine needs longer for a step than equal machines do
     link      at least half of the excess is excess communication
     input     making batches takes at least a third of the step
     compute   otherwise: all machines compute more slowly than predicted
 
 sync_s is the measured seconds of a step that ranks wait for communication. The reference
-computation is a fixed amount of work beside each run, which shows how fast the machine is. In
-data-parallel training, the steps of all ranks end at the same time. Whole step times therefore do
-not show which rank is slow.
+computation is a benchmark that each machine times around each run. It shows how fast the machine
+is at that time. In data-parallel training, the steps of all ranks end at the same time. Whole step
+times therefore do not show which rank is slow.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ Cause = tuple[str, str, str]  # cause, detail, instance type
 def alarms(
     runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tuple[str, str], float]
 ) -> list[dict[str, Any]]:
-    """Return a row of the table raw_alarms for each run that was slower than its interval.
+    """Return a row of the table raw_alarms for each run that was slower than its 90 % interval.
 
     Rows are sorted from the newest run to the oldest.
 
@@ -77,7 +77,7 @@ def alarms(
 
 
 def sentence(row: Row) -> str:
-    """Return a sentence that describes a slow run and its cause. `row` is of the mart `alarms`."""
+    """Return a sentence about a slow run and its cause; `row` is a row of the mart `alarms`."""
     return (
         f"slow run {row['run_id']} at {row['measured_at']:%Y-%m-%d %H:%M} UTC: {row['workload']} on"
         f" {row['cluster']} took {row['measured_s']:.3g} s per step,"
@@ -86,11 +86,11 @@ def sentence(row: Row) -> str:
 
 
 def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> Cause:
-    """Return the likely cause of a slow run, a detail for the user, and the slow instance type.
+    """Return (cause, detail for the user, instance type) of a slow run.
 
-    The module's docstring lists the causes. The instance type is "" unless the cause is a machine,
-    or slow computation on a cluster of one type. `expected` is the run's prediction. `input_share`
-    is explained at `alarms`.
+    The module's docstring lists the causes. For the cause "machine", the instance type is that of
+    the slow machine. For the cause "compute", it is that of all machines, if they have the same
+    type. Otherwise it is "". `expected` is the run's prediction. `alarms` explains `input_share`.
     """
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:
@@ -129,7 +129,7 @@ def slow_from(usual_spread: float) -> float:
     """Return the slowness above which a machine is called slow.
 
     Slowness is the duration of the reference computation divided by its usual duration.
-    `usual_spread` is the standard deviation of the log of the usual duration.
+    `usual_spread` is the usual standard deviation of the log of this duration.
     """
     return max(1.0 + _LEAST_APART, float(np.exp(_DEVIATIONS * np.nan_to_num(usual_spread))))
 

@@ -147,9 +147,9 @@ class BatchSplits:
 
     @property
     def device(self) -> IntArray:
-        """Return a (splits,) array: the number of the split's kind of device; -1 for several kinds.
+        """Return a (splits,) array: an index of the split's kind of device; -1 for several kinds.
 
-        Kinds of device are numbered in alphabetical order.
+        The index is the position in the alphabetical order of all kinds of device.
         """
         names = sorted({one.device for one in self.types})
         code = np.array([names.index(one.device) for one in self.types] + [-1])[self.kind]
@@ -157,10 +157,10 @@ class BatchSplits:
         return np.where(((code == first) | (code < 0)).all(axis=1), first[:, 0], -1)
 
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
-        """Return the splits at positions `rows` as input of the step-time model.
+        """Return the batch splits at positions `rows` as input of the step-time model.
 
-        The arrays have two columns for each instance type: one for machines with an extra sample,
-        and one for all other machines of the type.
+        The arrays have two columns for each instance type: one for machines whose devices have an
+        extra sample, and one for all other machines of the type.
         """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)
@@ -185,7 +185,7 @@ class BatchSplits:
         )
 
     def setup(self, at: int, offers: Mapping[str, Offer]) -> Setup:
-        """Return the split at position `at` as a setup.
+        """Return the batch split at position `at` as a setup.
 
         `offers` maps the name of each instance type to its offer.
         """
@@ -217,10 +217,17 @@ def splits_of(
 ) -> BatchSplits:
     """Return all batch splits of each cluster in each mode of the workload.
 
-    `counts` is a (clusters, types) array with the number of machines of each type. `totals` are the
-    global batches to split. Each number in ACCUMULATION_STEPS that divides a global batch gives a
-    split, if the split fits in the memory of all devices. If no split fits, the smallest larger
-    number of steps whose split fits is used. Splits in which a machine gets no sample are left out.
+    A global batch is split with each number of accumulation steps in ACCUMULATION_STEPS that
+    divides it. Splits that do not fit in the memory of all devices are left out. If none fits, the
+    smallest larger number of steps with which a split fits is used. Splits in which a machine gets
+    no sample are left out.
+
+    Args:
+        workload: the workload with its allowed modes.
+        types: the instance types.
+        counts: (clusters, types) numbers of machines of each type.
+        totals: the global batches to split.
+        model: predicts memory and the seconds of one device.
     """
     width = int((counts > 0).sum(axis=1).max())
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
@@ -299,7 +306,7 @@ def splits_of(
 
 
 def _step_counts(total: int) -> list[int]:
-    """Return the divisors of `total` in ACCUMULATION_STEPS, followed by all larger divisors."""
+    """Return the divisors of `total` that are in ACCUMULATION_STEPS, then all larger divisors."""
     small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
     divisors = sorted({*small, *(total // each for each in small)})
     usual = [each for each in divisors if each in ACCUMULATION_STEPS]

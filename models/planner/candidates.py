@@ -50,11 +50,13 @@ class Supply:
 class Candidates:
     """The candidates of a workload. `frame` has a row per candidate.
 
-    The columns `split`, `zone` and `condition` of `frame` are positions in `splits`, `zones` and
-    `conditions`. The column `cluster` is equal for candidates with the same machines in the same
-    market and zone. The column `usd_per_hour` is the price of all machines with storage and other
-    costs; it is NaN if a price is unknown. The column `start_usd` is the price of the data that all
-    machines download when the job starts.
+    The columns of `frame` are:
+
+        split, zone, condition   positions in `splits`, `zones` and `conditions`
+        cluster                  a number that is equal for candidates with the same machines in the
+                                 same market and zone
+        usd_per_hour             price of all machines with storage and other costs; NaN if unknown
+        start_usd                cost of the data that all machines download when the job starts
 
     Each entry of `zones` maps instance types to the offers of one market and zone. `compile_s` is a
     (modes,) array with the seconds of compilation before the first step. `frame` may contain
@@ -177,10 +179,11 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
     """Return the offers, in their order, without those of zones that cannot win.
 
     A zone cannot win if another zone of the same market sells all of its instance types at no
-    higher price and no higher interruption rate. Of equal zones, the first by name is kept. If more
-    than `most` zones of a market remain, the `most` zones that are cheapest for the largest number
-    of types keep all offers. Every other zone keeps only the types for which it is the cheapest
-    zone.
+    higher price, download cost and interruption rate. Of equal zones, the first by name is kept.
+
+    A market may have more than `most` remaining zones. Then the zones are sorted by the number of
+    instance types for which they are the cheapest zone. The first `most` zones keep all offers.
+    Every other zone keeps only the types for which it is the cheapest zone.
     """
     kept: list[dict[str, Offer]] = []
     for group in sold_together(offers):
@@ -204,9 +207,10 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
 
 
 def _beats(ours: Mapping[str, Offer], theirs: Mapping[str, Offer]) -> bool:
-    """Return True if `ours` has all types of `theirs` at no higher prices and interruption rate.
+    """Return True if `ours` has all types of `theirs`, and none of them costs more or is riskier.
 
-    Each argument maps instance types to the offers of one market and zone. Offers of different
+    Each argument maps instance types to the offers of one market and zone. The price per hour, the
+    cost of downloads at the start, and the interruption rate are compared. Offers of different
     markets never beat each other.
     """
     return all(

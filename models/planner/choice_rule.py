@@ -3,17 +3,17 @@
 The campaign, the pilots and the regret ledger use the same rule.
 
     overshoot = E[max(0, log used - log limit)]
-    loss      = infinite      if P(used <= limit) < p_required (if not stated: one half), otherwise
-    loss      = log objective                                    if p_required is stated
-    loss      = log objective + overshoot_price x overshoot      if p_required is not stated
+    loss      = infinite                                      if P(used <= limit) < p_required
+              = log objective                                 otherwise, if p_required is stated
+              = log objective + overshoot_price x overshoot   otherwise
 
-`used` is the limited quantity, hours or dollars. It is uncertain because of step times, start-up
-and interruptions. With an `overshoot_price` of c, exceeding the limit by 1 % is as bad as an
-objective that is c % higher.
+If `p_required` is not stated, the first case uses one half. `used` is the limited quantity, hours
+or dollars. It is uncertain because of step times, start-up and interruptions. With an
+`overshoot_price` of c, exceeding the limit by 1 % is as bad as an objective that is c % higher.
 
-If hours scale with the number of machines n as n^-e, dollars scale as n^(1 - e). Then a safety
-margin of 1 % costs (1 - e) / e % of the dollars under a deadline, but e / (1 - e) % of the hours
-under a budget.
+The price of a safety margin depends on the goal. Let hours scale with the number of machines n as
+n^-e, so that dollars scale as n^(1 - e). Then a margin of 1 % costs (1 - e) / e % of the dollars
+under a deadline, but e / (1 - e) % of the hours under a budget.
 """
 
 from collections.abc import Callable, Mapping
@@ -93,9 +93,9 @@ def meeting_of(
 def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the loss of each setup; the planner chooses the setup with the lowest loss.
 
-    The loss is the log of the objective. If the goal requires no probability of keeping its limit,
-    a penalty for exceeding the limit is added. The loss is infinite if the probability of keeping
-    the limit is below the required probability, which defaults to EVEN_ODDS.
+    The loss is infinite if the probability of keeping the goal's limit is below `goal.p_required`,
+    or below EVEN_ODDS if `p_required` is None. Otherwise the loss is the log of the objective. If
+    `p_required` is None, a penalty for exceeding the limit is added.
     """
     loss = log_objective if goal.p_required else weighed(goal, log_objective, meeting)
     return np.where(misses(goal, meeting.chance), np.inf, loss)

@@ -132,7 +132,7 @@ def _cluster(cluster: Cluster) -> str:
 
 
 def named(row: Row) -> str:
-    """Return a text such as `2xg5.xlarge (spot) in bf16 fsdp`, without a default mode."""
+    """Return a text such as `2xg5.xlarge (spot) in bf16 fsdp`; a default mode is left out."""
     mode = Mode(row["precision"], row["strategy"], row["switches"])
     named = f"{row['cluster']} ({row['market']})"
     return named if mode == Mode() else f"{named} in {mode}"

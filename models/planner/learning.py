@@ -3,14 +3,18 @@
     allowed = dense + 0.1 (first - dense)       passes if loss <= allowed
 
 Runs record the mean loss of each group of consecutive steps, called a window. The first and the
-last AVERAGED windows that all runs have are compared. `first` and `dense` are DDP's mean losses in
+last AVERAGED windows that all runs have are used. `first` and `dense` are the mean losses of DDP in
 these first and last windows, averaged over seeds. `loss` is the mean loss of the strategy in the
 last windows. All compared runs use the same cluster, batch, precision and seeds.
 
-Runs of one seed are compared in pairs, because their losses are correlated. There is a verdict only
-if `allowed` lies outside the one-sided 95 % confidence interval (Student's t) of `loss`, from the
-differences of at least LEAST_PAIRS pairs. There is none either if DDP's loss fell by no more than
-its seeds differ.
+A run of the strategy and a run of DDP with the same seed form a pair, because their losses are
+correlated. A Student's t test decides from the differences within the pairs if `loss` is above or
+below `allowed`. There is no verdict in these cases:
+
+- There are fewer than LEAST_PAIRS pairs, or runs with fewer than LEAST_WINDOWS windows.
+- DDP diverged.
+- The difference from `allowed` is not significant (one-sided, 95 %).
+- The loss of DDP fell by no more than its last losses differ between seeds.
 """
 
 from collections.abc import Sequence
@@ -83,7 +87,7 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
 
 
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
-    """Return whether a strategy's runs (`own`) converge like DDP's runs (`dense`).
+    """Return the Verdict on a strategy's runs (`own`), compared with the DDP runs (`dense`).
 
     Both frames have a row of losses per seed, in the same order. Returns None if DDP diverged, if
     the runs are too short, if DDP's loss fell by no more than its seeds differ, or if the
@@ -137,11 +141,12 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
 def unknown_learning(
     runs: pd.DataFrame, workloads: Sequence[Workload]
 ) -> list[tuple[Workload, Mode, range]]:
-    """Return what runs must still check: (workload, mode, seeds) triples.
+    """Return the (workload, mode, seeds) triples for which convergence must still be measured.
 
-    Modes that have been tried often enough are left out. Runs with a `cause` are no tries, because
-    they failed due to the machine, the data or the requirements. `runs` are rows of the mart
-    `learning`.
+    `runs` are rows of the mart `learning`. Only modes with compressed gradients are checked, and
+    only for workloads that also allow DDP. A mode is left out if its verdict is known, or if it has
+    been tried MOST_TRIES times. Runs with a `cause` do not count as tries, because the machine, the
+    data or the requirements made them fail.
     """
     found = []
     for workload in workloads:
@@ -154,5 +159,5 @@ def unknown_learning(
 
 
 def _doubted(workload: Workload) -> list[Mode]:
-    """Return the workload's modes with compressed gradients for which it also allows DDP."""
+    """Return the modes with compressed gradients whose DDP counterpart the workload also allows."""
     return [mode for mode in workload.modes if mode.compressed and mode.dense in workload.modes]

@@ -228,15 +228,17 @@ def shortlist(
 ) -> IntArray:
     """Return the positions of about `count` candidates that may be chosen or explain a choice.
 
-    The result has the candidates closest to the Pareto frontier of `hours` and `usd`. For each
-    goal, it also has the candidates with the lowest loss, for each uncertainty in _SPREADS, and
-    near misses, because explanations mention them. A near miss has a better objective than the best
-    candidate, but exceeds the limit. Each criterion takes at most _OF_A_GROUP candidates with the
-    same number in `group`.
+    If at most `count` candidates have finite hours, all of them are returned. Otherwise, the
+    candidates with the best scores by each of these criteria are returned:
 
-    The best candidates of each kind of device are added. `device` has the number of each
-    candidate's kind of device; -1 stands for several kinds. If at most `count` candidates have
-    finite hours, all of them are returned.
+    - the distance to the Pareto frontier of `hours` and `usd`
+    - the loss for each goal, with each standard deviation in _SPREADS as the uncertainty
+    - the excess over a goal's limit, among candidates with a better objective than the candidate
+      with the lowest loss; explanations mention these near misses
+
+    Each criterion takes at most _OF_A_GROUP candidates with the same number in `group`. The best
+    candidates of each kind of device are added. `device` has the number of each candidate's kind of
+    device; candidates of several kinds have -1.
     """
     usable = np.flatnonzero(np.isfinite(hours))
     if len(usable) <= count:
@@ -272,7 +274,10 @@ def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
 
 
 def _first_of_each(score: FloatArray, device: IntArray) -> IntArray:
-    """Return, for each kind of device, the position of the lowest score if it is finite."""
+    """Return the position of the lowest score of each kind of device.
+
+    A kind without a finite score is left out. `device` is as in `shortlist`.
+    """
     finite = np.where(np.isnan(score), np.inf, score)
     kinds = (np.flatnonzero(device == kind) for kind in range(device.max(initial=-1) + 1))
     least = [at[np.argmin(finite[at])] for at in kinds if len(at)]

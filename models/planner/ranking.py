@@ -51,14 +51,20 @@ def recommend(
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
-    Each goal has up to `top` rows, ranked from 1 by loss. Each row is a cluster with its best batch
-    split. The first row has the status "recommended". Every other row has the status "alternative"
-    or "misses_constraint". The last of these rows are near misses: clusters with a better objective
-    that miss the constraint. Further rows have the best cluster of each other kind of device.
+    Each row is a cluster with its best batch split. A goal's rows are numbered from rank 1, in this
+    order:
 
-    If no setup may be chosen for a goal, the goal has one row with the status "infeasible" or
-    "no_price", and the row's reason says what would be feasible. A price is None if it is unknown.
-    `offers` holds the offers of the row's machines.
+    1. the cluster with the lowest loss, with the status "recommended"
+    2. the clusters with the next lowest losses
+    3. near misses: clusters with a better objective than rank 1 that miss the goal's limit
+    4. the best cluster of each kind of device that has no row so far
+
+    The first three groups have at most `top` rows together. All rows after rank 1 have the status
+    "misses_constraint" if they miss the limit, and otherwise "alternative".
+
+    If no setup may be chosen for a goal, the goal has a single row with the status "infeasible" or
+    "no_price". The row's reason says what would be feasible. An unknown price is None. The
+    additional column `offers` has the offers of the row's machines.
 
     Args:
         workload: the training job with its goals.
@@ -81,7 +87,10 @@ def recommend(
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
-    """Return the rows of one goal. The column `at` is the position of the setup in `costs`."""
+    """Return the rows of `recommend` for a single goal, without the number of measured runs.
+
+    The additional column `at` is the position of the setup in `costs`.
+    """
     objective = costs.expected(goal.objective)
     used = costs.expected(goal.constraint or goal.objective)
     other = costs.expected("hours" if goal.objective == "usd" else "usd")

@@ -8,9 +8,11 @@ units. O is the overhead and P the parallel work in seconds.
     rule         T(G) = O + P / G; with R = O / P, the efficiency is (1 + R) / (1 + G R)
     largest      the largest G with an efficiency of at least alpha is
                  floor((1 + R - alpha) / (alpha R))
-    bandwidth    sends 2 (G - 1) / G x gradient bytes in the time from the first ready gradient
-                 bucket to the end of the backward pass
-    servers      ceil(2 gradient bytes * workers / (server bytes per second * compute seconds))
+    bandwidth    that hides the exchange of gradients: 2 (G - 1) / G x gradient bytes,
+                 divided by the seconds from the first ready gradient bucket to the end of the
+                 backward pass
+    servers      the required number of parameter servers:
+                 ceil(2 gradient bytes * workers / (server bytes per second * compute seconds))
 
 O and P follow from measurements of T(1) and T(m), where m is the largest measured size:
 O = (m T(m) - T(1)) / (m - 1) and P = T(1) - O.
@@ -67,7 +69,8 @@ class ScalingRule:
     def through(cls, one_s: float, size: int, step_s: float) -> ScalingRule:
         """Return the rule that gives `one_s` seconds on 1 unit and `step_s` on `size` units.
 
-        `size` is at least 2. The overhead is limited to the range from 0 to `one_s`.
+        A unit is a machine, or a device of one machine. `size` is at least 2. The overhead is
+        limited to the range from 0 to `one_s`.
         """
         overhead_s = min(max((size * step_s - one_s) / (size - 1), 0.0), one_s)
         return cls(overhead_s, one_s - overhead_s)
@@ -125,7 +128,8 @@ class Scale:
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
         """Return the known seconds of a step of `batch` samples, by number of units.
 
-        `micro` is the number of samples per unit in a micro-step; None for measured steps only.
+        A unit is a machine, or a device of one machine. `micro` is the number of samples per unit
+        in a micro-step; None for measured steps only.
         """
         found = ((size, self.step_s(size, batch, micro)) for size in sorted(self.steps))
         return {size: seconds for size, seconds in found if seconds is not None}
@@ -140,8 +144,10 @@ class Scale:
         """Return the (global batch, micro batch) whose step time is known for the most sizes.
 
         A size is a number of machines or devices. The global batch is between `least` and `most`.
-        The micro batch is None if all step times are measured and none is composed. Such pairs are
-        preferred among pairs with equally many sizes, and then more samples per second on one unit.
+        The micro batch is None if all step times are measured and none is composed. Of the pairs
+        with the most sizes, those with micro batch None are preferred. Of these, the pair with the
+        most samples per second on one unit is returned.
+
         Returns None if no pair has known step times for size 1 and for a larger size.
         """
         batches = {*self.batches, *([least] if least == most else [])}
@@ -163,9 +169,10 @@ class Scale:
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
     """Return a Scale for each mode, instance type and number of devices used per machine.
 
-    Clusters with several instance types, or with unequal batches or layouts, are ignored. `devices`
-    has the number of devices of each instance type, for runs without a layout. Profiles of a device
-    provide the step times of batches without a measured run on one device.
+    Runs are ignored if their machines differ in instance type, devices used or batch, and if their
+    mode needs several devices. A run without a layout uses all devices of its machines; `devices`
+    has this number for each instance type. If a batch has no run on one device, its step time comes
+    from a profile.
     """
     measured: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], list[float]]]]
     measured = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
@@ -211,9 +218,9 @@ def size_workload(
     """Return the scaling rules and best batches of a workload as lists of rows.
 
     `batches` are the minimum and the maximum global batch to consider. A Scale has the step times
-    of a mode, an instance type and a number of devices used per machine. A Scale is usable if it
-    has step times of a global batch in this range for one unit and for several units. The lists
-    are:
+    of a mode, an instance type and a number of devices used per machine. A unit is a machine, or a
+    device of one machine. A Scale is usable if it has step times of a global batch in this range
+    for one unit and for several units. The lists are:
 
         scaling     a row for each usable Scale: its scaling rule
         checks      a row for each size of these Scales: measured efficiency and its prediction
@@ -261,8 +268,8 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     """Return a row for each number of units: measured and predicted parallel efficiency.
 
     `sizes` maps numbers of units (machines or devices) to seconds per step. The prediction
-    `by_rule` comes from the rule through size 1 and the next smaller size. It is None if there is
-    no size between 1 and the row's size.
+    `by_rule` comes from the ScalingRule through two sizes: 1, and the largest size below the row's
+    size. It is None if there is no size between 1 and the row's size.
     """
     rows = []
     for size, step_s in sizes.items():
@@ -296,12 +303,18 @@ def _hiding(
     machine: Machine,
     backward: float,
 ) -> Row:
-    """Return the numbers that show if gradients can be exchanged during the computation.
+    """Return columns that show if the backward pass can hide the exchange of gradients.
 
-    `sizes` maps numbers of machines to seconds per step. `backward` is the share of the computation
-    in which gradients can be sent. In the result, `needed_gbps` is the bandwidth that hides the
-    exchange, or None if no time is left for it. `servers` is the number of parameter servers
-    needed, or None if the bandwidth of the machine is unknown.
+    `needed_gbps` is the bandwidth with which the exchange is hidden; None if no time is left for
+    it. `servers` is the number of parameter servers needed; None if the machine's bandwidth is
+    unknown. The numbers are for the largest cluster in `sizes`.
+
+    Args:
+        sizes: {number of machines: seconds per step}.
+        devices_each: the number of devices used on each machine.
+        gradient_bytes: bytes of all gradients.
+        machine: the machines of the clusters.
+        backward: the share of the compute seconds during which gradients can be sent.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
     compute_s, workers = sizes[1] / size, size * devices_each

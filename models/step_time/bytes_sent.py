@@ -3,8 +3,8 @@
 There are M machines with n devices each, and P ranks in total. The gradients have d values of 4
 bytes.
 
-    mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021]; p is the
-               density: a device selects p d / n of d / n values
+    mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021]: it
+               selects the fraction p of its d / n values
     dense      for comparison, a hierarchical all-reduce: a device sends 2 (M - 1) / M 4 d / n bytes
     powersgd   r (rows + columns) values of each rows x columns matrix [Vogels et al. 2019]; r is
                the rank of the factors
@@ -20,14 +20,16 @@ The samples of all ranks together have S rows. The layer's inputs have |X| = S K
 outputs |Y| = S N, and its weights |W| = K N. In a step, each rank sends for the layer:
 
     tensor-2d, tensor-2.5d   on q x q x z ranks: (q - 1) / q^2 (|X| / z + |W|) elements in the
-                             forward pass; as many for the gradients of X, and of W; and
-                             2 (z - 1) / z |W| / q^2 to sum the gradients of W over the depth z [D]
+                             forward pass, as many for the gradients of X, as many for the
+                             gradients of W, and 2 (z - 1) / z |W| / q^2 to sum the gradients of W
+                             over the depth z [D]
     tensor-1d                2 (P - 1) / P |X| elements for the first layer of a pair, and
                              2 (P - 1) / P |Y| for the second, forward and backward together
                              [Shoeybi et al. 2019]
 
 Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
-network. Biases, LayerNorms and the ends of a sequence are neglected [D].
+network. The exchanges for biases and LayerNorms are neglected, and so are the exchanges before the
+first and after the last of the layers that are divided together [D].
 
 Measured runs of a strategy correct these priors. [D] marks numbers that were derived for Srift and
 are in no paper.
@@ -66,17 +68,18 @@ class Communication(NamedTuple):
     """How the communication of a strategy differs from DDP's.
 
     Attributes:
-        sent: bytes sent on all links, divided by DDP's. DDP sends each gradient twice.
-        on_gloo: a factor on `sent` with gloo, which has no reduce-scatter: it sums all gradients
-            at every rank [torch 2.13].
-        held: bytes that a device holds for the exchange, divided by its gradient bytes. They are
-            the buckets, and, depending on the strategy, residuals, the values of a peer, or the
-            weights before the step [D].
-        waits: True if the backward pass waits while a bucket is exchanged. Compression and the
-            backward pass use the same device. In tensor parallelism, a layer needs the result of
-            the previous exchange.
-        passes: the number of passes over all values that compression or Adasum needs, divided by
-            the about 20 passes of ddp-mstopk [D].
+        sent: bytes sent on all links, divided by those of DDP. The all-reduce of DDP sends each
+            gradient twice.
+        on_gloo: `sent` is multiplied by `on_gloo` if the backend is gloo. Gloo has no
+            reduce-scatter, so every rank receives the sum of all gradients [torch 2.13].
+        held: bytes that a device holds for the exchange, divided by its gradient bytes. These bytes
+            are the buckets and, depending on the strategy, residuals, values received from another
+            rank, or the weights before the step [D].
+        waits: True if the backward pass waits while a bucket is exchanged. Compression makes it
+            wait because both need the device. Tensor parallelism does because a layer needs the
+            result of the previous exchange.
+        passes: how often compression or Adasum reads all gradient values, divided by 20. The
+            strategy ddp-mstopk reads them about 20 times [D].
     """
 
     sent: float = 1.0
@@ -110,8 +113,8 @@ class Volumes(NamedTuple):
     """The numbers of elements in the layers that tensor parallelism splits.
 
     `weights` is the number of weights of all these layers, and `inputs` the number of their inputs
-    for one sample. `pairs` is, for one sample, the number of inputs of the first layer and outputs
-    of the second layer, summed over all pairs of layers.
+    for one sample. `pairs` is the number of inputs of the first layer plus the number of outputs of
+    the second layer of a pair, for one sample, summed over all pairs of layers.
     """
 
     weights: float = 0.0
@@ -149,9 +152,9 @@ def selection_seconds(
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
-    """Return a (rows,) array: the bytes that a machine sends to others, relative to an all-reduce.
+    """Return a (rows,) array: bytes that a machine sends to others / bytes of a ring all-reduce.
 
-    A ring all-reduce sends 2 (ranks - 1) / ranks times the gradient bytes.
+    The bytes of a ring all-reduce are 2 (ranks - 1) / ranks times the gradient bytes.
     """
     if strategy in COMBINED:
         sent = (machines - 1) / machines
@@ -176,9 +179,10 @@ def tensor_bytes(
 ) -> FloatArray:
     """Return a (rows,) array: the bytes that a machine sends in a step of tensor parallelism.
 
-    Gradients of layers that are not split are sent as in DDP. SUMMA, the algorithm of tensor-2d and
-    tensor-2.5d, gathers weights in the forward and the backward pass of each micro-step, and
-    scatters their gradients. The result is NaN if the ranks of a setup form no grid.
+    Gradients of layers that are not split are sent as in DDP. The strategies tensor-2d and
+    tensor-2.5d use the algorithm SUMMA. It gathers weights in the forward and the backward pass of
+    each micro-step, and scatters their gradients. The result is NaN if the number of ranks does not
+    fit the strategy's grid.
 
     Args:
         strategy: a tensor-parallel strategy.
@@ -208,7 +212,7 @@ def tensor_bytes(
 
 
 def _outside(peers: FloatArray, apart: FloatArray | float, devices: FloatArray) -> FloatArray:
-    """Return the fraction of a rank's peers that are on other machines.
+    """Return the fraction of the other ranks of a group that are on other machines.
 
     A group has `peers` ranks, whose numbers increase in steps of `apart`. A machine has `devices`
     ranks with consecutive numbers.

@@ -1,15 +1,17 @@
 """Turn frames of measurements into training rows and facts of workloads.
 
-The fixed work is a computation that machines time around each measurement (node/reference.py). If
-most runs recorded its seconds (`reference`), all measured seconds are corrected to nominal speed.
-`usual` is the median of the reference seconds of an instance type in the warehouse:
+The fixed work is a benchmark: every machine times the same computation around each measurement
+(node/reference.py). Its seconds, `reference`, show how fast the machine was at that time. If most
+runs recorded them, all measured seconds are corrected to nominal speed:
 
-    nominal seconds = seconds / slowness^beta,    slowness = geometric mean of reference / usual
-    beta ~ N(reliability, 0.5^2) as a prior,      reliability = 1 - noise^2 / variance
+    nominal seconds = seconds / slowness^beta
+    slowness        = geometric mean of reference / usual over the machines of a run
+    beta            ~ N(reliability, 0.5^2) as a prior, which repeated runs of a setup update
+    reliability     = 1 - noise^2 / variance
 
-Repeated runs of a setup update the prior of beta. `variance` is the variance of log slowness.
-`noise` is the relative standard error of a run's reference seconds, estimated from their spread
-over the run's blocks.
+`usual` is the median of the instance type's reference seconds in the warehouse. `variance` is the
+variance of log slowness over all runs. `noise` is the standard error of a run's log slowness. It is
+estimated from the spread of the reference seconds over the blocks (repetitions) of the fixed work.
 """
 
 from collections.abc import Mapping
@@ -93,11 +95,11 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowness(measured: pd.DataFrame) -> FloatArray:
-    """Return a (rows,) array: seconds of the fixed work divided by its usual seconds.
+    """Return a (rows,) array: `reference_s` / `usual_reference_s`, above 1 for a slow machine.
 
-    A row's value is NaN if either number is unknown. The columns `reference_s` and
-    `usual_reference_s` hold a number, or one number per machine. The result for several machines is
-    the geometric mean of their ratios.
+    Both columns have seconds of the fixed work (see the module's docstring), as a number or as an
+    array with a number per machine. For several machines, the result is the geometric mean of their
+    ratios. It is NaN if a number is unknown.
     """
     found = np.full(len(measured), np.nan)
     names = ("reference_s", "usual_reference_s")
@@ -112,9 +114,9 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The runs get a column `speed_sd`: the standard deviation of log seconds that changes of the
-    machines' speed cause. The data is returned unchanged if it was corrected before, or if at most
-    half of the runs recorded seconds of the fixed work.
+    The runs get a column `speed_sd`: how much changes in the machines' speed add to the standard
+    deviation of log seconds. The data is returned unchanged if it was corrected before, or if at
+    most half of the runs recorded seconds of the fixed work (see the module's docstring).
     """
     if "speed_sd" in data.runs:
         return data
@@ -187,23 +189,29 @@ def one_provider(data: TrainingData) -> str:
     providers = sorted({str(name) for frame in frames for name in frame.get("provider", ())})
     if len(providers) > 1:
         raise ValueError(
-            f"measurements of several providers are never pooled: {', '.join(providers)}"
+            f"measurements of several providers cannot be pooled: {', '.join(providers)}"
         )
     return providers[0] if providers else "local"
 
 
 def _modes(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the mode columns of the frame, with defaults in place of missing values."""
+    """Return the columns of the mode (precision, strategy, switches) as {name: values}.
+
+    Missing values are replaced by defaults.
+    """
     return {name: column(frame, name, known[0]) for name, known in MODE_COLUMNS.items()}
 
 
 def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     """Return a row for each setup in `runs`, a frame of valid runs.
 
-    The columns are those of a setup, and the medians step_s and sync_s (NaN if unknown). `runs` is
-    the effective number of runs, which is lower if the runs contradict each other. `kind` is the
-    kind of device. `run_sd` is the standard deviation of log seconds among repeated runs on this
-    kind.
+    The columns are those of a setup, and these:
+
+        step_s, sync_s   medians over the setup's runs; NaN if unknown
+        runs             the effective number of runs: the number of runs, reduced if their step
+                         times differ more than usual
+        kind             the kind of device
+        run_sd           standard deviation of log seconds among repeated runs on this kind
     """
     step_s = numbers(runs, "step_s")
     devices = {name: each.devices for name, each in machines.items()}
@@ -264,12 +272,13 @@ def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.
 
 
 def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
-    """Return seconds of one device without the optimizer, from profiles and from larger setups.
+    """Return rows with the seconds of one device for a forward and a backward pass.
 
-    A setup of several devices on equal machines contributes its step time minus `sync_s`, if
-    `sync_s` is known. Setups with the same batch per device are pooled. They are left out if this
-    batch was measured on a single device of the same kind. `setups` is the result of `pooled`, and
-    `profiles` the result of `profile_rows`.
+    `setups` is the result of `pooled`, and `profiles` the result of `profile_rows`. Each profile
+    gives a row. Further rows come from setups with several devices, if their machines are equal and
+    `sync_s` is known. Their seconds are step_s - sync_s, averaged over all setups with the same
+    batch per device. These rows are left out if the batch was measured on a single device of the
+    same kind.
     """
     arrays = read_setups(setups, {})
     alone = [arrays.modes[at].alone for at in arrays.mode]
@@ -308,7 +317,8 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
 def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
     """Return the facts of each workload with at least one known fact.
 
-    Profiles of gradient buckets take precedence for the facts about the exchange of gradients.
+    If gradient buckets were profiled, `gradient_bytes`, `hidden_part` and `last_bucket_bytes` come
+    from them. All other facts come from `data.workloads` or else from `data.runs`.
     """
     columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
     columns += ["layers", "hidden", "sequence"]

@@ -5,25 +5,28 @@
     C    = max(u beta(m) 2 (n - 1)/n G / R, u' (k / 2)^c 2 (k - 1)/k G / R')
            + alpha m (1 + G / 25 MB)
 
-T1(b) is the seconds of one device for a forward and a backward pass of b samples (one_device.py). A
-step has s micro-steps of t seconds. n is the number of devices, m of machines, and k of the devices
-in a machine; in C, it is the fullest machine. G is the bytes of all gradients.
+A step has s micro-steps of t seconds each. n is the number of devices, and m the number of
+machines. k is the number of devices that a machine uses; in C, k is the maximum over all machines.
+G is the bytes of all gradients. The other symbols without an explanation below (p, sigma, eta, u,
+beta, u', c, alpha) are learned parameters; see PARAMETERS.
 
-- t: k devices share a machine and slow each other down. q > 1, since shared resources are free
-  until they run short [D]. b0 is the workload's middle batch. H, which is proportional to k - 1, is
-  the time that the host needs.
+- T1(b): the seconds of one device for a forward and a backward pass of b samples (one_device.py).
+  b0 is the middle batch: the median of the batches that were measured for the workload.
+- t: the k devices of a machine slow each other down. q is above 1, because shared resources cost
+  nothing until they run short [D].
+- H: the seconds that the machine's CPU needs in a micro-step, proportional to k - 1.
 - f t: the seconds of compute that can hide communication.
-- C: the seconds to exchange all gradients. A ring sends between machines and inside them at once,
-  so its slowest link counts [D]. R is the usable rate of the slowest link between machines
-  (usable_gbps), R' that of the slowest link inside a machine. A strategy may send another number of
-  bytes than G, and adds seconds of selection.
-- L: the seconds to exchange the last bucket, which no compute hides. L is all of C if the backward
+- C: the seconds to exchange all gradients. A ring sends between machines and inside them at the
+  same time, so only its slowest link counts [D]. R is the usable rate of the slowest link between
+  machines (usable_gbps). R' is the rate of the slowest link inside a machine. A strategy may send
+  more or fewer bytes than G. Compression and Adasum add seconds of computation.
+- L: the seconds to exchange the last bucket, which no compute hides. L equals C if the backward
   pass waits for the exchange.
 
 Both maxima are smooth. If every micro-step exchanges gradients, the terms with f, C and L count
-once per micro-step. A profile of bucket times shifts f and the size of the last bucket. On hosts
-without accelerators, alpha is divided by the number of cores if that is below 1. All values are
-arrays with an entry per setup. [D] marks relations that were derived for Srift and are in no paper.
+once per micro-step. If bucket times were profiled, they shift f and the size of the last bucket. On
+hosts without accelerators, alpha is divided by the number of cores if that is below 1. All values
+are arrays with an entry per setup. [D] marks relations derived for Srift, which are in no paper.
 """
 
 from dataclasses import dataclass, replace
@@ -105,8 +108,8 @@ class Times:
     """The seconds of a step and of its parts; all arrays are (rows,).
 
     `compute_s` is the compute time of the slowest rank, and `mean_compute_s` the mean across all
-    ranks. `communication_s` is the time of all exchanges, hidden or not. `slowest` is the position
-    of the member with the slowest rank.
+    ranks. `communication_s` is the time of all exchanges, hidden or not. `slowest` is the column of
+    the setup's member (see Line) with the slowest rank.
     """
 
     step_s: FloatArray
@@ -126,8 +129,9 @@ def known_overlap(
 ) -> tuple[FloatArray, FloatArray]:
     """Convert the results of a profile to the fields `hidden` and `last_bucket` of a Line.
 
-    `hidden_part` is the fraction of one device's seconds during which exchanges can be hidden. NaN
-    (unknown) becomes 0, which stands for the mean of the prior.
+    `hidden_part` is the fraction of a step on one device during which exchanges can be hidden.
+    `last_bucket_bytes` is the size of the bucket that is ready last. NaN (unknown) becomes 0, which
+    stands for the mean of the prior.
     """
     hidden = logit(np.clip(hidden_part, 0.02, 0.98)) - PARAMETERS["logit_hidden"].mean
     last = np.log(np.maximum(last_bucket_bytes, 1.0) / BUCKET) - PARAMETERS["log_last"].mean
@@ -159,8 +163,8 @@ def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatA
     """Return two derivatives of log step seconds, as finite differences.
 
     The first is a (rows, parameters) array: the derivatives with respect to each parameter. The
-    second is a (rows,) array: the derivative with respect to a common change of log T1 of all
-    members.
+    second is a (rows,) array: the derivative with respect to log T1, if log T1 changes by the same
+    amount for all machines. T1 is the seconds of one device.
 
     Args:
         line: the inputs.
@@ -215,8 +219,8 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return two (rows,) arrays: the seconds to exchange all gradients (C) and the last bucket (L).
 
-    On one device, both are only the seconds of selection. If the backward pass waits for the
-    exchange, the last bucket has all gradients.
+    On one device, nothing is exchanged, and both are the seconds of compression or of Adasum. If
+    the backward pass waits for the exchange, the last bucket has all gradients.
     """
     machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
     across = machines > 1

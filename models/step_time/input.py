@@ -1,8 +1,9 @@
 """Compute the seconds that data loading adds to a step.
 
 A profile gives, for one sample, l seconds of CPU time and v seconds of waiting for storage. Let r
-be the seconds of a step without loading, and s b the samples of a device in a step. A machine has k
-devices, W loader workers for each device, and C CPU cores (possibly a fraction of a core):
+be the seconds of a step without loading. A step has s micro-steps of b samples per device. A
+machine has k devices, W loader workers for each device, and C CPU cores (possibly a fraction of a
+core):
 
     W = 0       step = r + s b (l / min(C, 1) + v)
     W > 0       workers  = s b (l / min(C, 1) + v) / W
@@ -61,10 +62,12 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: the minimum seconds of a step, because the workers produce batches no faster. On
-            machines with accelerators, the CPU cores set such a limit too.
-        beside_s: `machine` of the module's formula if the CPU is the device, else 0.
-        crowd: w of the module's formula if the CPU is the device, else 0.
+        supply_s: seconds in which the workers load the samples of a step. A step takes at least
+            this long. On machines with accelerators, the CPU cores are a limit too.
+        beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
+            step (`machine` of the module's formula); else 0.
+        crowd: if the CPU is the device, the maximum delay by loading per second of compute (w of
+            the module's formula); else 0.
         log_sd: the standard deviation of the log of loading seconds.
         by_workers: True if more loader workers would shorten a step that waits for batches; False
             if more CPU cores would.
@@ -86,7 +89,7 @@ class Wait:
         Args:
             rest_s: (rows,) step seconds without loading.
             part: (rows,) fraction of `rest_s` that is compute.
-            factor: the loading seconds are multiplied by `factor`.
+            factor: a factor on all loading seconds.
         """
         compute_s = part * rest_s
         done = np.minimum(1.0, self.crowd * compute_s / np.maximum(self.beside_s, 1e-30))
@@ -150,9 +153,10 @@ class Loaders:
 
     Attributes:
         workers: the number of loader workers for each device, by workload.
-        samples: l and v of the module's docstring, by (workload, instance type).
-        fixed_s: seconds that one CPU core needs for the fixed work, by instance type. Types with an
-            accelerator are left out.
+        samples: seconds of (CPU time, waiting for storage) to load one sample, by (workload,
+            instance type). They are l and v of the module's docstring.
+        fixed_s: seconds that one CPU core needs for the fixed work (a benchmark; see dataset.py),
+            by instance type. Types with an accelerator are left out.
         off: mean and standard deviation of log(measured / expected loading seconds), by workload.
     """
 
@@ -162,10 +166,12 @@ class Loaders:
     off: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def sample(self, workload: str, name: str) -> tuple[float, float, float]:
-        """Return l, v and the standard deviation of their logs on the instance type `name`.
+        """Return the seconds to load one sample on the instance type `name`.
 
-        If the workload was not profiled on this type, its profiles on other types are used. They
-        are scaled with the fixed work if its seconds are known on both types.
+        The results are the seconds of CPU time, the seconds of waiting for storage, and the
+        standard deviation of the logs of both. If the workload was not profiled on this type, its
+        profiles on other types are used. If the seconds of the fixed work (a benchmark; see
+        dataset.py) are known on both types, the CPU time is scaled with them.
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
@@ -183,7 +189,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the data loading of `setups`; None if no workload of them has a data loader."""
+        """Return the data loading of `setups`; None if their workloads have no data loader."""
         if self.workers.keys().isdisjoint(setups.workloads):
             return None
 
@@ -267,9 +273,10 @@ def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[Trai
 
 
 def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
-    """Return the seconds that one CPU core needs for the fixed work, by instance type.
+    """Return the seconds that one CPU core needs for the fixed work, as {instance type: seconds}.
 
-    Types with an accelerator are left out.
+    The fixed work is a benchmark that runs beside each measurement (dataset.py). Types with an
+    accelerator are left out.
     """
     usual = pd.Series(numbers(profiles, "usual_reference_s"), profiles.index)
     usual_s = usual.groupby(profiles["instance_type"]).median()
@@ -283,7 +290,11 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs with loading subtracted from step_s and sync_s, and `Loaders.off`."""
+    """Return the runs with the seconds of loading subtracted from step_s and sync_s.
+
+    The second result is {workload: (mean, standard deviation) of log(measured / expected loading
+    seconds)}, as in `Loaders.off`.
+    """
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]
     if not len(own):

@@ -1,8 +1,8 @@
 """Define the covariance functions and the Gaussian processes of log step seconds.
 
 theta are the parameters of the formula (formula.py), and T1 is the seconds of one device
-(one_device.py). A spread is a standard deviation in a covariance function. learning.py learns the
-spreads.
+(one_device.py). A spread is a standard deviation in a covariance function: a hyperparameter, which
+learning.py learns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return a (linear terms,) array: prior standard deviations at `level`, 0 outside `names`."""
+    """Return a (linear terms,) array: prior standard deviations of the parameters in `names`.
+
+    `level` is a field of Parameter, such as "kind". Parameters that are not in `names` get 0.
+    """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
 
@@ -107,7 +110,7 @@ COLUMN |= {group: COLUMN["codes"].start + at for at, group in enumerate(CODES)}
 
 
 def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
-    """Return the squared-exponential covariance of the rows of two arrays."""
+    """Return the squared-exponential covariance of the rows of two arrays; `length` are scales."""
     a, b = a / length, b / length
     square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
     near: FloatArray = np.exp(-0.5 * np.maximum(square, 0.0))
@@ -117,9 +120,9 @@ def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
 def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | None, FloatArray]]:
     """Yield the terms of the covariance between the rows of `X` and the rows of `Y`.
 
-    A term is a pair of the name of a spread and an (X rows, Y rows) array, which the caller
-    multiplies by the squared spread. The name is None if no spread applies. If `Y` is None, `X`
-    takes its place, and the noise of one-device rows is included.
+    A term is a pair (name, array). The array has the shape (X rows, Y rows). The caller multiplies
+    it by the square of the learned standard deviation SPREADS[name], or by 1 if the name is None.
+    If `Y` is None, `X` takes its place, and the noise of single-device rows is included.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
@@ -152,7 +155,10 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
 
 @dataclass(frozen=True)
 class StepCovariance:
-    """The covariance of linearised log step seconds; `log_spreads` are in the order of SPREADS."""
+    """The covariance function of linearised log step seconds.
+
+    `log_spreads` are the logs of the learned standard deviations, in the order of SPREADS.
+    """
 
     log_spreads: FloatArray
 
@@ -165,14 +171,18 @@ class StepCovariance:
 
     @property
     def variances(self) -> dict[str | None, float]:
-        """Return the square of each spread by name, and 1 for None (terms without a spread)."""
+        """Return {name: square of its learned standard deviation}, and 1 for the name None."""
         squares = np.exp(2 * self.log_spreads).tolist()
         return {None: 1.0, **dict(zip(SPREADS, squares, strict=True))}
 
 
 @dataclass(frozen=True)
 class ResidualCovariance:
-    """The covariance function of a cell's residuals. Its inputs are rows of `Rows.features`."""
+    """The covariance function of the residuals of a workload in one mode on one kind of device.
+
+    Its inputs are rows of `Rows.features`. `broad` and `narrow` are the standard deviations of a
+    component with long length scales and of a component with short length scales.
+    """
 
     broad: float
     narrow: float
@@ -245,9 +255,10 @@ class StepProcess(GaussianProcess):
     covariance: StepCovariance
 
     def deviations(self, X: FloatArray) -> FloatArray:
-        """Return a (rows, linear terms) array: each row's posterior mean deviations.
+        """Return a (rows, linear terms) array: posterior mean deviations from the prior means.
 
-        The deviations are summed over the groups to which the row belongs.
+        A linear term is a parameter of the formula or an effect on log T1. A row's deviation is the
+        sum of the deviations of its groups, such as its kind of device and its workload.
         """
         total = np.zeros((len(X), _LINEAR))
         pulls = self.inputs[:, :_LINEAR] * self.weights[:, None]
@@ -257,9 +268,11 @@ class StepProcess(GaussianProcess):
         return total
 
     def curves(self, X: FloatArray) -> FloatArray:
-        """Return the posterior mean of the curves of log T1 at points with the inputs `X`.
+        """Return a (points,) array: the part of the posterior mean of log T1 from smooth curves.
 
-        The linear terms are not included.
+        T1 is the seconds of one device. The curves depend on the batch and on the shape of a
+        transformer. `deviations` returns the other part, the linear terms. `X` is the result of
+        `point_inputs`.
         """
         found, bare, workload = np.zeros(len(X)), X.copy(), COLUMN["workload"]
         bare[:, :_LINEAR] = 0.0
@@ -274,7 +287,11 @@ class StepProcess(GaussianProcess):
 
 
 def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
-    """Return an (X rows, Y rows) mask: True if both rows belong to the same group."""
+    """Return an (X rows, Y rows) mask: True if both rows belong to the same group.
+
+    `group` is a name in CODES, such as "kind", or "all" (all rows form one group). A row with the
+    code 0 belongs to no group.
+    """
     if group == "all":
         return np.ones((len(X), len(Y)), dtype=bool)
     left, right = X[:, COLUMN[group], None], Y[:, COLUMN[group]]
@@ -283,7 +300,7 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
 
 
 def point_inputs(points: Points) -> FloatArray:
-    """Return a (points, WIDTH) array: the kernel inputs of log T1 at each point."""
+    """Return a (points, WIDTH) array: kernel inputs for log T1, the log seconds of one device."""
     inputs = np.zeros((len(points.mean), WIDTH))
     inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
     inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes
@@ -293,9 +310,10 @@ def point_inputs(points: Points) -> FloatArray:
 
 
 def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
-    """Return a factor on each row's noise variance, which is above 1 for outliers (Student's t).
+    """Return a (rows,) array of factors on the noise variances, above 1 for outliers.
 
-    `factor` is the factor with which `process` was fitted.
+    With these factors, a fit approximates noise with Student's t distribution. `process` was fitted
+    with the noise variances multiplied by `factor`, the result of the previous call.
     """
     square = factor * process.left_out()[1] ** 2
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

@@ -68,10 +68,11 @@ class StepKernel(Kernel):  # type: ignore[misc]
 def learned_spreads(
     log_spreads: FloatArray, inputs: FloatArray, target: FloatArray, noise: FloatArray
 ) -> FloatArray:
-    """Return the most probable log spreads of the step process.
+    """Return the most probable logs of the standard deviations in SPREADS.
 
-    `inputs`, `target` and `noise` are the rows, values and noise variances of the process.
-    `log_spreads` are the starting point. The prior is centred on LOG_SPREADS.
+    They are the hyperparameters of a Gaussian process with the rows `inputs`, the values `target`
+    and the noise variances `noise`. The search starts at `log_spreads`. The prior is centred on
+    LOG_SPREADS.
     """
     search = _penalised(LOG_SPREADS, _PRIOR_SD, 12)
     process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)
@@ -82,12 +83,12 @@ def learned_spreads(
 def learn_spreads(
     rows: Rows, residual: FloatArray, noise_factor: FloatArray, *, growth: float
 ) -> Spreads:
-    """Learn the spreads of each large cell, and common spreads of all small cells.
+    """Learn the standard deviations of residuals in each large cell, and those of all small cells.
 
-    A cell is a workload in one mode on one kind of device; it is large if it has at least ENOUGH
-    rows. `residual` (rows,) is log measured minus log computed seconds. `noise_factor` (rows,)
-    multiplies the variance of a run's noise. A log variance may exceed its initial value by at most
-    `growth`.
+    A cell is a workload in one mode on one kind of device. It is large if it has at least ENOUGH
+    rows. Small cells share their standard deviations. `residual` (rows,) is log measured minus log
+    computed seconds. `noise_factor` (rows,) multiplies the variance of a run's noise. The log of a
+    variance may exceed its initial value by at most `growth`.
     """
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
@@ -125,9 +126,10 @@ def _penalised(
     most: int,
     limits: tuple[float, float] = (-3.0, 3.0),
 ) -> Any:
-    """Return an optimizer for scikit-learn that adds a normal prior N(`centre`, `sd`^2).
+    """Return an optimizer for scikit-learn's GaussianProcessRegressor that adds a prior.
 
-    The optimizer takes at most `most` steps. The result minus `centre` is within `limits`.
+    The prior of the hyperparameters is N(`centre`, `sd`^2). The optimizer takes at most `most`
+    steps. It keeps the hyperparameters minus `centre` within `limits`.
     """
 
     def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:

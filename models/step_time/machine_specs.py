@@ -151,7 +151,7 @@ def device_kind(name: str, machine: Machine) -> str:
 
 @cache
 def _sheet(device: str, memory_gib: float | None) -> tuple[str, float, float]:
-    """Return the name on a device's data sheet, its peak fp32 TFLOP/s and its link's Gbit/s.
+    """Return (name, peak fp32 TFLOP/s, Gbit/s of the link between devices) from a data sheet.
 
     If there are several data sheets, the sheet with the most similar memory size is used. If there
     is no data sheet, the three values are `device`, NaN and _INSIDE_GBPS.
@@ -213,7 +213,7 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
 
     `machines` are known instance types. A kind without a data sheet gets the stated rate of an
     instance type of this kind, with a lower confidence if it is an accelerator. An unknown kind
-    gets UNKNOWN. A precision without a rate on the data sheet gets the fp32 rate.
+    gets the sheet UNKNOWN. A precision without a rate on the data sheet gets the fp32 rate.
     """
     table = data_sheets()
     if kind in table.index:

@@ -32,9 +32,9 @@ held while the next group is gathered. G' are the bytes of the group's gradients
 to be summed.
 
 The backward pass frees activations while it makes gradients, so only the larger of the two counts.
-In micro-steps after the first, and in bounds from facts, both count. Predictions are rather too
-high than too low: a batch that is refused can still run in accumulation steps, but a batch that
-does not fit fails.
+In micro-steps after the first, and in bounds from facts, both count. Predictions err on the high
+side: a batch that is refused can still run in accumulation steps, but a batch that does not fit
+fails.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class MemoryModel:
 
     Attributes:
         workloads: the facts of each workload.
-        lines: the memory lines fitted to profiles, by (workload, mode of one device, instance
-            type). A line is (base bytes, activation bytes of a sample).
-        ran: the runs without an out-of-memory error, by workload and mode.
-        per_operation: activation bytes per operation of a sample.
+        lines: (base bytes, activation bytes of a sample), fitted to profiles, by (workload, the
+            mode's equivalent on one device `Mode.alone`, instance type).
+        ran: the largest batches that ran without an out-of-memory error, by (workload, mode).
+        per_operation: activation bytes per floating-point operation of a sample.
     """
 
     workloads: Mapping[str, WorkloadFacts] = field(default_factory=dict)
@@ -151,8 +151,8 @@ class MemoryModel:
         """Return the runs of a workload and mode that show which batches fit.
 
         `gradients` are the gradient bytes. If `accumulates` is True, the batches of runs without
-        accumulation are reduced. The list is empty for tensor parallelism, because a divided layer
-        gathers more bytes on more ranks.
+        accumulation are reduced, because micro-steps after the first need more memory. The list is
+        empty for tensor parallelism, because a divided layer gathers more bytes on more ranks.
         """
         found = []
         for run in self.ran.get((workload, mode), []) if not mode.divided else ():
@@ -164,9 +164,10 @@ class MemoryModel:
         return found
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
-        """Return the memory line of this type's profiles, or the largest values of other types.
+        """Return (base bytes, activation bytes of a sample) from profiles on the instance type.
 
-        Returns None if the workload was not profiled in this mode.
+        If this type was not profiled, both numbers are the maximum over the profiled types. Returns
+        None if the workload was not profiled in this mode.
         """
         if (workload, mode, instance_type) in self.lines:
             return self.lines[workload, mode, instance_type]
@@ -177,9 +178,10 @@ class MemoryModel:
         return max(bases), max(samples)
 
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
-        """Return a memory line from facts and from runs that fitted in memory.
+        """Return (base bytes, activation bytes of a sample) without profiles of the workload.
 
-        Its slope is NaN if there are neither facts nor runs.
+        They follow from facts, and from runs without an out-of-memory error. The second number is
+        NaN if there are neither facts nor runs.
         """
         # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
@@ -204,9 +206,10 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
 
 
 def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
-    """Return `beside` of a sharded mode: how many more bytes a rank holds than a single device.
+    """Return how many more bytes a rank of a sharded mode holds than a single device.
 
-    The number is negative if sharding saves more memory than the exchange needs.
+    This is `beside` of the module's docstring. It is negative if sharding saves more memory than
+    the exchange needs.
     """
     gradients, states = facts.gradient_bytes, facts.state_bytes
     if mode.strategy == UPDATES_SHARED:
@@ -224,7 +227,7 @@ def fit_memory(
     machines: Mapping[str, Machine],
     workloads: Mapping[str, WorkloadFacts],
 ) -> MemoryModel:
-    """Fit memory lines to profiled peaks, and derive upper bounds for other workloads.
+    """Fit a MemoryModel to profiled peaks, and to the runs that fitted in memory.
 
     Args:
         profiles: frame with columns workload, instance_type, batch and peak_bytes.
@@ -250,9 +253,9 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     """Return (base, a) of `peak = base + max(gradients, a batch)`, fitted by least squares.
 
     Gradients are the larger term at small batches, and activations at large batches. All batches
-    are tried as the boundary. If gradients are the larger term at all batches, activations are
-    assumed to equal gradients at the largest batch. If there is a single batch, most of its peak is
-    assumed to be activations.
+    are tried as the boundary between the two. If gradients are the larger term at all batches,
+    activations are assumed to equal gradients at the largest batch. If there is a single batch,
+    most of its peak is assumed to be activations.
     """
     sizes = np.unique(batch)
     if len(sizes) == 1:
@@ -275,7 +278,10 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
 def _lines(
     profiles: pd.DataFrame, workloads: Mapping[str, WorkloadFacts]
 ) -> dict[tuple[str, Mode, str], Line]:
-    """Return the lines fitted to profiled peaks, by workload, mode and instance type."""
+    """Return (base bytes, activation bytes of a sample) by (workload, mode, instance type).
+
+    They are fitted to the profiled peaks (see `one_device`).
+    """
     if "peak_bytes" not in profiles:
         return {}
     good = profiles[(profiles["batch"] > 0) & (profiles["peak_bytes"] > 0)]

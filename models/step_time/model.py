@@ -165,7 +165,8 @@ class StepTimeModel:
             - exposed_communication_s: seconds of communication that compute does not hide
             - bottleneck: a label of `bottlenecks`
             - input_s: seconds that loading adds to the step
-            - input_by: what would shorten `input_s`: "loader workers", "processors" or ""
+            - input_by: what would shorten `input_s`: "loader workers", "processors" (more CPU
+              cores), or "" if the step does not wait for batches
             - nearest_doublings: distance to the nearest measured setup (nearest.py); NaN if the
               workload has no runs in this mode
 
@@ -501,10 +502,10 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 
 
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
-    """Return a model that also predicts the unmeasured workloads with known FLOPs.
+    """Return a model that also predicts the workloads in `facts` that have not been measured.
 
-    `facts` has the facts of each workload. The added workloads are predicted in every mode, on
-    instance types whose accelerator has a known rate.
+    `facts` maps names of workloads to their facts. A workload is added if its FLOPs are known. It
+    is predicted in every mode, but only on instance types whose accelerator has a known rate.
     """
     new = {
         name: known
@@ -523,8 +524,9 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     """Return a model that also predicts modes of `workload` that communicate differently from DDP.
 
-    A mode is added only if the workload was measured in the corresponding mode of one device. For
-    tensor parallelism, the sizes of the divided layers must also be known.
+    A mode is added only if the model predicts the workload in a mode with the same `Mode.alone`,
+    the equivalent on one device. For tensor parallelism, the sizes of the divided layers must also
+    be known.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

@@ -6,9 +6,10 @@
                + |difference of unevenness of the batches|
                + |difference of unevenness of the devices per machine|
 
-A doubling is a factor of two in one of these numbers. The share of an instance type is the mean of
-its share of all devices and its share of all samples. The unevenness of values is the mean over all
-machines of |log2(value / mean value)|.
+Each ratio and each difference compares a setup with a measured setup. A distance of 1, a doubling,
+is a factor of two in one of these numbers. The share of an instance type is the mean of its share
+of all devices and its share of all samples. The unevenness of values is the mean over all machines
+of |log2(value / mean value)|.
 """
 
 import numpy as np
@@ -22,11 +23,11 @@ _LEAST, _ROUNDING = 0.1, 1e-9
 
 
 def doublings(measured: SetupArrays, setups: SetupArrays) -> FloatArray:
-    """Return a (rows,) array: the distance of each setup to the nearest measured setup.
+    """Return a (rows,) array: the distance of each of `setups` to the nearest setup in `measured`.
 
-    The unit is doublings. A measured setup has distance 0, any other setup at least 0.1. The
-    distance is NaN if the workload has no measured setup in the same mode. The distance does not
-    depend on the order of a setup's machines.
+    The module's docstring defines the distance. It is 0 if the setup was measured, and otherwise at
+    least 0.1. It is NaN if the workload has no measured setup in the same mode. The order of a
+    setup's machines does not matter.
     """
     types = sorted(measured.type_names)
     found, places = np.full(len(setups.workload), np.nan), _places(setups, types)

@@ -2,18 +2,18 @@
 
     log T1 = mean + sum of effects (EFFECTS) x deviations + curves in the batch
 
-The mean of a network with known operations (FLOPs) comes from log(operations / rate), with an
-efficiency that all networks share, and from the bandwidth. Bandwidth (GB/s) and rate (TFLOP/s at
-the precision) come from the data sheet. The mean of a transformer is the log of a roofline, with N
-parameters, L layers of width h and sequences of s tokens; k = 4/3 if activations are recomputed in
-the backward pass, else 1:
+For a network with known operations (FLOPs), the mean depends on log(operations / rate) and on the
+memory bandwidth. All networks share an efficiency. Bandwidth (GB/s) and rate (TFLOP/s at the
+precision) come from the device's data sheet. For a transformer, the mean is the log of a roofline,
+with N parameters, L layers of width h and sequences of s tokens; k = 4/3 if activations are
+recomputed in the backward pass, else 1:
 
-    seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 L h bytes / bandwidth]
-              + 48 tokens x vocabulary bytes / bandwidth
+    seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 bytes x L h / bandwidth]
+              + 48 bytes x tokens x vocabulary size / bandwidth
 
-The last term reads and writes the logits of the vocabulary. In attention, GPUs with more TFLOP/s
-than an A100 reach a smaller fraction of their rate. The constants were chosen on held-out groups of
-published rows of MPT transformers on A100 and H100 (mosaicml/llm-foundry).
+The last term is for reading and writing the logits of the vocabulary. In attention, GPUs with more
+TFLOP/s than an A100 reach a smaller fraction of their rate. The constants were chosen on held-out
+groups of published rows of MPT transformers on A100 and H100 (mosaicml/llm-foundry).
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ import numpy as np
 class Parameter:
     """The prior of a parameter: its mean, and its standard deviation at each level.
 
-    The levels are groups of rows: all rows, a kind of device, a cell (a workload on a kind), a
-    strategy, a network, and a workload. A standard deviation of 0 means that the parameter does not
-    vary at that level.
+    The levels are groups of rows: all rows, a kind of device, a cell (a workload in one mode on one
+    kind of device), a strategy, a network, and a workload. A standard deviation of 0 means that the
+    parameter does not vary between the groups of that level.
     """
 
     mean: float = 0.0
@@ -113,8 +113,9 @@ def prior(
     """Return the prior mean of log T1, the values of EFFECTS, and the shape features.
 
     The shape features are log2 of a transformer's width, tokens and sequence, and 1 if activations
-    are recomputed; all are 0 for other networks. `middle` is log2 of the workload's middle batch.
-    `flops` are the operations of a sample; 0 if unknown.
+    are recomputed; all are 0 for other networks. `middle` is log2 of the middle batch, the median
+    of the batches that were measured for the workload. `flops` are the floating-point operations of
+    a sample; 0 if unknown.
     """
     octave = float(np.log2(batch)) - middle
     bandwidth, rate = (np.log(np.array(sheet[:2]) / np.array(USUAL))).tolist()

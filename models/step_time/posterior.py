@@ -1,4 +1,9 @@
-"""Predict from a fitted regression: the formula at its posterior mean, and its uncertainty."""
+"""Predict log step seconds with the fitted regression of regressor.py.
+
+The mean is the formula at the posterior mean of its parameters, corrected by the residuals of
+similar setups. The variance is the sum of the variances of the formula, linearised at this point,
+and of the correction.
+"""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,11 +20,13 @@ _ROW_CODES = slice(COLUMN["link"], COLUMN["mode"] + 1)
 
 
 class Beliefs(NamedTuple):
-    """The distribution of log step seconds, and the formula's times.
+    """The distribution of the log step seconds of setups, as `Posterior.beliefs` returns it.
 
-    `mean` is (rows,). `variance` is an array of variances (rows,) or a covariance matrix (rows,
-    rows). It does not include `noise` (rows,), the variance between runs of a setup. `times` is the
-    result of `step_times`.
+    Attributes:
+        mean: (rows,) means.
+        variance: (rows,) variances or a (rows, rows) covariance matrix, without `noise`.
+        noise: (rows,) variances of log step seconds between runs of a setup.
+        times: seconds of the step and its parts by the formula alone (`formula.step_times`).
     """
 
     mean: FloatArray
@@ -60,9 +67,10 @@ class Posterior:
         return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
-        """Return the distribution of log step seconds, with a covariance if `covariance` is True.
+        """Return the distribution of log step seconds.
 
-        Without covariance, `Beliefs.variance` has the variance of each row.
+        If `covariance` is True, `Beliefs.variance` is a covariance matrix. Otherwise it has the
+        variance of each row.
         """
         linear = self.linear(X)
         mean, several = linear.log_s.copy(), X.ranks > 1

@@ -2,11 +2,11 @@
 
     log step = log f(theta, log T1) + r + noise
 
-f is the formula of formula.py, and theta its parameters. T1 is the seconds of one device. theta and
-log T1 are prior means plus deviations: of all rows, of a kind of device, a network, a workload in
-one mode, a strategy, and a workload on a kind. log T1 also has smooth curves in the batch. r is the
-residual: similar setups of a cell (a workload in one mode on one kind of device) have similar
-residuals.
+f is the formula of formula.py, and theta its parameters. T1 is the seconds of one device. Each
+parameter, and log T1, is a prior mean plus a sum of deviations. There is a deviation for all rows,
+and one for each group of rows: a kind of device, a network, a strategy, a workload in one mode, and
+a cell (a workload in one mode on one kind of device). log T1 also has smooth curves in the batch. r
+is the residual: similar setups of a cell have similar residuals.
 
 All deviations are normal. Therefore log steps, linearised in theta and log T1, are a Gaussian
 process with the covariance of `kernel.terms`. Each iteration of the fit linearises f at the
@@ -44,8 +44,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Predicts the step seconds of `Rows`, with the interface of a scikit-learn regressor.
 
     Args:
-        most_rows: the maximum number of rows with several devices from which the parameters are
-            learned.
+        most_rows: the maximum number of multi-device rows from which the parameters are learned.
+            All single-device rows are used.
         random_state: the seed of the random choice of these rows.
     """
 
@@ -102,7 +102,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Posterior:
         """Return `found` with a Gaussian process fitted to the residuals of each cell.
 
-        `picked` are the rows from which the parameters of `found` were learned.
+        A cell is a workload in one mode on one kind of device. `X`, `log_s` and `weight` are all
+        rows, their log step seconds and their effective numbers of runs. `picked` are the rows from
+        which the parameters of `found` were learned.
         """
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}
@@ -122,8 +124,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
         """Return the positions of the rows from which the parameters are learned.
 
-        All rows of one device are used, and up to `most_rows` rows of several devices. The latter
-        are taken from each cell in turn, and within a cell from each kind of cluster in turn.
+        All single-device rows are used, and up to `most_rows` multi-device rows. These are drawn
+        round-robin over the cells (a workload in one mode on one kind of device). Within a cell,
+        they are drawn round-robin over groups of rows with equal numbers and layouts of machines.
         """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]

@@ -1,7 +1,7 @@
 """Model the residuals of similar setups with a Gaussian process for each cell.
 
 A residual is log measured minus log computed step seconds. A cell is a workload in one mode on one
-kind of device. A spread is a standard deviation.
+kind of device. "Spread" in a name means standard deviation.
 """
 
 from typing import NamedTuple
@@ -19,9 +19,10 @@ SMALL = 0.0  # the code under which all cells with fewer rows share their spread
 
 
 class CellSpread(NamedTuple):
-    """A cell's standard deviations (3,), in the order of INITIAL.
+    """Standard deviations of residuals in a cell (a workload in one mode on one kind of device).
 
-    `kind` is the code of the cell's kind of device.
+    `spread` (3,) has those of the residual's broad part, its narrow part, and the noise of a run.
+    `kind` is the code of the kind of device (see `rows.code_of`).
     """
 
     spread: FloatArray
@@ -29,10 +30,10 @@ class CellSpread(NamedTuple):
 
 
 class Spreads:
-    """Standard deviations of residuals, by cell.
+    """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
 
-    An unknown cell gets a root mean square over the known cells of its kind of device and an
-    average of all known cells.
+    The variances of an unknown cell are a mean over n + 1 values: the variances of the n known
+    cells on the same kind of device, and the mean variance of all known cells.
     """
 
     def __init__(self, cells: dict[float, CellSpread]) -> None:
@@ -40,7 +41,10 @@ class Spreads:
         self._usual = np.mean([each.spread**2 for each in cells.values()] or [INITIAL**2], axis=0)
 
     def of(self, rows: Rows) -> FloatArray:
-        """Return a (rows, 3) array: each row's standard deviations, in the order of INITIAL."""
+        """Return a (rows, 3) array: standard deviations of the log step seconds of each row.
+
+        The columns are the residual's broad part, its narrow part, and the noise of a run.
+        """
         cells, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
         pairs = zip(cells.tolist(), rows.kind[first].tolist(), strict=True)
         return np.array([self._of_cell(*pair) for pair in pairs]).reshape(-1, 3)[which]
@@ -56,7 +60,8 @@ class Spreads:
 class Neighbours(NamedTuple):
     """The Gaussian process of a cell's residuals, and the range of its corrections to log seconds.
 
-    The range reaches from `low` to `high` and contains 0.
+    A cell is a workload in one mode on one kind of device. The range of corrections goes from `low`
+    to `high` and contains 0.
     """
 
     process: GaussianProcess
@@ -67,11 +72,16 @@ class Neighbours(NamedTuple):
 def fit_neighbours(
     rows: Rows, residual: FloatArray, weight: FloatArray, spread: FloatArray
 ) -> tuple[Neighbours, FloatArray]:
-    """Fit a Gaussian process to the residuals of a cell.
+    """Fit a Gaussian process to the residuals of a cell, and scale its standard deviations.
 
-    `spread` (3,) are the initial standard deviations of the cell. They are scaled so that they
-    match the errors of left-out rows. `weight` (rows,) are effective numbers of runs. Returns the
-    process with its range of corrections, and the scaled standard deviations.
+    The standard deviations are multiplied by a factor with which they match the cross-validation
+    errors. Returns the process with its range of corrections, and the scaled standard deviations.
+
+    Args:
+        rows: the rows of the cell (a workload in one mode on one kind of device).
+        residual: (rows,) log measured minus log computed step seconds.
+        weight: (rows,) effective numbers of runs.
+        spread: (3,) initial standard deviations, as in `CellSpread`.
     """
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6
     factor: FloatArray | float = 1.0
@@ -86,7 +96,7 @@ def fit_neighbours(
 
 
 def without_rows(spread: FloatArray) -> Neighbours:
-    """Return the prior of a cell without rows."""
+    """Return the prior of a cell without rows; `spread` is as in `CellSpread`."""
     none = np.zeros(0)
     return Neighbours(_fitted(np.zeros((0, 5)), none, spread, none), 0.0, 0.0)
 
@@ -99,10 +109,11 @@ def _fitted(
 
 
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
-    """Return the ratio of the errors of left-out rows to the standard deviations of `process`.
+    """Return a factor by which the standard deviations of `process` should be multiplied.
 
-    Rows of one cluster are left out together, because their errors have common causes. The ratio
-    is limited to the range from 0.8 to 4. Returns 1 if there are fewer than ENOUGH rows.
+    The factor is the ratio of cross-validation errors to predicted standard deviations, limited to
+    the range from 0.8 to 4. All rows of a cluster are left out together, because their errors have
+    common causes. Returns 1 if there are fewer than ENOUGH rows.
     """
     if len(features) < ENOUGH:
         return 1.0
@@ -119,11 +130,11 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 def with_neighbours(
     spreads: Spreads, cells: dict[float, CellSpread], process: GaussianProcess, rows: Rows
 ) -> Spreads:
-    """Return the spreads after a Gaussian process was fitted to the residuals of each cell.
+    """Return the standard deviations after a process was fitted to the residuals of each cell.
 
-    `cells` has the fitted spread of each cell with at least ENOUGH rows. Other cells keep their
-    common spread. It is widened if the leave-one-out errors of these cells exceed the standard
-    deviations of `process`, which was fitted to `rows`.
+    Cells with at least ENOUGH rows get the values in `cells`. Smaller cells share their values in
+    `spreads`. These are multiplied by a factor above 1 if the leave-one-out errors of small cells
+    exceed the standard deviations of `process`, which was fitted to `rows`.
     """
     small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():

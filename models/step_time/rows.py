@@ -40,9 +40,9 @@ Cell = tuple[str, Mode, str]  # workload, mode of one device, kind of device
 class WorkloadFacts:
     """The facts of a workload; 0, NaN or None if unknown.
 
-    `flops` are those of a sample. `hidden_part` is the fraction of one device's seconds that
-    remains when the first bucket of gradients is ready. `divided` has the sizes of the layers that
-    tensor parallelism splits.
+    `flops` are those of one sample. `hidden_part` is the fraction of a step on one device that
+    remains when the first bucket of gradients is ready. `last_bucket_bytes` is the size of the
+    bucket that is ready last. `divided` has the sizes of the layers that tensor parallelism splits.
     """
 
     gradient_bytes: float = 0.0
@@ -71,10 +71,11 @@ def code_of(*key: object) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Distinct (workload, mode, kind of device, batch) whose one-device seconds are needed.
+    """Points whose one-device seconds are needed: (workload, mode, kind of device, batch) tuples.
 
-    All arrays have a row per point. `codes` identify the kind of device, the network, the workload
-    in its mode, and the workload on the kind.
+    All arrays have a row per point. The four columns of `codes` identify the kind of device, the
+    network, the (workload, mode), and the (workload, mode, kind of device). The middle batch is the
+    median of the batches that were measured for the workload.
     """
 
     mean: FloatArray  # prior mean of log seconds
@@ -89,14 +90,19 @@ class Points:
 class Rows(Line):
     """The inputs of the regression, with a row per setup. `Line` has the inputs of the formula.
 
-    The seconds of one device are 0 until `with_seconds` sets them.
+    `alone_s`, `middle_s` and `optimizer_s` are 0 until `with_seconds` sets them. The middle batch
+    is the median of the batches that were measured for the workload.
 
-    `point` (rows, members) are positions in `points`; -1 for padding, and for members that do not
-    compute. `middle` (rows, members) are the positions of the points with the middle batch.
-    `optimizer` (rows, members) are the seconds of the optimizer divided by the one-device seconds
-    at the middle batch. `codes` (rows, 3) identify groups (see `code_of`): the kind of device of
-    the machine with the slowest link, the strategy, and the cell (a workload in its mode on the
-    kind).
+    Attributes:
+        points: the batches whose seconds on one device are needed.
+        point: (rows, members) the position in `points` of each member; -1 for padding and for
+            all-reduces without training.
+        middle: as `point`, but with the middle batch in place of the member's batch.
+        optimizer: (rows, members) seconds of the optimizer divided by the one-device seconds at the
+            middle batch.
+        codes: (rows, 3) codes (see `code_of`) of the kind of device, the strategy, and the
+            combination of workload, mode and kind of device, called a cell. The kind of device is
+            that of the machine with the slowest link.
     """
 
     points: Points
@@ -156,11 +162,13 @@ class SetupFacts:
     Attributes:
         machines: the machine of each instance type.
         workloads: the facts of each workload.
-        middle: log2 of the middle batch, by workload and mode of one device.
-        batches: the smallest and the largest measured batch, by workload and mode of one device.
+        middle: log2 of the middle batch (the median of the measured batches), by (workload, mode of
+            one device). The mode of one device is `Mode.alone`.
+        batches: the smallest and the largest measured batch, by (workload, mode of one device).
         optimizer_part: the seconds of the optimizer divided by the one-device seconds at the middle
-            batch, by cell (workload, mode of one device, kind of device).
-        input_part: the fraction of one-device seconds spent on making batches, by cell.
+            batch, by (workload, mode of one device, kind of device).
+        input_part: the fraction of one-device seconds spent on making batches, by (workload, mode
+            of one device, kind of device).
     """
 
     machines: dict[str, Machine]
@@ -177,10 +185,10 @@ class SetupFacts:
         return [device_kind(name, self.machines[name]) for name in names]
 
     def middle_of(self, workload: str, mode: Mode) -> float:
-        """Return log2 of the workload's middle batch in `mode`.
+        """Return log2 of the middle batch: the median of the batches measured in `mode`.
 
         If no batch was measured in `mode`, a transformer gets a batch of _USUAL_TOKENS tokens. Any
-        other workload gets the median over its other modes, or over all workloads.
+        other workload gets the median over its other modes, or else over all workloads.
         """
         if (workload, mode) in self.middle:
             return self.middle[workload, mode]
@@ -243,7 +251,10 @@ class SetupFacts:
         )
 
     def points(self, keys: list[Cell], batch: FloatArray) -> Points:
-        """Return Points with a point for each i: the cell `keys[i]` with `batch[i]` samples."""
+        """Return Points, where point i is for `keys[i]` with a batch of `batch[i]` samples.
+
+        A key is a (workload, mode of one device, kind of device).
+        """
         cells = {}
         for key in dict.fromkeys(keys):
             workload, mode, kind = key
@@ -277,7 +288,10 @@ class SetupFacts:
     def _exchange(
         self, setups: SetupArrays, group: IntArray, link: IntArray
     ) -> dict[str, FloatArray]:
-        """Return the fields of a Line that describe the exchange of gradients."""
+        """Return the fields of a Line that describe the exchange of gradients.
+
+        `group` (rows,) are positions in `setups.groups()`. `link` is the result of `_slowest_link`.
+        """
         known = [self._buckets(workload, mode) for workload, mode, _ in setups.groups()]
         size, bucket, hidden_part, last_bytes, again = np.array(known).reshape(-1, 5).T[:, group]
         hidden, last_bucket = known_overlap(hidden_part, last_bytes)
@@ -303,7 +317,8 @@ class SetupFacts:
 
         The features are log2(samples per device in a micro-step), log2(machines), log2(devices per
         machine), 1 - mean / maximum of the devices per machine, and the mean over machines of
-        log2(speed / speed of the machine with the slowest link).
+        log2(speed / speed of the machine with the slowest link). `link` is the result of
+        `_slowest_link`.
         """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
@@ -319,9 +334,11 @@ class SetupFacts:
         return np.stack(features, axis=1)
 
     def _optimizer(self, cell: Cell) -> float:
-        """Return `optimizer_part` of a cell, or its median over other kinds of device.
+        """Return the seconds of the optimizer / the one-device seconds at the middle batch.
 
-        Returns 0 if the workload was not profiled in this mode.
+        This is `optimizer_part` of the cell (workload, mode of one device, kind of device). If the
+        kind of device was not profiled, the median over other kinds is returned. Returns 0 if the
+        workload was not profiled in this mode.
         """
         if cell in self.optimizer_part:
             return self.optimizer_part[cell]
@@ -332,7 +349,7 @@ class SetupFacts:
         """Return five numbers that describe the exchange of gradients.
 
         The numbers are the bytes of all gradients, the bytes of a bucket, the two arguments of
-        `known_overlap`, and 1 if every micro-step exchanges gradients (else 0).
+        `known_overlap` (NaN if unknown), and 1 if every micro-step exchanges gradients (else 0).
         """
         facts, strategy = self.of(workload), communication(mode.strategy)
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]
@@ -350,7 +367,7 @@ class SetupFacts:
         return whole * part, bucket, hidden, last, mode.gathered
 
     def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the fields `sent_between` and `selection_s` of a Line.
+        """Return the fields `sent_between` and `selection_s` of a Line, which depend on strategies.
 
         `size` (rows,) are the gradient bytes. If the sizes of a workload's layers are unknown,
         tensor parallelism is assumed to send as many bytes as DDP.
@@ -381,7 +398,7 @@ class SetupFacts:
         return sent, selection_s
 
     def _slowest_link(self, setups: SetupArrays) -> IntArray:
-        """Return, for each row, the position in `names` of the type with the slowest link."""
+        """Return, for each row, the index in `setups.names` of the type with the slowest link."""
         gbps = [self.machines[name].bandwidth_gbps for name in setups.names]
         order = np.lexsort((setups.names, gbps))
         first = setups.by_type(np.argsort(order), np.inf).min(axis=1)

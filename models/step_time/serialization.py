@@ -24,16 +24,16 @@ class NotAModel(ValueError):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads only classes of this package, which may have had another name, and numpy's arrays."""
+    """Loads only numpy arrays and classes of the package `models`."""
 
     def find_class(self, module: str, name: str) -> Any:
         ours = module.startswith(_ROOT) and "." not in name
         if not ours and (module, name) not in _LOADED:
-            raise pickle.UnpicklingError(f"{module}.{name} is not part of a model")
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong in a stored model")
         module = _PACKAGE + module.removeprefix(_ROOT) if ours else module
         found = super().find_class(module, name)
         if ours and not (isinstance(found, type) and found.__module__ == module):
-            raise pickle.UnpicklingError(f"{module}.{name} is not a class of a model")
+            raise pickle.UnpicklingError(f"{module}.{name} in the stored model is not a class")
         return found
 
 
@@ -50,7 +50,7 @@ def load(stored: bytes) -> StepTimeModel:
     try:
         model = _Unpickler(io.BytesIO(stored)).load()
     except Exception as error:  # damaged bytes raise nearly any exception
-        raise NotAModel("not a step-time model") from error
+        raise NotAModel("the bytes cannot be read as a step-time model") from error
     if not isinstance(model, StepTimeModel):
-        raise NotAModel("not a step-time model")
+        raise NotAModel("the bytes hold an object that is not a step-time model")
     return model

@@ -39,13 +39,13 @@ class SetupArrays:
     accumulation: FloatArray
 
     def dense(self) -> SetupArrays:
-        """Return the same setups, each in the DDP mode to compare it with (`Mode.dense`)."""
+        """Return the same setups, each in the mode that it is compared with (`Mode.dense`)."""
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def compact(self) -> SetupArrays:
-        """Return the same setups with one member each, if all members of each setup are equal.
+        """Return the setups with equal members merged: each setup has one member of n instances.
 
-        Otherwise the setups are returned unchanged.
+        If any setup has unequal members, all setups are returned unchanged.
         """
         members = (self.kind, self.batch, self.layout)
         if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
@@ -101,7 +101,7 @@ class SetupArrays:
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], count: int
     ) -> tuple[FloatArray, ...]:
-        """Return `count` (rows, members) arrays of values that depend on workload and type.
+        """Return `count` (rows, members) arrays of values for each workload and instance type.
 
         `value(workload, type)` returns `count` numbers, one for each array. Padding members get 0.
         """
@@ -166,7 +166,7 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
         layout[at, used], batch[at, used] = machines_of(*text, devices)
     accumulation = column(frame, "accumulation_steps", 1).astype(str).to_numpy().astype(float)
     if not np.all((accumulation >= 1) & (accumulation < np.inf)):
-        raise ValueError("accumulation_steps must be at least 1")
+        raise ValueError("accumulation_steps must be at least 1 and finite in every row")
     workloads, workload = numbered(frame["workload"].astype(str))
     modes, mode = numbered(modes_of(frame))
     return SetupArrays(

@@ -62,7 +62,7 @@ def allowance(
 
     The worst-case cost is the cost at the highest price if the machines run until the deadline. For
     local hosts, it is the estimated cost.
-    offers: the known prices. None means the newest snapshot of offers.
+    offers: the offers with the known prices. None means the newest snapshot in the warehouse.
     """
     if not tally.affords(launch):
         left = f"the campaign has ${tally.left_usd:.4f} and {tally.left_s:.0f} s left"
@@ -75,6 +75,11 @@ def allowance(
         why = (
             f"its prices are of {priced_at:%Y-%m-%d}, too old for a cap: allow pricing:GetProducts"
         )
+        return Allowance(refusal=why)
+    estimated = next((one for one in launch.cluster.members if one.price_source), None)
+    if estimated is not None:
+        where = f"{estimated.instance_type.name} in {estimated.region}"
+        why = f"the price of {where} is an estimate, no basis for a cap: allow pricing:GetProducts"
         return Allowance(refusal=why)
     known = current_offers(workspace) if offers is None else offers
     caps, unknown = caps_of(workspace, tally, now, known)
@@ -98,8 +103,8 @@ def allowance(
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
     """Return the usual and the minimum seconds from a request for EC2 machines to the first run.
 
-    Both include the time to install each workload's requirements, one after another, and to
-    download the workloads' data.
+    Both include the time to download the workloads' data and to install the workloads'
+    requirements, one workload after another.
     """
     known, names = workspace.settings.workloads, workload_names(launch)
     installs = sum(bool(known[name].requirements) for name in names if name in known)
@@ -117,8 +122,9 @@ def patience_s(
 ) -> float:
     """Return the seconds that a launch may spend on repeating disturbed measurements.
 
-    A measurement is disturbed if too much CPU time was taken away from it. The launch must still
-    end within `deadline_s` seconds and within the campaign's time and dollars.
+    A measurement is disturbed if other work on the same hardware takes too much of its CPU time.
+    The launch must still end within the campaign's time and dollars.
+    deadline_s: seconds from the request for the machines to the deadline of the launch.
     """
     start_up_s, share = START_UP_S, _LOCAL_PATIENCE
     if workspace.spends_money:
@@ -133,9 +139,9 @@ def caps_of(
 ) -> tuple[list[Cap], str]:
     """Return the dollar caps of the campaign and of the calendar month (UTC), and a problem.
 
-    Each cap has the amounts that count against it. The problem is the reason why an amount is
-    unknown, or "". Leases (records of launches) are read before the spent dollars. A lease that
-    ends between the two reads thus counts twice instead of not at all.
+    Each `Cap` also has the dollars that already count against it. The problem is the reason why
+    such an amount is unknown, or "". Leases (records of launches) are read before the spent
+    dollars. A lease that ends between the two reads thus counts twice instead of not at all.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     held, problems = workspace.provider.leases(), list[str]()
@@ -178,8 +184,8 @@ def caps_of(
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
     """Return a warning if launches have used most of the monthly dollar cap, else "".
 
-    Dollars count as used if they are spent, or if running machines may still cost them. If an
-    amount is unknown, returns the reason instead.
+    The used dollars are the spent dollars and the maximum that running machines may still cost. If
+    one of them is unknown, returns the reason instead.
     """
     if not workspace.spends_money:
         return ""
@@ -193,9 +199,10 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     """Return the dollars of refreshes that ended in the month of `now`, and a problem.
 
-    If the cost of a refresh is unknown, the dollars are infinite and the problem says which refresh
-    it is. Otherwise the problem is "". A refresh that began in the previous month counts in full.
-    Leases in the record of SRIFT_HOME (`Ec2Leases.spent`) count too if the warehouse lacks them.
+    If the cost of a refresh is unknown, or the record of costs in SRIFT_HOME (`Ec2Leases.spent`)
+    cannot be read, the dollars are infinite and the problem says why. Otherwise the problem is "".
+    A refresh that began in the previous month counts in full. Launches that are only in the record
+    of SRIFT_HOME, but not in the warehouse, count too.
     """
     month = f"{now:%Y-%m}"
     recent = mart_of(workspace, "spend", month=month)
@@ -205,26 +212,32 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
             " month; AWS's bill shows the cost"
         )
     stored = {*mart_of(workspace, "lease_spend")["lease_id"]}
-    kept = Ec2Leases(workspace.home).spent() or {}
+    try:
+        kept = Ec2Leases(workspace.home).spent() or {}
+    except ProviderError as error:
+        return float("inf"), str(error)
     lost = [usd for name, (ended, usd) in kept.items() if name not in stored and ended == month]
     return float(recent["usd"].sum()) + sum(lost), ""
 
 
 def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
-    """Keep this month's dollars in the home too. Call this before buying machines.
+    """Begin the record of this month's costs in SRIFT_HOME. Call this before buying machines.
 
-    Then a warehouse that is lost or replaced hides no dollars.
-    stated: this month's dollars according to the user. They count if less is known.
+    With the record, the costs still count if the warehouse is lost or replaced. Does nothing if
+    there is a record and `stated` is None.
+    stated: this month's dollars according to the user, or None. If the warehouse and the record
+        have fewer dollars, the difference is added to the record.
 
     Raises:
-        ProviderError: if neither the warehouse nor the home has dollars of this month although
-            machines reported to the bucket, or if the bucket cannot be read.
+        ProviderError: if `stated` is None and machines wrote to the S3 bucket this month, but
+            neither the warehouse nor the record has costs. Also if the bucket or the record cannot
+            be read.
     """
-    ec2, leases = workspace.settings.ec2, Ec2Leases(workspace.home)
+    ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
+    if stated is None and leases.spent() is not None:
+        return
     spent, _ = spent_this_month(workspace, now)
-    if stated is None:
-        if spent or not ec2.bucket or leases.spent() is not None:
-            return
+    if stated is None and not spent and ec2.bucket:
         store = Store(connect(), ec2.regions[0], ec2.bucket)
         reported, _ = store.listed(f"{ec2.prefix}/leases/")
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
@@ -233,12 +246,15 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
                 f" the warehouse nor {leases.spent_file} has their dollars. Look at AWS's bill, and"
                 " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
-    name = f"stated-{now.isoformat()}"
-    leases.note_spent(name, now, max(0.0, (stated or 0.0) - spent), begin=True)
+    stored = mart_of(workspace, "lease_spend")
+    stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month]
+    known: dict[str, float] = stored.groupby("lease_id")["usd"].sum().to_dict()
+    known[f"stated-{now.isoformat()}"] = max(0.0, (stated or 0.0) - spent)
+    leases.begin_spent({name: (month, usd) for name, usd in known.items()})
 
 
 def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
-    """Return this provider's rows of the mart (a view in the warehouse) `name`.
+    """Return the rows of `workspace`'s provider in the mart (a view in the warehouse) `name`.
 
     equal: {column: value}. Only rows with these values are returned. There are no rows before the
     first refresh.
@@ -262,8 +278,9 @@ def _beside(workspace: Workspace) -> float:
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
     """Return the maximum cost in dollars of a launch whose machines run until its deadline.
 
-    lease: the record of the launch. dearest: {instance type: highest known dollars per hour}.
-    Returns None if neither has a price.
+    lease: the record of the launch. Its `usd_per_hour` may be None.
+    dearest: {instance type: highest known dollars per hour}. The higher of the two prices counts.
+    Returns None if neither price is known.
     """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
@@ -289,7 +306,8 @@ class Tally:
         by_status: {status: number of rows about runs and launches}.
         seconds: {phase: seconds that all launches spent in it}.
         notes: messages for the user.
-        refused: clusters that the provider could not supply, or whose machines lacked devices.
+        refused: clusters that the provider could not supply, or in which a machine lacked the
+            devices that it must have.
         data: {workload: the plan of the transfer of its data}.
         lacking: {workload: the reason why it cannot be measured}.
     """
@@ -328,9 +346,9 @@ class Tally:
         return max(0.0, self.stop_at - time.monotonic())
 
     def affords(self, launch: PlannedLaunch) -> bool:
-        """Return True if the campaign has the dollars that `launch` is estimated to cost, and time.
+        """Return True if the campaign has time left and can pay the estimated cost of `launch`.
 
-        Does not check the worst-case cost, as `allowance` does.
+        Does not check the worst-case cost. `allowance` does.
         """
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 
@@ -354,7 +372,7 @@ class Tally:
         served, collected: the results of the launch, and of loading its records.
         load_s: the seconds that loading took.
         cluster: the launched cluster. It is added to `refused` if the provider could not supply it
-            or its machines lacked devices.
+            or if a machine lacked the devices that it must have.
         """
         self.launches += 1
         refused = served.outcome.startswith(REFUSED) and not served.over_cap

@@ -65,7 +65,8 @@ def shop(
 ) -> list[PlannedLaunch]:
     """Return the launches to buy, in order, within the money and time that `tally` has left.
 
-    Clusters that the provider just refused and workloads that cannot be measured are left out.
+    Left out are the clusters in `tally.refused`, which the provider just refused, and the workloads
+    in `tally.lacking`, which cannot be measured.
     frames: {name: measurements}, the result of `reads.training_frames`.
     champion: the model in use, or None.
     """
@@ -138,11 +139,11 @@ def within(
 def affordable(
     workspace: Workspace, launches: Sequence[PlannedLaunch], tally: Tally
 ) -> Iterator[PlannedLaunch]:
-    """Yield the launches that can be made now.
+    """Yield the launches that can be made now, and print why the other launches are left out.
 
-    Left out are launches that exceed a cap on money or time, of clusters that the provider just
-    refused, or of workloads that cannot be measured. The reason is printed and added to the notes
-    of `tally`.
+    A launch is left out if it exceeds a cap on money or time, if the provider just refused its
+    cluster, or if one of its workloads cannot be measured. The reasons are also added to
+    `tally.notes`.
     """
     offers = current_offers(workspace)
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
@@ -169,11 +170,11 @@ def _obstacle(
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
-    """Yield a launch for each workload whose cost of losing a machine has not been measured yet.
+    """Yield launches that measure how much time a workload loses when it loses a machine.
 
-    The launch uses recommended machines and stops one of them during the run. Workloads for which
-    MOST_TRIES such launches have failed are left out. The machines must be local, because the run
-    needs a shared folder for checkpoints.
+    There is a launch for each workload without this measurement, unless MOST_TRIES such launches
+    have failed. The launch uses recommended machines and stops one of them during the run. The
+    machines must be local, because the run needs a shared folder for checkpoints.
     """
     runs = mart_of(workspace, "elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
@@ -204,8 +205,9 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
     """Return the reason why `cluster` is not requested now, or "" if it can be requested.
 
-    refused: the clusters that the provider just refused. A cluster that contains all machines of
-    one of them is not requested. Zones are ignored, because a launch tries all zones of its region.
+    refused: the clusters that the provider just refused. `cluster` is not requested if it contains
+    all machines of a refused cluster. Machines are compared by instance type, market and region.
+    Zones are ignored, because a launch tries all zones of its region.
     """
 
     def counted(machines: Cluster) -> Counter[tuple[str, str, str]]:
@@ -218,9 +220,9 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 def _failures(workspace: Workspace) -> pd.DataFrame:
     """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    These are runs of workloads that have not changed since, and network probes. Failures of
-    machines, data or the installation of requirements are left out, because the run may succeed
-    next time.
+    These are network probes, and runs of workloads whose definition is still the same. Runs that
+    failed because of a machine, the data or the installation of requirements are left out, because
+    they may succeed next time.
     """
     failed = mart_of(workspace, "failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
@@ -239,7 +241,8 @@ def _model(
 
     The result has the model's predictions and, for each workload, the setups that compete for the
     recommendation. Workloads and instance types are left out if their definition has changed since
-    `model`, the model in use, was trained. runs: all measured runs.
+    `model` was trained.
+    model: the model in use. runs: all measured runs.
     """
     measured = model.trained  # modes added by with_compressed below still have to be measured
     for workload in workloads:
@@ -267,8 +270,9 @@ def _model(
 def outdating(workspace: Workspace) -> str:
     """Return a warning if runs in the warehouse used another torch version than the EC2 image.
 
-    After the first run on the image, the model no longer uses these runs. Returns "" if there are
-    none, and for local hosts: they use this computer's torch, and repeating runs is free.
+    After the first run on the image, the model no longer uses the runs with other versions. Returns
+    "" if there are no such runs. Also returns "" for local hosts, because repeating runs on them is
+    free.
     """
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
@@ -287,7 +291,8 @@ def outdating(workspace: Workspace) -> str:
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
     """Return the launches that a refresh would make now.
 
-    If there is no warehouse yet, it counts as empty. If no machine has a price, a note is printed.
+    A missing warehouse counts as an empty warehouse. If no offer in the market of [campaign] has a
+    price, a note is printed.
     """
     provider = workspace.provider.name
     frames = reads.training_frames(workspace.warehouse, provider)
@@ -321,10 +326,11 @@ def serve_launch(
 ) -> Served:
     """Acquire one cluster, measure the runs of `launch` on it, and release it.
 
-    The caller must load the records from the mailbox (a folder or S3 prefix). If the worst-case
-    cost does not fit under the caps, nothing is acquired and the result has a row with status
-    "refused". Nothing is acquired either if no workload has its data. If an error or Ctrl-C stops
-    the launch, the existing records are loaded into the warehouse before the error is raised.
+    The caller then loads the records from the mailbox (a folder or S3 prefix). If an exception or
+    Ctrl-C stops the launch, this function loads them before it raises the exception.
+
+    No machine is acquired if the worst-case cost exceeds a cap. The result then has a row with
+    status "refused". No machine is acquired either if all workloads of the launch lack their data.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
@@ -388,9 +394,12 @@ def serve(
 ) -> Served:
     """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
 
-    Refused requests and lost machines become rows of the result. If an error or Ctrl-C stops the
-    job, the interrupted run gets a row too. The machines are always released. The records stay in
-    the mailbox (a folder or S3 prefix) until they are loaded.
+    Refused requests, errors of the provider and lost machines become rows of the result. If an
+    exception or Ctrl-C stops the job, the interrupted run gets a row too. OSError and
+    WorkloadChanged end only this job. All other exceptions are raised.
+
+    The machines are always released. The records stay in the mailbox (a folder or S3 prefix) until
+    they are loaded.
 
     Args:
         provider: acquires the machines.
@@ -427,9 +436,9 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return how a launch ended that was stopped by `error`, an exception in this process.
+    """Describe the end of a launch that the exception `error` in this process stopped.
 
-    mailbox: the folder that could not be used if `error` is an OSError.
+    mailbox: the mailbox's folder. An OSError is reported as a failure to use this folder.
     """
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")

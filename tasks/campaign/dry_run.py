@@ -66,11 +66,12 @@ def planned(
     now: datetime,
     clients: Clients | None = None,
 ) -> list[Row]:
-    """Return a row for each launch: deadline, worst-case cost, AWS requests and sentences.
+    """Return a row for each launch: deadline, worst-case cost, AWS requests and messages.
 
-    Each EC2 launch may cost what `tally` has left after the estimated cost of the earlier launches.
-    The worst-case cost `worst_usd` is None for local hosts and if a cap refuses the launch; then
-    `refused` is True. The column `said` has the sentences: about the launch, or about the cap.
+    An EC2 launch may cost at most what `tally` has left after the estimated cost of the launches
+    before it. If a cap refuses a launch, `refused` is True and `said` has only the reason.
+    Otherwise `said` has messages about data and prices. The worst-case cost `worst_usd` is None for
+    refused launches and for local hosts.
     clients: the AWS clients that look up data; None means boto3's.
     """
     carrier = DataCarrier(workspace, clients)
@@ -103,10 +104,10 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return the offers. Adds spot offers if `market` is "spot" and no spot price is known.
+    """Return `offers`, with spot offers added if `market` is "spot" and no spot price is known.
 
-    The added offers have the on-demand prices, which are upper bounds of spot prices. market: the
-    market in which the campaign buys.
+    The added offers have the on-demand prices, which are upper bounds of spot prices.
+    market: the market in which the campaign buys.
     """
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
     if market != "spot" or "spot" in known:

@@ -44,7 +44,7 @@ _STEP = ("step_s", "step_low_s", "step_high_s")
 class Wish:
     """A user's request to measure a workload.
 
-    clusters: where to measure, each such as "2xNAME+1xOTHER". If it is empty, Srift chooses the
+    clusters: clusters on which to measure, such as "2xNAME+1xOTHER". If empty, Srift chooses the
         runs that would improve the recommendation most.
     pilots: the maximum number of runs that Srift chooses; used only if `clusters` is empty.
     """
@@ -57,7 +57,8 @@ class Wish:
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
     """Return the clusters that `wish` names, each at its lowest price.
 
-    The price is from the market in [campaign] if the cluster is sold there, else from any market.
+    This is the lowest price in the market of [campaign]. If that market does not sell the cluster,
+    it is the lowest price in any market.
 
     Raises:
         SettingsError: if the workload or an instance type is unknown, the workload has no code, a
@@ -97,7 +98,7 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
 
 
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
-    """Return a cluster of these machines, in the market and zone with the lowest total price.
+    """Return a cluster of the instance types `names`, in the cheapest market and zone.
 
     names: the instance type of each machine. Returns None if no market and zone sells all types at
     a known price.
@@ -183,10 +184,12 @@ def _known(case: Case) -> set[str]:
 def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
     """Return the runs of a launch of `cluster`: missing profiles, and one training run.
 
-    A profile measures compute times on one machine. It is included for each instance type that has
-    none in the warehouse for the mode of the training run. The training run has the setup with the
-    highest predicted throughput. If the model cannot predict the cluster, it trains in the
-    workload's first mode, on all devices, with the smallest possible global batch.
+    A profile measures compute times on one machine. A profile is missing if the warehouse has none
+    for the instance type in the training run's mode (precision, strategy and switches).
+
+    The training run has the setup with the highest predicted throughput. If the model cannot
+    predict the cluster, the run uses the workload's first mode, all devices and the smallest
+    possible global batch.
 
     Raises:
         SettingsError: if the cluster cannot train the workload.
@@ -215,8 +218,8 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
 def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
     """Return a training run on `cluster`, with the setup that has the highest predicted throughput.
 
-    Returns None if there is no model, if the model does not know an instance type, or if no setup
-    is possible on the cluster.
+    Returns None if there is no model, if the model does not know an instance type of the cluster,
+    or if the workload has no valid setup on the cluster.
     """
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
     if case.model is None or not by_name.keys() <= _known(case):
@@ -236,9 +239,9 @@ def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
     """Return launches with at most `count` runs that would improve a recommendation most.
 
-    Runs on the same cluster in the same market share a launch. Runs for goals with a deadline or
-    budget are chosen first. If no run would improve the recommendation for a goal, the reason is
-    printed.
+    Runs on the same cluster in the same market share a launch. The `count` runs are taken from the
+    goals with a deadline or budget first. If no run would improve the recommendation for a goal,
+    the reason is printed.
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     found: dict[str, tuple[Cluster, PlannedRun]] = {}

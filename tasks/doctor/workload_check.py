@@ -137,4 +137,5 @@ def problems(found: Mapping[str, Any]) -> CheckFailed | None:
     lines = [
         f"in {one['precision']}: {one['problem']}" for one in found["precisions"] if one["problem"]
     ]
-    return CheckFailed(f"{found['workload']} did not train {'; '.join(lines)}") if lines else None
+    failed = f"{found['workload']} failed the check {'; '.join(lines)}"
+    return CheckFailed(failed) if lines else None

@@ -3,7 +3,7 @@
 A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines, and
 may not use dollars that earlier claims reserve. When the refresh has ended and no machine is left,
 the installation (SRIFT_HOME) that made the claim releases the dollars: it settles the claim. A
-claim that is never settled counts in each month until the time in its column `may_cost_until`.
+claim that is never settled reserves its dollars until the time in the column `may_cost_until`.
 """
 
 import socket
@@ -43,9 +43,9 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     """Release the dollars that this SRIFT_HOME reserved for refreshes that have no machines left.
 
-    over: id of a refresh that has ended, to release the dollars of this refresh only. If it is
-    empty, the dollars of all refreshes are released except those of a refresh that is running.
-    A failure prints a note, and the next `srift reap` tries again.
+    over: id of a refresh that has ended, to release only its dollars. If empty, all refreshes are
+    considered except a refresh that is running now.
+    A failure is printed, not raised. The next `srift reap` tries again.
     """
     # list the files before reading leases: a campaign that begins during this call keeps its claim
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
@@ -72,8 +72,8 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
     """Return other installations' reservations of dollars that may be spent after `month_start`.
 
-    A reservation is a row of the mart `claims`. There are none if the warehouse is not shared.
-    before: a refresh id. Reservations that are newer than that of this refresh are left out.
+    A reservation is a row of the mart `claims`. The result is empty if no warehouse is shared.
+    before: id of a refresh. Reservations that were made after its reservation are left out.
     """
     if not _shares_a_month(workspace):
         return []
@@ -102,7 +102,7 @@ def _folder(workspace: Workspace) -> Path:
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Return the reservations of dollars by all installations that still count, oldest first."""
+    """Return all installations' reservations of dollars that are not released, oldest first."""
     found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     return rows_of(found.sort_values("noted_order"))
 

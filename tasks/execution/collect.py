@@ -24,10 +24,9 @@ SWEPT_WITHIN = timedelta(hours=1)
 
 
 def collect(workspace: Workspace, now: datetime) -> Collected:
-    """Load the records of every ended lease, and delete the lease.
+    """Load the results of every ended launch, and delete its lease (the record of the launch).
 
-    A lease is the record of a launch. If another process is running a refresh, it loads the leases
-    of that refresh itself.
+    Launches of a refresh that another process is running are left to that process.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -42,7 +41,7 @@ def collect(workspace: Workspace, now: datetime) -> Collected:
 def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Collected:
     """Load the results of the launch `served`, and of all other launches that have ended.
 
-    A launch that got no machines wrote no files, so its rows are loaded directly.
+    A launch without machines has written no files, so its rows in `served` are loaded directly.
     """
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
@@ -55,11 +54,11 @@ def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Colle
 def reap_now(provider: str | None = None) -> list[str]:
     """End overdue machines, load their records, and return one sentence per action.
 
-    provider: None means every provider that this SRIFT_HOME has used, paid providers first. If one
-    of them fails, the remaining providers are still handled.
+    provider: None means every provider that this SRIFT_HOME has used, paid providers first. If a
+    provider fails, the remaining providers are still handled.
 
-    Raises NotSwept if machines in some region, of some launch or of some provider could not be
-    checked.
+    Raises NotSwept, after everything else is done, if some machines could not be checked. The error
+    names their region, launch or provider.
     """
     done, unswept = list[str](), dict[str, str]()
     paid_first = sorted(PROVIDERS, key=lambda name: not spends_money(name))
@@ -87,7 +86,7 @@ def say_all(sentences: Iterable[str]) -> None:
 
 @contextmanager
 def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
-    """Print the sentences in `done` if the block raises, because they would otherwise be lost."""
+    """Print the sentences in `done` if the block raises, because no caller receives them then."""
     try:
         yield
     except BaseException:
@@ -99,8 +98,8 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     """End the machines of overdue and abandoned launches, then load the records of ended launches.
 
     A launch is overdue after its deadline, and abandoned if the process that launched it has died.
-    Returns one sentence per action. Raises NotSwept, after everything else is done, if machines in
-    some region or of some launch could not be checked.
+    Returns one sentence per action. Raises NotSwept, after everything else is done, if some
+    machines could not be checked. The error names their region or launch.
     """
     unswept: dict[str, str] = {}
     try:
@@ -123,7 +122,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
     """Raise ProviderError unless every region was recently searched for overdue machines.
 
-    The last search may be at most SWEPT_WITHIN old. Call this function before buying machines.
+    Recently means at most SWEPT_WITHIN ago. Call this function before buying machines.
     """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:

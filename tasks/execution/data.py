@@ -53,8 +53,8 @@ class DataPlan:
     files: {name: size in bytes}; None if unknown.
     region: the region of the S3 bucket; empty if unknown.
     move: "fetch", "upload", or empty if no transfer is needed.
-    download_usd: the most dollars for the download of one machine.
-    upload_usd: the most dollars to upload a folder and to store it for a month.
+    download_usd: the maximum dollars for the data that a single machine downloads.
+    upload_usd: the maximum dollars to upload a folder and to store it for a month.
     problem: why the data cannot be used; empty if they can.
     """
 
@@ -75,7 +75,7 @@ class DataPlan:
     def __str__(self) -> str:
         size = "unknown size" if self.size is None else said_bytes(self.size)
         what = f"{self.move or 'read'} {self.place} ({size})"
-        if self.download_usd or self.upload_usd:
+        if self.download_usd + self.upload_usd >= 0.005:  # a cent
             what += f", at most ${self.upload_usd:.2f} once and ${self.download_usd:.2f} a machine"
         return f"data of {self.name}: {self.problem or what}"
 
@@ -96,9 +96,10 @@ class DataCarrier:
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a transfer plan for each workload of one launch that has data.
 
-        names: the workloads of the launch. region: the region of its machines. On EC2, the data of
-        all workloads together must fit on a machine's volume. If a workload's data cannot be used,
-        its plan has a `problem`. Nothing is transferred.
+        Nothing is transferred. If a workload's data cannot be used, its plan has a `problem`. This
+        includes data that do not fit on an EC2 machine's volume together with the data of the
+        workloads that come first in `names`.
+        names: the workloads of the launch. region: the region of its machines.
         """
         found, taken = [], 0
         for name in names:
@@ -126,11 +127,11 @@ class DataCarrier:
         return found
 
     def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
-        """Transfer the files of `plan`, if needed. The dollars of an upload are stored before.
+        """Transfer the files of `plan` if needed, and return a plan that needs no transfer.
 
-        The size of the downloads of EC2 machines is stored too: answers include their price.
-        Returns a plan that needs no transfer and no upload dollars, or one with a `problem` if the
-        transfer failed.
+        If the transfer fails, the returned plan has a `problem`. Before the transfer, the
+        warehouse stores the dollars of an upload and the size of the data that EC2 machines
+        download. Recommendations include the price of the downloads.
         """
         data, now = self._settings.data(plan.name), datetime.now(UTC)
         warehouse = self._workspace.warehouse

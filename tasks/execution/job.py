@@ -46,7 +46,7 @@ class Job:
     files: the description and the source code of each workload.
     lacking: {workload: the reason why its data are missing}.
     lose_after_s: {run id: seconds after which the machine with the highest rank is stopped}. Only
-        elastic runs have an entry: they measure the cost of losing a machine.
+        runs that measure the cost of losing a machine (elastic runs) have an entry.
     """
 
     lease_id: str
@@ -155,7 +155,7 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 def with_acquired(
     run_setups: RunSetups, items: Iterable[Item], got: RunningCluster
 ) -> dict[str, RunSetup]:
-    """Return a copy of `run_setups` with the market, zone, price and image of the machines.
+    """Return a copy of `run_setups` with the acquired machines' market, zone, price and image.
 
     items: the runs whose setups change. got: the acquired machines.
     """
@@ -181,13 +181,13 @@ def job_of(
 ) -> Job:
     """Return the job for `launch`. A run's id is the lease's id followed by a number.
 
-    deadline_s: seconds from the acquisition of the machines to the deadline, without start-up. The
-        job's deadline is START_UP_S later.
+    deadline_s: seconds that the runs may take. The job's deadline adds START_UP_S for the start of
+        the hosts and torchrun.
     data: {workload: the folder or S3 address from which machines read its data}.
 
     Raises SettingsError if a workload's code cannot be sent to machines, or if [ec2] emulated is
-    set but AWS_ENDPOINT_URL does not name this computer. Also raises it if a run stops a machine
-    to measure the loss, and the hosts are not local or the first host is a spot machine.
+    set but AWS_ENDPOINT_URL does not name this computer. Also raises it for an elastic run (which
+    stops a machine on purpose) if the hosts are not local or the first host is a spot machine.
     """
     cluster = launch.cluster
     simulated = not spends_money(cluster.members[0].instance_type.provider)
@@ -207,8 +207,8 @@ def job_of(
         # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "nothing was launched: a run that stops a machine on purpose needs local hosts, and"
-                " the first host must be on-demand"
+                "nothing was launched: a run that stops a machine on purpose needs local hosts, of"
+                " which the first is on-demand"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)
@@ -231,8 +231,8 @@ def job_of(
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     """Return the devices that each machine in `cluster` must have, in rank order.
 
-    On a machine without these devices, runs fail. An EC2 machine without accelerators must use all
-    its cores. A local host must use one thread.
+    Runs fail on a machine without these devices. On EC2 machines without accelerators, torch must
+    use all cores. On all other machines, it must use one CPU thread.
 
     emulated: True if EC2 machines are emulated on this computer. Any device is then accepted.
     """

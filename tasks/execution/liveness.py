@@ -30,7 +30,7 @@ _OVERHEAD_S = 5.0
 class RemainingWork:
     """The runs that a launch still has to measure, and the time that is left for them.
 
-    items: runs without a record, of which the first is the current run.
+    items: the runs without a record. The first is the current run.
     under_way_s: seconds that the current run still needs.
     host: the node with the rendezvous store of torchrun; None if torchrun is not running.
     seconds: seconds until the time or money of the refresh is used up.
@@ -47,7 +47,7 @@ class RemainingWork:
 
 
 def expected_s(item: Item) -> float:
-    """Return the seconds within which the run `item` usually ends."""
+    """Return the seconds that the run `item` usually takes at most."""
     return item.most_s + _OVERHEAD_S
 
 
@@ -111,7 +111,7 @@ class Machines:
         return [node for node in range(self.mailbox.nodes) if node not in self.gone | self.awaited]
 
     def all_here(self) -> bool:
-        """Read the machines' reports. Return True if the launch waits for no machine."""
+        """Read the machines' reports. Return True if the launch no longer waits for any machine."""
         self.fetching = set()
         for node in sorted(self.awaited):
             if not self.mailbox.reported(node, self.running.addresses[node]):
@@ -126,9 +126,9 @@ class Machines:
     def wait_for_all(self) -> AttemptEnd | None:
         """Wait until all machines have reported themselves and ended their downloads.
 
-        Returns None, or why the wait ended early. Each machine must report itself within the
-        provider's `ready_within_s`. Downloads may last until the time or money of the refresh is
-        used up.
+        Returns None, or why the wait ended early: a machine was lost, a machine did not report
+        itself within the provider's `ready_within_s`, or the time or money of the refresh was used
+        up.
         """
         within_s = self.running.ready_within_s
         give_up = self.clock.monotonic() + within_s
@@ -147,10 +147,11 @@ class Machines:
         return None
 
     def lost(self) -> AttemptEnd | None:
-        """Return the lost machines that are not in `gone` yet, with the reason; else None.
+        """Find lost machines that are not in `gone` yet. Return them with a reason, else None.
 
-        First asks the provider which machines have ended. If none has, machines without a recent
-        heartbeat are lost. The reason is that of one machine, preferably an interrupted machine.
+        First asks the provider which machines have ended. If none has ended, the machines without a
+        recent heartbeat count as lost. The reason is that of a single lost machine, preferably a
+        machine that the provider interrupted.
         """
         self.states = self.running.nodes()
         states = enumerate(self.states)
@@ -196,9 +197,9 @@ class Machines:
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return the end of an attempt in which `nodes` were too slow, as a loss of these nodes.
+    """Return the end of an attempt in which `nodes` were too slow. They count as lost.
 
-    what: the action, such as "start torchrun", that was not done within `within_s` seconds.
+    what: the action that they did not complete within `within_s` seconds, such as "start torchrun".
     """
     named = ", ".join(map(str, sorted(nodes)))
     reason = f"node {named} did not {what} within {within_s:.0f} s"

@@ -35,8 +35,7 @@ class Mailbox:
     def put_workloads(self, files: Iterable[tuple[WorkloadFile, Source]]) -> None:
         """Write each workload's code to the path that its `WorkloadFile` names.
 
-        Raises WorkloadChanged if the digest of a workload's code and data is no longer the digest
-        in its `WorkloadFile`.
+        Raises WorkloadChanged if a workload's code no longer has the digest in its `WorkloadFile`.
         """
         for spec, source in files:
             contents = source.read()
@@ -91,8 +90,8 @@ class Mailbox:
     def ready_of(self, node: int) -> float:
         """Return the Unix time at which machine `node` reported itself.
 
-        The time is on the clock of the mailbox's store. Raises OSError if the machine has not
-        reported itself.
+        The time is that of the computer or S3 bucket which stores the mailbox. Raises OSError if
+        the machine has not reported itself.
         """
         return (self._node(node) / "ready.json").stat().st_mtime
 
@@ -110,7 +109,7 @@ class Mailbox:
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
     def pairs(self, attempt: int, node: int) -> Row:
-        """Return the latency and bandwidth between pairs of machines, as `node` reported them.
+        """Return the measured links between pairs of machines, in the form that `node` reported.
 
         node: the node with rank 0. The result is empty if it reported no measurements.
         """
@@ -128,8 +127,8 @@ class Mailbox:
     def silent(self, now_unix: float) -> set[int]:
         """Return the nodes whose last heartbeat is older than SILENT_AFTER_S.
 
-        now_unix: the Unix time now, on the clock of the mailbox's store. A node that never sent a
-        heartbeat is not silent.
+        A node that never sent a heartbeat is not silent. now_unix: the Unix time now, on the clock
+        of the computer or S3 bucket which stores the mailbox.
         """
         return {
             int(file.parent.name.removeprefix("node-"))
@@ -182,10 +181,9 @@ class MachineLog:
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
     def at_work(self, startup_s: float) -> None:
-        """Log the start-up time of each machine, when all workers are ready for the first time.
+        """Log the start-up time of each machine. Call this once, when all workers are ready.
 
-        A machine that reported itself before the last machine had to wait for it. This wait does
-        not count as start-up time.
+        The time for which a machine waited for the slowest machine is not start-up time.
         startup_s: seconds from the request for the machines until now.
         """
         ready = {}
@@ -206,17 +204,19 @@ class MachineLog:
             self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
-        """Log that a new machine was requested to replace the machine of `node`.
+        """Log that a new machine was requested to replace the machine with number `node`.
 
-        offer: the offer of the new machine. after_s: seconds from the launch to the request.
+        offer: the offer of the new machine.
+        after_s: seconds from the start of the launch to the request.
         """
         self.lost(node, after_s, interrupted=False)  # a silent machine is given up only now
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
         self.write()
 
     def replaced(self, node: int, at_s: float) -> None:
-        """Log that the newest machine of `node` is ready to measure.
+        """Log that the machine that now serves as `node` is ready to measure.
 
+        It is the first machine with this node number, or the last replacement.
         at_s: seconds from the start of the launch until the machine was ready.
         """
         row = self._newest(node)

@@ -22,12 +22,12 @@ RunSetups = Mapping[str, RunSetup]
 class AttemptEnd:
     """How one attempt (a torchrun of several runs) ended.
 
-    how: "finished", "failed" (a run failed, and the next attempt leaves out the run `culprit`),
-        "lost" (machines were lost), or "time" (the refresh has no time or money left).
+    how: "finished"; "failed" if a run failed, which the next attempt leaves out; "lost" if machines
+        were lost; or "time" if the refresh has no time or money left.
     culprit: id of the run that failed or was being measured; empty if there is none.
     interrupted: True if the provider took a machine away or the user stopped the launch.
-    nodes: if `how` is "lost", the lost machines. If they are unknown, this is empty and the launch
-        ends. If `how` is "failed", the machines that lack the devices they must have.
+    nodes: after "lost", the lost machines. If it is empty, they are unknown and the launch ends.
+        After "failed", the machines that lack the devices they must have.
     """
 
     how: str
@@ -43,11 +43,12 @@ class AttemptEnd:
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
     """Find which run made an attempt fail, and why.
 
-    The exit codes of the workers show which machine failed first. The result has the run and the
-    reason that this machine reported.
+    The workers' exit codes show which machine most likely caused the failure. The result has the
+    run and the reason that this machine reported. If a worker could not write to the mailbox, `how`
+    is "lost" without nodes, which ends the launch. Otherwise `how` is "failed".
 
-    finished: the machines' reports, with exit codes, run id and reason.
-    under_way: id of the run to blame if that machine reported no run in `planned`.
+    finished: a report from each machine, with exit codes, run id and reason.
+    under_way: id of the run to blame if the machine's report has no run id in `planned`.
     planned: ids of the attempt's runs.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
@@ -72,7 +73,8 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
 def all_lost_a_peer(finished: Sequence[Row]) -> bool:
     """Return True if every node that failed reports the loss of another node as the reason.
 
-    Also returns True if no node failed. finished: the nodes' reports. The lost node may be missing.
+    Also returns True if no node failed. finished: the nodes' reports. A lost node need not have a
+    report.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
@@ -117,7 +119,7 @@ def launch_row(
     """Return a row for a launch that ended while no run was being measured.
 
     run_setups: {run id: setup} of the planned runs.
-    number: makes the row's id unique if a launch has several such rows.
+    status: such as "failed" or "refused". number: distinguishes several such rows of a launch.
     """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}

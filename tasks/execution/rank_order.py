@@ -23,9 +23,10 @@ class _Pairs(BaseModel):
     """The links that `node.probe.pairs` measured, validated because machines may send wrong data.
 
     nodes: the measured machines, in the order of the matrices' rows and columns.
-    latency_s, byte_s: seconds of an empty message and seconds per byte, as a square matrix for each
-        sweep over all pairs.
-    sharing: for each sweep, 0 if every pair has a separate link and 1 if all pairs share one link.
+    latency_s: seconds of an empty message, as a square matrix for each sweep over all pairs.
+    byte_s: seconds per byte, in the same form.
+    sharing: a number from 0 to 1 for each sweep. 0 means that every pair has a separate link, and 1
+        that all pairs share one link.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
@@ -36,9 +37,10 @@ class _Pairs(BaseModel):
     sharing: list[Annotated[float, Field(ge=0, le=1)]]
 
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
-        """Return the measured latency and bandwidth between `nodes`, for each sweep over all pairs.
+        """Return the measured times between `nodes`, a `Links` for each sweep over all pairs.
 
-        Raises ValueError if the measured nodes are not `nodes` or a time is not positive.
+        Raises ValueError if the measured nodes are not `nodes`, the matrices have different sizes,
+        or a time is not positive.
         """
         latency_s, byte_s = np.array(self.latency_s), np.array(self.byte_s)  # raises if ragged
         shape = (len(self.sharing), len(nodes), len(nodes))
@@ -56,9 +58,9 @@ class _Pairs(BaseModel):
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
     """Return True if the network links between machines should be measured to choose a rank order.
 
-    Returns False if the order cannot change a step time, because hosts share an address (they have
-    no network between them) or all runs use too few machines. Also returns False for more than
-    MOST_ORDERED machines, because they have too many pairs.
+    Returns False if hosts share an address, because there is no network between them. Also returns
+    False if every run uses fewer than LEAST_ORDERED machines, because their order cannot change the
+    step time, and for more than MOST_ORDERED machines, because they have too many pairs.
     """
     if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
         return False
@@ -72,7 +74,7 @@ def sending_order(
 
     The order is empty if the present order should stay, because no other order is significantly
     faster or the measurements are invalid.
-    reported: the link measurements that the node with rank 0 reported.
+    reported: the measured links between pairs of nodes, as the node with rank 0 reported them.
     """
     try:
         sweeps = _Pairs.model_validate(reported).sweeps(nodes)
@@ -93,7 +95,8 @@ def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
 
     Runs with strategy Adasum exchange messages between pairs of machines if the number of machines
     is a power of two. All other runs send messages along a ring, as a ring all-reduce does. Runs on
-    too few machines to have an order are left out. All messages have the same size.
+    fewer than LEAST_ORDERED machines are left out, because their order makes no difference. All
+    messages have the same size.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

@@ -189,7 +189,7 @@ class Collected:
     """The result of loading the files of launches.
 
     new: number of rows that the warehouse did not have.
-    by_status: {status of a run or launch: number of rows}, also of rows that are not new.
+    by_status: {status of a run or launch: number of rows}. Also counts rows that the warehouse had.
     usd: cost of the launches in dollars.
     notes: messages for the user.
     """
@@ -263,9 +263,9 @@ def load_lease(workspace: Workspace, lease: EndedLease, now: datetime) -> Collec
 def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> list[Row]:
     """Return the rows that describe how a launch ended.
 
-    There is a row for each request for machines that the provider refused. If the machines were
-    ended because the launching process had died or the deadline had passed, there is also a row for
-    the first planned run without a record.
+    There is a row for each request for machines that the provider refused. If the reaper ended the
+    machines, because the launching process had died or the deadline had passed, the first planned
+    run without a record also gets a row.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
@@ -296,7 +296,7 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if record.run_id != file.stem or record.run_id not in run_setups:
-        raise ValueError(f"it is of run {record.run_id}, which this launch did not plan for it")
+        raise ValueError(f"its run id {record.run_id} is not its file name or was not planned")
     setup = dict(run_setups[record.run_id])
     wrong = wrong_device(
         [Devices(**device) for device in setup.get("expected_devices", ())],

@@ -37,8 +37,8 @@ class Session:
 
     running: the acquired machines.
     served: the result of the launch, which the session fills in.
-    stop_at: the time to stop, on the clock of `laps`. If the acquired machines cost more than the
-        requested machines, the session stops earlier, so that it spends the same dollars.
+    stop_at: the time to stop, on the clock of `laps`. If the acquired machines have a higher price
+        than the requested machines, the session stops earlier and thus spends no more dollars.
     watch: is called with the progress.
     laps: measures the phases of the launch.
     """
@@ -102,10 +102,10 @@ class Session:
         return None
 
     def lose(self, ended: AttemptEnd) -> None:
-        """Note that the launch ended early, and why.
+        """Store in `served` that the launch ended early, and why.
 
-        Unless the reason is that time is up, this adds a row with the reason. The row belongs to
-        the current run, or to the launch if no run is being measured.
+        Unless the reason is that time is up, also adds a row with the reason. The row describes the
+        current run, or the launch if no run is being measured.
         """
         self.served.outcome = str(ended)
         if ended.how != "time":
@@ -156,7 +156,7 @@ class Session:
     ) -> RemainingWork:
         """Return the runs that are left in the launch, and the time that is left for them.
 
-        items: the remaining runs of this attempt. The method adds the runs of later attempts.
+        items: the remaining runs of this attempt. The result also has the runs of later attempts.
         under_way_s: seconds that the first run in `items` still needs.
         host: the node with the rendezvous store of torchrun; None if torchrun is not running.
         """
@@ -175,8 +175,8 @@ class Session:
     def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
         """Decide how to continue after the loss of `ended.nodes`, and request replacements.
 
-        Unless the launch gives up, this also adds a row for the loss and updates `remaining`.
-        Returns the decision and its reason (see `decide`).
+        Unless the decision is "give up", this also adds a row for the loss and updates `remaining`.
+        Returns the decision and its reason, as `decide` does.
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
@@ -193,9 +193,10 @@ class Session:
         return decision
 
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
-        """Record the loss of machines during an elastic run, and request replacements.
+        """Record the loss of machines during the elastic run `run_id`, and request replacements.
 
-        The run continues with fewer machines until the replacements join it.
+        An elastic run measures the cost of losing a machine. It continues with fewer machines until
+        the replacements join it.
         """
         setup, now_unix = self.run_setups[run_id], self.running.now_unix()
         losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
@@ -217,8 +218,9 @@ class Session:
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Add a row for the failed run, and remove it from `remaining`.
 
-        Also removes the runs on machines that lack the devices they must have. After MOST_ATTEMPTS
-        failures of runs that can share a torchrun with this run, all of these runs are removed.
+        Also removes the runs on machines that lack the devices they must have. Failures are counted
+        per group of runs that can share a torchrun. After MOST_ATTEMPTS failures, all runs of the
+        group are removed.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -238,7 +240,7 @@ class Session:
     def _forget(self, lost: frozenset[int]) -> None:
         """Mark the nodes `lost` as gone, and log the loss.
 
-        A silent machine that still runs is logged only when it is replaced.
+        A machine that sends no heartbeats but still runs is logged later, when it is replaced.
         """
         self.machines.drop(lost)
         self.joining -= lost
@@ -249,10 +251,10 @@ class Session:
                 self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
-        """Wait for requested machines, unless the available machines can measure a remaining run.
+        """Wait until all requested machines are ready, if this is necessary for the next attempt.
 
-        Before the first attempt, always waits for all machines. Returns None, or the reason why the
-        wait ended early.
+        It is necessary before the first attempt. Later, it is necessary only if the machines that
+        are ready cannot measure any remaining run. Returns None, or why the wait ended early.
         """
         if self.machines.all_here() or (self.attempt is not None and self._runnable()):
             return None
@@ -339,8 +341,8 @@ class Session:
     def _add_row(self, ended: AttemptEnd) -> None:
         """Add a row that says how the run `ended.culprit` ended.
 
-        The row describes the launch if `ended` names no run, or if the run has a record. It is
-        written to disk at once, so that it is kept if this process is killed.
+        If `ended` names no run, or the run already has a record, the row describes the launch
+        instead. It is written to disk at once, so that it is kept if this process is killed.
         """
         lease_id, run_id = self.job.lease_id, ended.culprit
         why = ("interrupted" if ended.interrupted else "failed", ended.reason)
@@ -408,7 +410,7 @@ class _Attempt:
         return [item for item in self.items if item.run_id not in recorded]
 
     def _until_ended(self, plan: Plan) -> AttemptEnd:
-        """Poll the machines and their files until the attempt ends. Return how it ended."""
+        """Poll the machines and their files until this attempt ends. Return how it ended."""
         within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
         arm_by = self.clock.monotonic() + within_s
         failed_at = math.inf
@@ -443,7 +445,7 @@ class _Attempt:
         """Let the waiting workers start, in the fastest rank order.
 
         Also applies the CPU quotas of local hosts, logs that the machines are ready, and sets the
-        time at which an elastic run loses a machine.
+        time at which an elastic run (which measures the cost of losing a machine) loses one.
         """
         session, self.is_measuring = self.session, True
         session.laps.lap("launch torchrun")
@@ -461,8 +463,9 @@ class _Attempt:
     def _follow(self, run_id: str, armed: set[int]) -> None:
         """Report the current run to the user.
 
-        For an elastic run, also logs replacements that have joined, and stops the machine with the
-        highest rank when its planned loss is due. armed: the nodes whose workers have joined.
+        An elastic run measures the cost of losing a machine. For such a run, also logs the
+        replacements that have joined, and stops the machine with the highest rank at the planned
+        time. armed: the nodes whose workers have joined.
         """
         session = self.session
         session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
@@ -477,10 +480,10 @@ class _Attempt:
             self.running.settle()  # applies the CPU share of the new machine
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
-        """Return how this attempt ends if lost machines or interruption notices end it now.
+        """Check for lost machines and interruption notices. Return how they end this attempt.
 
-        Returns None if the attempt goes on. Losses that do not end it are recorded.
-        missing: the runs without a record, the current run first.
+        Returns None if the attempt goes on. Losses that do not end the attempt are recorded.
+        missing: the runs of the attempt without a record, the current run first.
         """
         session, lost = self.session, self.machines.lost()
         if lost is not None:
@@ -504,10 +507,11 @@ class _Attempt:
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
 
     def _needs_s(self, item: Item) -> float:
-        """Return the seconds that the current run, `item`, still needs.
+        """Return the estimated seconds that the current run, `item`, still needs.
 
-        A run that takes longer than expected may be repeating a disturbed measurement. The
-        repetition lasts at most the job's `patience_s` seconds.
+        A run that takes longer than expected may be repeating a disturbed measurement. The result
+        then allows for a repetition of the whole run, within what is left of the job's
+        `patience_s` seconds.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -521,7 +525,7 @@ class _Attempt:
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
     """Return `stop_at`, or an earlier time if the machines cost more than the requested machines.
 
-    The time left then shrinks in proportion to the price, so that the cost stays the same.
+    If the price is twice as high, the remaining time is halved, so that the cost stays the same.
     """
     planned, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
     return now + (stop_at - now) * planned / got if planned and got and got > planned else stop_at

@@ -45,9 +45,9 @@ class Experience:
 def experience_of(workspace: Workspace) -> Experience:
     """Fit the models to the launches in the warehouse. Without launches, return the priors.
 
-    For local hosts, interruptions and refusals are not learned: srift.toml states the rate of
-    interruptions, and a local host is refused only if it does not fit on this computer. Before the
-    first local launch, a constant start-up time is assumed.
+    For local hosts, interruptions and refusals are not fitted, because srift.toml states the rate
+    of interruptions, and a local host is refused only if it does not fit on this computer. Before
+    the first local launch, a constant start-up time is assumed.
     """
     warehouse, provider = workspace.warehouse, workspace.provider.name
     seen, market = reads.launched(warehouse, provider), workspace.settings.campaign.market

@@ -41,9 +41,9 @@ Filters = Sequence[tuple[str, str]]  # (column of COLUMNS, text) pairs, see `mat
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Store the current definitions of workloads and instance types in the warehouse.
 
-    If the provider does not answer, the definitions that ship with Srift are stored for instance
-    types that have none in the warehouse. They replace no stored definition, because a measurement
-    no longer counts when the definition of its instance type changes.
+    If the provider does not answer, instance types without a stored definition get the definition
+    that ships with Srift. Stored definitions are not replaced by it, because measurements of an
+    instance type no longer count when its definition changes.
     """
     name = workspace.provider.name
     try:
@@ -65,8 +65,9 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str:
     """Store the current offers and return a sentence about them.
 
-    If the provider does not answer, the offers that ship with Srift are stored. If the warehouse
-    has the same or newer offers, nothing is stored and its last snapshot stays in use.
+    If the provider does not answer, the offers that ship with Srift are stored instead, unless the
+    warehouse has the same or newer offers. Then nothing is stored and the last snapshot stays in
+    use.
     """
     source = ""
     try:
@@ -97,7 +98,7 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
-    """Return the reason why no machine can be bought in `market`; "" if an offer has a price."""
+    """Return the reason why no machine can be bought in `market`; "" if it has a priced offer."""
     if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
         return ""
     return (
@@ -109,8 +110,9 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     """Return the offers that pass all filters.
 
-    A filter is a (column, text) pair. If the column equals the text in some offer, only offers with
-    this value pass. Otherwise, offers pass if the column contains the text. Case is ignored.
+    A filter is a (column, text) pair. If the text is the column's value in some offer, only offers
+    with this value pass. Otherwise, offers pass if the text occurs within the column's value. Case
+    is ignored.
 
     Raises:
         ProviderError: if there are offers, but none passes.
@@ -167,7 +169,8 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     in the warehouse if it is newer.
 
     Raises:
-        ProviderError: if the provider does not answer and both are missing.
+        ProviderError: if the provider does not answer and there are neither packaged nor stored
+            offers.
     """
     try:
         return workspace.provider.offers(now)
@@ -180,8 +183,8 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 def current_offers(workspace: Workspace) -> list[Offer]:
     """Return the newest offers in the warehouse, at the prices that this installation pays.
 
-    Discounts are those of the present settings. Offers of instance types that the warehouse does
-    not describe are left out.
+    The discounts in the present settings are applied. Offers of instance types without a definition
+    in the warehouse are left out.
     """
     query = "from {} where provider = $provider"
     params = {"provider": workspace.provider.name}
@@ -225,8 +228,9 @@ def _newest(offers: Sequence[Offer]) -> datetime:
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
     """Return the workloads with measured or imported facts added, such as parameter counts.
 
-    known: rows of the mart `workloads`, with the facts. Rows about another version of a workload
-    (another digest) are ignored. A fact that a workload has already is kept.
+    known: rows of the mart `workloads`, with the facts. Rows with another digest than the workload
+    are ignored, because they describe another version of it. A fact that a workload already has is
+    kept.
     """
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known)}
     found = []

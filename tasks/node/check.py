@@ -8,6 +8,7 @@ with the result of `checked` for each precision. The first result also has the p
 """
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -90,10 +91,12 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
         built = partial(build, folder, workload, seed=0, rank=rank, computing=computing)
         compare(item, built, dist.group.WORLD)
 
+    logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)  # of ended processes
     try:
         start_processes(train, nprocs=ranks, start_method="fork")  # type: ignore[no-untyped-call]
     except ProcessException as error:
-        return f"{name}: {str(error).splitlines()[-1]}"
+        line = str(error).splitlines()[-1]  # `module.ErrorClass: message`
+        return f"strategy {name}: {line.partition(': ')[2] or line}"
     return ""
 
 

@@ -87,7 +87,8 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
     try:
         plain = losses(DDP)
     except RuntimeError as error:  # such as a weight without a gradient, which fsdp accepts
-        print(f"{item.strategy} was not compared with {DDP}, which fails here: {error}")
+        if dist.get_rank(group) == 0:
+            print(f"{item.strategy} was not compared with {DDP}, which fails here: {error}")
         return
     found = losses(item.strategy)
     others = plain if found == plain else losses(DDP, disturbed=True)

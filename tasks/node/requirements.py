@@ -35,14 +35,16 @@ _CARRIED = re.compile(
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
 _MOST_WORDS = 600  # maximum number of characters of pip's output in a message
-# A line that makes pip run no code of a package: a name, a wheel, or an option of the index.
+# A line that makes pip run no code of a package: a name with a version, a wheel, or one option of
+# the index. pip reads further options behind a name or an option, so nothing may follow.
 _PLAIN = re.compile(
-    r"""\s*(\#.*
-    | (?!\S+\.(zip|tar|tgz|tbz|txz|tlz|tar\.\w+)\b)\w[\w.-]*\s*(\[[^]]*\]\s*)?([<>=!~;#(].*)?
-    | (?!.*\w\+\w+:)([\w.-]+\s*@\s*)?[^-\s]\S*\.whl(\#\S*)?\s*
-    | (-i|-f|--(index-url|extra-index-url|find-links|no-index|pre|prefer-binary|require-hashes
-        |trusted-host))\b.*)?""",
-    re.VERBOSE,
+    r"""(?!\S+\.(zip|tar|tgz|tbz|txz|tlz|tar\.\w+)\b)
+        \w[\w.-]*\s*(\[[^]]*\]\s*)?([<>=!~;(](?!.*\s-).*)?
+    | ([\w.-]+\s*@\s*)?(https?://\S+|[^-\s:][^\s:]*)\.whl(\#\S*)?
+    | (-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)
+        [\s=]\s*[^-\s'"\\][^\s'"\\]*
+    | --no-index | --pre | --prefer-binary | --require-hashes""",
+    re.VERBOSE | re.IGNORECASE,
 )
 _UNREACHED = "connection broken by"  # in pip's output if an index does not respond
 
@@ -115,9 +117,8 @@ def install(
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees the lock of a process that dies
         if not marker.exists():
-            text = "" if builds else (root / requirements).read_text(errors="replace")
-            for line in text.replace("\\\n", " ").splitlines():
-                if not _PLAIN.fullmatch(line):
+            for line in () if builds else lines_of(root / requirements):
+                if not is_plain(line, root):
                     raise NotInstalled(f"{failed}: {line!r} may run code of packages")
             _create(environment)
             torch = [f"torch=={version}"] if (version := torch_version()) else []
@@ -133,6 +134,24 @@ def install(
                 raise NotInstalled(f"{failed}: {words}", passing=_UNREACHED in output)
         marker.touch()  # the modification time also shows which environments are in use
     return str(python)
+
+
+def lines_of(requirements: Path) -> list[str]:
+    """Return the lines of a requirements file as pip reads them, without comments and hashes."""
+    lines = requirements.read_text(errors="replace").splitlines()
+    # a backslash continues a line, but not a comment
+    text = "\n".join("" if line.lstrip().startswith("#") else line for line in lines)
+    joined = text.replace("\\\n", " ").split("\n")
+    bare = (re.sub(r"\s#.*|\s--hash=[\w:]+", "", line).strip() for line in joined)
+    return [line for line in bare if line]
+
+
+def is_plain(line: str, root: Path) -> bool:
+    """Return True if pip installs the line of a requirements file without running package code.
+
+    `root` is the folder in which pip runs. Builds of packages are forbidden by another option.
+    """
+    return bool(_PLAIN.fullmatch(line)) and not (root / line.rpartition("@")[2].strip()).is_dir()
 
 
 def _create(environment: Path) -> None:

@@ -34,7 +34,7 @@ class ProviderError(Exception):
 
 
 class NoCapacity(ProviderError):
-    """The provider has none of the requested machines at the moment."""
+    """The provider cannot supply all of the requested machines at the moment."""
 
 
 class NotSupported(ProviderError):
@@ -48,9 +48,9 @@ class LeaseUnreadable(ProviderError):
 class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
-    `unswept` maps each unchecked region or lease to the reason. `done` has one sentence for each
-    lease or machine that the search ended or could not end. `provider` is the provider's name, or
-    "" if several providers are affected.
+    `unswept` maps each region or lease that was not checked, or whose machines did not end, to the
+    reason. `done` has one sentence for each lease or machine that the search ended or could not
+    end. `provider` is the provider's name, or "" if several providers are affected.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -96,10 +96,13 @@ class Lease:
 class EndedLease:
     """The record of a launch whose machines have ended.
 
-    The measurements in `mailbox` may not be in the warehouse yet. `outcome` is "released" (ended by
-    its controller), "reaped" (ended by the reaper), or "refused" (no machine was launched).
-    `refusals` has one sentence for each failed launch attempt. `usd` is the cost in dollars; None
-    if it is unknown.
+    The measurements in the folder `mailbox` may not be in the warehouse yet. `usd` is the cost in
+    dollars; None if it is unknown. `refusals` has one sentence for each failed launch attempt.
+    `outcome` is one of:
+
+    released   the process that made the launch ended it, or tried to and the reaper finished
+    reaped     the reaper ended the launch
+    refused    no machine was launched
     """
 
     lease_id: str
@@ -154,7 +157,7 @@ class RunningCluster(Protocol):
         return
 
     def unsettle(self) -> None:
-        """Remove the CPU quotas, so that the next run on these machines starts quickly."""
+        """Remove the CPU quotas of `settle`, so that the next run on these machines starts fast."""
         return
 
     def nodes(self) -> Sequence[NodeState]:
@@ -170,14 +173,19 @@ class RunningCluster(Protocol):
         """Return the cost in dollars since the machines were acquired; None if it is unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Add `usd` dollars for downloads to the cost of each machine and of each replacement."""
+        """Set the cost of downloads from S3 to `usd` dollars for each machine of the cluster.
+
+        A machine that replaces a lost machine later gets the same cost. Does nothing on a provider
+        without S3.
+        """
         return
 
     def replace(self, node: int) -> bool:
         """Replace the machine with rank `node`. Return False if no replacement is available.
 
-        After a replacement, `addresses`, `nodes()` and `cluster` describe the new machine. The new
-        machine writes to the mailbox folder of the old machine, whose state files are deleted.
+        After a replacement, `addresses`, `nodes()` and `cluster` describe the new machine. It
+        writes to the same mailbox folder as the old machine. The old machine's state files, such as
+        heartbeats, are deleted.
         """
 
     def forget(self, node: int) -> None:
@@ -225,33 +233,41 @@ class Provider(Protocol):
 
         deadline_s: seconds until the machines end themselves.
         seed: seed of simulated spot interruptions.
-        Raises NoCapacity or NotSupported if the machines cannot be launched.
+        Raises NoCapacity, NotSupported or another ProviderError if the machines cannot be launched.
         """
 
     def leases(self) -> list[Lease]:
-        """Return the leases whose machines may be running, and the unreadable leases.
+        """Return the launches whose machines may be running, and the unreadable lease files.
 
-        The `problem` of an unreadable lease says why it is unreadable.
+        On EC2, ended launches whose files are not all on this computer yet are included. An
+        unreadable file is a `Lease` whose `problem` says why it cannot be read.
         """
 
     def ended(self) -> list[EndedLease]:
-        """Return the ended leases that `forget` has not deleted."""
+        """Return the records of ended launches whose files are all on this computer.
+
+        Launches that `forget` has deleted are left out. So are unreadable lease files.
+        """
 
     def forget(self, lease_id: str) -> None:
-        """Delete an ended lease and its mailbox. Raises ProviderError if its machines still run."""
+        """Delete the record of an ended launch and all files of its machines.
+
+        Raises ProviderError if the machines may still run, or if the record cannot be read.
+        """
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End the leases whose deadline has passed or whose controller process has died.
+        """End the launches whose deadline has passed, or whose controller process has died.
 
-        If `all_of_them` is True, end every lease. Returns a sentence for each ended lease or
-        machine. If a region or lease cannot be checked, the rest is still done before NotSwept is
-        raised.
+        The controller is the process that made the launch. If `all_of_them` is True, every launch
+        is ended. Returns a sentence for each launch or machine that was ended or needs attention.
+        If a region or lease file cannot be checked, the rest is done before NotSwept is raised.
         """
 
     def closed(self) -> list[EndedLease]:
-        """Return all ended leases, including those whose uploads have not been downloaded yet.
+        """Return the records of all ended launches that `forget` has not deleted.
 
-        Raises LeaseUnreadable if a lease file cannot be read.
+        Unlike `ended`, this includes launches whose files are not all on this computer yet. The EC2
+        provider raises LeaseUnreadable if a lease file cannot be read.
         """
         return self.ended()
 
@@ -260,9 +276,9 @@ class Provider(Protocol):
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return `offers` at the prices that this installation pays.
+        """Return `offers` with the prices that this account pays, its discounts included.
 
-        The prices include volumes and public IP addresses. The method is idempotent.
+        The cost of volumes and public IP addresses is added. The method is idempotent.
         """
         return list(offers)
 
@@ -271,20 +287,19 @@ class Provider(Protocol):
         return []
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the offers of the snapshot that ships with Srift, dated when it was made."""
+        """Return the offers of the snapshot that ships with Srift, with the date of its prices."""
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
-        """Return {zone: score}, where the score rates the chance that a spot request succeeds.
+        """Return {zone: score} for a spot request of `count` machines of any type in `names`.
 
-        The request is for `count` machines of any type in `names`. A score ranges from 1 (unlikely)
-        to 10 (likely). The result is empty if the provider has no scores. Raises ProviderError if
-        the query fails.
+        A score ranges from 1 (the request is unlikely to succeed) to 10 (likely). Returns {} if the
+        provider has no scores. Raises ProviderError if the query fails.
         """
         return {}
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions not searched for machines past their deadline since `moment`."""
+        """Return the configured regions that `reap` has not checked since `moment`."""
         return []
 
     def was_used(self) -> bool:
@@ -301,7 +316,8 @@ def plain(text: str) -> str:
 def json_of_node(text: str, **options: Any) -> Any:
     """Parse JSON text that a machine wrote. `options` are passed to `json.loads`.
 
-    Strings are cut and cleaned by `plain`, because users read them in a terminal.
+    String values are cut and cleaned by `plain`, because users read them in a terminal. Keys stay
+    as they are.
 
     Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
     """

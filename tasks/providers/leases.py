@@ -55,7 +55,7 @@ class HeldLease:
     def new(
         cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **fields: Any
     ) -> Self:
-        """Return a lease that starts at `now` and belongs to this process.
+        """Return a lease that starts at `now`, with this process as its controller.
 
         The deadline is `deadline_s` seconds after `now`. `fields` are the additional fields of a
         subclass.
@@ -84,7 +84,8 @@ class HeldLease:
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
         """Return why this launch must end at time `now`; "" if it may continue.
 
-        It must end if its controller has died, its deadline has passed, or `all_of_them` is True.
+        It must end if the process that made it has died, its deadline has passed, or `all_of_them`
+        is True.
         """
         if not self.controller_alive:
             return f"its controller (process {self.controller.pid}) is gone"
@@ -115,7 +116,7 @@ class LeaseFolder(Generic[L]):
         self._schema = TypeAdapter(self.kind)
 
     def directory(self, lease_id: str) -> Path:
-        """Return the folder of a lease. Raises ProviderError if the id is no valid folder name."""
+        """Return the folder of a lease. Raises ProviderError if the id is not a valid name."""
         if NAME.match(lease_id) is None:
             raise ProviderError(
                 f"lease id {lease_id!r} must begin with a letter or digit, and consist of letters, "
@@ -141,7 +142,7 @@ class LeaseFolder(Generic[L]):
     def create(self, lease: L) -> None:
         """Create the lease's folder with lease.json.
 
-        Raises ProviderError if the folder exists or cannot be written.
+        Raises ProviderError if the folder exists already or lease.json cannot be written.
         """
         directory = self.directory(lease.lease_id)
         try:
@@ -175,8 +176,8 @@ class LeaseFolder(Generic[L]):
             return None
         except (OSError, ValueError) as error:
             raise LeaseUnreadable(
-                f"{path} cannot be read ({error}); its machines were not ended. "
-                f"Fix the file, or move {path.parent} out of {self.root} and run `srift reap`"
+                f"{path} cannot be read ({error}). The machines of this launch were not ended. "
+                f"Fix the file, or move {path.parent} out of {self.root}, and run `srift reap`"
             ) from error
 
     def ids(self) -> list[str]:
@@ -212,9 +213,9 @@ class LeaseFolder(Generic[L]):
     def held(self) -> list[Lease]:
         """Return the held leases and the unreadable leases, as the provider interface's `Lease`.
 
-        A lease is held while its machines may run or their files are missing (see `is_held`). The
-        price of an unreadable lease is None, its start and deadline are the modification time of
-        its folder, and its controller counts as alive.
+        A lease is held while its machines may run or some of their files are not on this computer
+        yet. The price of an unreadable lease is None, its start and deadline are the modification
+        time of its folder, and its controller counts as alive.
         """
         found, unreadable = self.read_all()
         held = [lease.held() for lease in found if lease.is_held]

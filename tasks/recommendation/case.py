@@ -24,7 +24,7 @@ from models.step_time.model import StepTimeModel, introduced, with_compressed
 from ..data_files.public import ORIGIN, only_public
 from ..market.job_conditions import Experience, experience_of
 from ..market.offers import with_known_facts
-from ..providers.ec2.prices import download_usd
+from ..providers.ec2.prices import NAT_USD_PER_GB, download_usd
 from ..reporting.tables import as_caution
 from ..training.registry import Champion
 from ..workspace.workspace import Workspace, refresh_command
@@ -246,7 +246,14 @@ def _start_usd(workspace: Workspace, stored: Mapping[Any, Any], offer: Offer) ->
     """Return the dollars of one machine's download. `stored` is a row of raw_downloads."""
     size, files, source = (stored[name] for name in ("bytes", "files", "region"))
     public = workspace.settings.ec2.public
-    return download_usd(size, files, source=source, region=offer.region, public=public)
+    return download_usd(
+        size,
+        files,
+        source=source,
+        region=offer.region,
+        public=public,
+        nat_usd_per_gb=NAT_USD_PER_GB,
+    )
 
 
 def contending(

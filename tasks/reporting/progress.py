@@ -57,8 +57,11 @@ class Reporter:
             self._show(100 * done / max(self._runs, done, 1))
 
     def stop(self) -> None:
-        """End the progress display."""
+        """Clear the progress line."""
         self._write("")
+
+    def finish(self) -> None:
+        """Show that the campaign is over: the progress artifact says 100 %."""
         self._show(100.0)
 
     def _show(self, percent: float) -> None:

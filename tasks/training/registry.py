@@ -78,7 +78,7 @@ class Champion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The data, code, random seed and refresh from which a model version was fitted."""
+    """The data, code, random seed and refresh that produced a model version."""
 
     training_digest: str
     training_rows: int
@@ -166,8 +166,8 @@ def log_challenger(
 ) -> int:
     """Register a new model version with the alias `challenger`, and return its number.
 
-    scoreboard: errors and interval coverage in cross-validation. It has a row for each split (a
-        way to hold out runs) and held-out group.
+    scoreboard: errors and interval coverage in cross-validation. It has a row for each held-out
+        group of each split. A split is a way to hold out runs, such as by workload.
     card: description of the version, in Markdown.
     Raises RegistryError if the registry fails.
     """
@@ -246,8 +246,8 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         scores = pd.read_json(folder / "artifacts" / "scoreboard.json", dtype=False)
     except (OSError, ValueError, KeyError) as error:
         raise RegistryError(
-            f"model {name} version {number} is unreadable: {error}. MLflow stores absolute paths:"
-            " move SRIFT_HOME back, or delete its mlflow.db and run `srift refresh`"
+            f"model {name} version {number} is unreadable: {error}. If SRIFT_HOME was moved, move"
+            " it back. Otherwise delete its mlflow.db and run `srift refresh`"
         ) from error
     return Champion(version=number, model=model, scoreboard=scores)
 
@@ -290,9 +290,7 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
 def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
     """Return the scoreboard as MLflow metrics, {`split/group/column`: value}.
 
-    Missing values are left out.
-
-    Characters that MLflow does not accept in names are replaced with `_`.
+    Missing values are left out. Characters that MLflow does not accept in names become `_`.
     """
     figures = ["mean_error", "median_error", "p90_error", "coverage_90", "median_width"]
     long = scoreboard.melt(["split", "group"], figures).dropna()

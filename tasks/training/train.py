@@ -27,9 +27,9 @@ SEED = 11
 class Challenger:
     """A new model, and the decision whether it replaces the model in use.
 
-    held_out: predictions of runs by models that were fitted without them.
+    held_out: cross-validated predictions. Each run was predicted by a model fitted without it.
     scoreboard: the errors of these predictions.
-    over: version of the model in use to which the new model was compared; None if there was none.
+    over: version of the model in use with which the new model was compared; None if there was none.
     """
 
     model: StepTimeModel
@@ -46,8 +46,8 @@ def challenge(
 
     frames: {name: measurements}, the result of `warehouse.reads.training_frames`.
     champion: the model in use, or None.
-    each: a function like `map`, for the cross-validation. It may run the fits in parallel.
-    Returns None if there is no run to fit.
+    each: a function like `map` that runs the fits of the cross-validation, perhaps in parallel.
+    Returns None if there are no measured runs.
     """
     data = at_nominal_speed(TrainingData(**frames))
     if not len(data.runs):
@@ -89,9 +89,9 @@ def register(
 ) -> tuple[int, Promotion]:
     """Register the new model, then promote or refuse it. Returns its version and the decision.
 
-    If another computer of the team has promoted a model in the meantime, the new model is compared
-    to that model instead.
-    frames: the measurements to which the new model was fitted.
+    If another computer of the team has promoted a model since `challenger` was compared, the new
+    model is compared again, with that model.
+    frames: {name: measurements}, to which the new model was fitted.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(

@@ -1,4 +1,4 @@
-"""Create and store the credential of the servers that `make up` starts.
+"""Create and store the user name and password of the Prefect and MLflow servers of Srift.
 
 The file SRIFT_HOME/credential has the text `srift:PASSWORD`.
 """
@@ -13,8 +13,8 @@ USER = "srift"
 def new_credential() -> str:
     """Return the text `srift:PASSWORD` with a new password.
 
-    Each start needs a new password. Browsers keep the old one and send it to the next server on the
-    port, which another user may have started.
+    Servers get a new password at each start. Browsers keep the old password and send it to the next
+    server on the port, which another user may have started.
     """
     return f"{USER}:{secrets.token_urlsafe(32)}"
 

@@ -25,10 +25,9 @@ def environment_at(home: Path, spec: WorkloadFile) -> Path:
 
 
 def install_at(settings: Settings, spec: WorkloadFile, source: Source) -> str:
-    """Install the requirements of `spec` if they are not installed yet.
+    """Install a workload's requirements if necessary. Return the environment's Python executable.
 
-    pip does not see this user's files. Returns the environment's Python executable. Raises
-    NotInstalled if the installation fails.
+    pip runs without access to this user's files. Raises NotInstalled if the installation fails.
     """
     environment = environment_at(settings.home, spec)
     if installed(environment) is None:

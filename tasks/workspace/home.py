@@ -34,8 +34,8 @@ def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
 
     name: the registered model. alias: such as "champion".
     The function reads MLflow's SQLite file `store` directly, because importing MLflow takes
-    seconds. It returns None if the file cannot be read or does not contain the version, or if the
-    version's folder is missing. The caller then uses MLflow.
+    seconds. It returns None if the file cannot be read, if it has no version with the alias, or if
+    the version's folder is missing. The caller then uses MLflow.
     """
     try:
         with closing(_opened(store)) as connection:
@@ -72,7 +72,7 @@ def check_home(home: Path) -> str:
 
 
 def registry_damage(home: Path) -> str:
-    """Return a message if MLflow's database in `home` is damaged: the damage and the fix.
+    """Check MLflow's database in `home`. If it is damaged, return the damage and the fix.
 
     Returns "" if the file is intact, missing or locked by another process.
     """

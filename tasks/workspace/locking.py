@@ -93,7 +93,10 @@ def refuse_if_at_work(home: Path) -> None:
 
 
 def patience_s() -> float:
-    """Return the seconds to wait for another refresh: 6 hours in a run of a deployment, else 0."""
+    """Return the seconds to wait for another refresh to end.
+
+    They are 6 hours if a Prefect deployment started this run, as the schedule does, else 0.
+    """
     from prefect.runtime import deployment
 
     return _PATIENCE_S if deployment.id else 0.0

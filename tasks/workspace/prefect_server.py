@@ -31,9 +31,9 @@ _START_S = 120.0
 def own_server() -> Iterator[None]:
     """Run Prefect's server during the block, unless PREFECT_API_URL names another server.
 
-    The server has a separate process session, so that Ctrl-C ends the flow first. The flow can then
-    report its end to the server. Raises Wrong if the disk is full or not writable, or if the server
-    does not start.
+    Ctrl-C does not reach the server, which has a separate process session. The flow can thus report
+    its end to the server. Raises Wrong if the disk is full or not writable, or if the server does
+    not start.
     """
     if get_current_settings().api.url is not None:
         yield

@@ -96,15 +96,15 @@ class Campaign(_Section):
 class Choice(_Section):
     """The section [choice]: how the planner ranks setups that exceed the deadline or budget.
 
-    overshoot_price: penalty for each 1 % over the limit, in percent of the objective (the dollars
-    or hours to minimize).
+    overshoot_price: penalty for each 1 % over the deadline or budget, in percent of the objective.
+    The objective is the dollars or hours that the goal minimizes.
     """
 
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
 
 
 def _one_of(names: Sequence[str]) -> AfterValidator:
-    """Return a pydantic validator that accepts only `names`. The error suggests a near name."""
+    """Return a pydantic validator that accepts only `names`. The error suggests a similar name."""
 
     def check(name: str) -> str:
         if name not in names:
@@ -115,7 +115,7 @@ def _one_of(names: Sequence[str]) -> AfterValidator:
 
 
 class GoalSettings(_Section):
-    """A goal of a workload, with a deadline in hours or a budget in dollars if the goal has one.
+    """A goal of a workload. Some goals need a deadline (`hours`) or a budget (`usd`).
 
     p_required: minimum probability that a recommended cluster meets the deadline or budget.
     """
@@ -129,7 +129,7 @@ class GoalSettings(_Section):
     def _limited(self) -> GoalSettings:
         limit = Goal(goal=self.goal).constraint
         if any((getattr(self, name) is None) == (name == limit) for name in ("hours", "usd")):
-            raise ValueError(f"of hours and usd, goal {self.goal!r} must have {limit or 'neither'}")
+            raise ValueError(f"of hours and usd, goal {self.goal!r} must set {limit or 'neither'}")
         return self
 
 
@@ -141,11 +141,15 @@ class WorkloadSettings(_Section):
 
     `precisions`, `strategies` and `switches` list the options among which the planner may choose.
     An entry of `switches` is "none", or one or more of "checkpointing", "compile" and "offload",
-    joined with "+". `data` is a folder or `s3://bucket/prefix`. The entrypoint gets the folder on
-    the training machine as its argument `data`. With `follow_links`, links in the folder may lead
-    out of it. With `allow_builds`, pip on this computer may build requirements, which runs their
-    code. `transformer` is the network's shape: the path of a Hugging Face `config.json`, or a table
-    with its keys. `sequence` is the number of tokens in a sample.
+    joined with "+".
+
+    `data` is a folder or `s3://bucket/prefix`. The entrypoint gets the folder on the training
+    machine as its argument `data`. If `follow_links` is true, symbolic links in the folder may lead
+    out of it.
+
+    If `allow_builds` is true, pip may build requirements from source on this computer, which runs
+    their code. `transformer` is the network's shape: the path of a Hugging Face `config.json`, or a
+    table with its keys. `sequence` is the number of tokens in a sample.
     """
 
     entrypoint: str | None = None
@@ -279,9 +283,9 @@ class Settings(_Section):
         return (root / home.expanduser()).resolve()
 
     def shared_data(self, kind: str) -> str:
-        """Return the folder or S3 prefix for a kind of files that the team shares.
+        """Return the shared folder or S3 prefix for files of `kind`, "warehouse" or "mlflow".
 
-        It is below `data` of the section [shared]. kind: "warehouse" or "mlflow".
+        It is below the path `data` in the section [shared].
         """
         stated = self.shared.data
         if stated.startswith("s3://"):
@@ -371,7 +375,7 @@ class Settings(_Section):
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """Return a workload in the form that is sent to machines: its description and its code.
+        """Return the description and the code of a workload, as they are sent to machines.
 
         Raises SettingsError if the name is unknown, or if the code or data cannot be sent to
         machines, and OSError if the code cannot be read.
@@ -419,8 +423,8 @@ class Settings(_Section):
     def workload_digest(self, name: str) -> str:
         """Return twelve hex digits that change if the workload changes.
 
-        They cover the code, function, arguments, requirements, environment variables and data. For
-        a workload without code, returns the text "imported".
+        They cover the code, function, arguments, requirements, environment variables and data.
+        Returns the text "imported" for a workload without code.
         """
         if self.workloads[name].entrypoint is None:
             return IMPORTED
@@ -432,8 +436,9 @@ def read_transformer(
 ) -> dict[str, float]:
     """Return the facts of a transformer, such as its parameter count, as {name: value}.
 
-    shape: the network's shape, as a table or as the name of a JSON file in `root`. sequence: tokens
-    per sample. Raises ValueError if the shape is wrong, and OSError if the file cannot be read.
+    shape: the keys of a Hugging Face `config.json`, or the name of such a file in `root`.
+    sequence: tokens per sample.
+    Raises ValueError if the shape is wrong, and OSError if the file cannot be read.
     """
     config = json.loads((root / shape).read_text()) if isinstance(shape, str) else shape
     if not isinstance(config, dict):
@@ -487,10 +492,11 @@ def load_settings(file: Path | None = None) -> Settings:
 
 
 def _stated_by(variable: str) -> dict[str, Any]:
-    """Return a setting from an environment variable, in the form of a parsed srift.toml.
+    """Return the setting in an environment variable, in the form of a parsed srift.toml.
 
-    variable: such as SRIFT_CAMPAIGN__MAX_USD, which gives {"campaign": {"max_usd": value}}. A value
-    that begins with `[` or `{` is parsed as JSON. Raises ValueError if the JSON is malformed.
+    variable: its name, such as SRIFT_CAMPAIGN__MAX_USD, for which the result is
+    {"campaign": {"max_usd": value}}. A value that begins with `[` or `{` is parsed as JSON. Raises
+    ValueError if the JSON is malformed.
     """
     *sections, key = variable.lower()[len(PREFIX) :].split("__")
     value: Any = os.environ[variable]
@@ -504,9 +510,9 @@ def _stated_by(variable: str) -> dict[str, Any]:
 
 
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Replace values in `body` by those in `changes`, at the same place in the nested sections.
+    """Merge the nested dictionary `changes` into `body`, whose values it replaces.
 
-    Raises ValueError if `changes` has a section where `body` has a plain value.
+    Raises ValueError if `changes` has a dictionary where `body` has a plain value.
     """
     for key, value in changes.items():
         if not isinstance(value, dict):

@@ -12,8 +12,8 @@ def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Wareho
     """Return the warehouse without connecting to it.
 
     The warehouse is shared by a team if the section [shared] of srift.toml names a host.
-    wait_s: maximum seconds to wait while another process uses the warehouse. None means the
-    default, which is different for a shared warehouse.
+    wait_s: maximum seconds to wait while another process uses the warehouse. None means the default
+    of `SharedWarehouse` or `Warehouse`.
     """
     path, shared = settings.home / "warehouse.duckdb", settings.shared
     patience: dict[str, Any] = {} if wait_s is None else {"wait_s": wait_s}

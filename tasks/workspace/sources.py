@@ -67,10 +67,11 @@ class Source:
         env: Mapping[str, str],
         data: str = "",
     ) -> str:
-        """Return twelve hex digits that change if the code, its arguments or its data change.
+        """Return twelve hex digits that identify the code and everything with which it is called.
 
-        contents: the result of `read`. env: environment variables of the workload. data: digest of
-        the workload's data; empty if it has none.
+        contents: the result of `read`. function: name of the entrypoint function. arguments: its
+        arguments. env: environment variables of the workload. data: digest of the workload's data;
+        empty if it has none.
         """
         content = hashed(contents).digest() if self.packed else contents[self.entry]
         called = f"{self.module}:{function}" if self.module else function
@@ -79,10 +80,10 @@ class Source:
         )
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
-        """Return twelve hex digits that change if a file changes that pip reads.
+        """Return twelve hex digits that change if a file that pip reads changes.
 
         pip reads the requirements file. If this file may refer to other files, the digest covers
-        all files of the code. It is empty if there is no requirements file.
+        all files of the code. Returns "" if there is no requirements file.
         contents: the result of `read`.
         """
         if not self.requirements:
@@ -105,8 +106,8 @@ class Source:
 def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
     """Return twelve hex digits that identify a workload's code, function and arguments.
 
-    content: the code, or a hash of it. more: other values that the digest covers. Empty values do
-    not change it.
+    content: the code, or a hash of it. more: other values that the digest covers. Those that are
+    empty do not change the digest.
     """
     options = {name: value for name, value in more.items() if value}
     called = [function, dict(arguments), *([options] if options else [])]
@@ -172,8 +173,8 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
     """Return the code in the single file `name` of the folder `root`.
 
     requirements: name of the requirements file in `root`; empty if there is none.
-    Raises SourceRefused if a file is missing. If there are requirements, also raises it if the two
-    files are too large or would shadow Srift's package `node`.
+    Raises SourceRefused if a file is missing. With a requirements file, also raises it if the files
+    are too large or would shadow Srift's package `node`.
     """
     path = root / name
     if not path.is_file():
@@ -190,8 +191,9 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
 def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:
     """Return the files to send as {name: path}, and the names of skipped symbolic links.
 
-    Symbolic links to folders and links that lead out of `root` are skipped. Hidden files, Python
-    environments, compiled code and the paths in `without` are left out of both results.
+    Symbolic links to folders, and those that lead out of `root` or to files that are not sent, are
+    skipped. Hidden files, Python environments, compiled code and the paths in `without` are left
+    out of both results.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []
@@ -232,7 +234,7 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     if requirements and requirements not in files:
         raise SourceRefused(
             "requirements",
-            f"the file {folder / requirements} is missing or cannot be sent to machines",
+            f"the file {folder / requirements} is missing, hidden or a link out of the folder",
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if sum(sizes.values()) > MAX_BYTES or len(files) > MAX_FILES:

@@ -70,8 +70,9 @@ def source_of(text: str, root: Path) -> Path | Address:
 def read_data(text: str, root: Path, home: Path, follow_links: bool) -> WorkloadData:
     """Return the location and digest of a workload's data.
 
-    text: the setting `data`. root: the folder to which a relative folder in `text` refers.
-    home: SRIFT_HOME. follow_links: if False, links may not lead out of the folder.
+    text: the setting `data`. A relative path in it is relative to `root`.
+    home: SRIFT_HOME.
+    follow_links: if False, symbolic links may not lead out of the folder.
     Raises BadData if the text is neither a folder nor an S3 address, if the folder contains
     SRIFT_HOME, or if its files cannot be sent to machines.
     """
@@ -86,7 +87,7 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
         for path in () if follow_links else map(source.joinpath, files):
             if path.is_symlink() and not path.resolve().is_relative_to(source):
                 raise BadData(
-                    f"{path} leads out of the folder: copy it, or set follow_links = true"
+                    f"{path} links out of the folder: copy its target, or set follow_links = true"
                 )
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 
@@ -98,8 +99,8 @@ def files_below(folder: Path) -> dict[str, int]:
     a folder is refused, because such links may form a cycle.
 
     Raises:
-        BadData: if the folder is empty, cannot be read, or has too many files, if S3 refuses a
-            name, or if an entry is neither a file nor a folder.
+        BadData: if the folder is empty, cannot be read, or has more than MOST_FILES files. Also if
+            it contains a broken link, a special file, or a name that S3 refuses.
     """
     found: dict[str, int] = {}
     for name, size in _walk(folder, ""):
@@ -126,14 +127,14 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
                 yield name, entry.stat().st_size
             else:
                 raise BadData(
-                    f"{entry.path} is neither a file nor a folder: remove it, or copy its target"
+                    f"{entry.path} is a broken link, link to a folder or special file: replace it"
                 )
     except OSError as error:
         raise BadData(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
 def digest_of_data(text: str, files: dict[str, int] | None) -> str:
-    """Return twelve hex digits that change if the setting or a file's name or size changes.
+    """Return twelve hex digits that change if `text`, or the name or size of a file, changes.
 
     text: the setting `data`. files: {name: size in bytes} of a folder; None for an S3 address.
     """

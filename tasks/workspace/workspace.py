@@ -33,7 +33,7 @@ PROVIDERS = tuple(_SPENDS_MONEY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """The settings, the warehouse and the provider of machines with which a command works."""
+    """The settings, the warehouse and the provider of machines that a command uses."""
 
     settings: Settings
     warehouse: Warehouse
@@ -84,7 +84,10 @@ class Workspace:
         return [workload for workload in self.workloads if workload.digest != IMPORTED]
 
     def mart(self, name: str, **equal: object) -> pd.DataFrame:
-        """Return the provider's rows of the mart `name` whose columns equal `equal`."""
+        """Return the rows of this workspace's provider in the mart (a view) `name`.
+
+        equal: {column: value}. Only rows with these values are returned.
+        """
         return self.warehouse.select(name, {"provider": self.provider.name, **equal})
 
     def without(self, names: Collection[str]) -> Workspace:
@@ -128,7 +131,7 @@ def spends_money(name: str) -> bool:
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return the devices as {provider: {instance type: (device count, device name)}}.
+    """Return the devices of the known types, {provider: {instance type: (count, device name)}}.
 
     local_types: names of the local instance types. The EC2 types come from the catalogue that ships
     with Srift.
@@ -152,8 +155,9 @@ def refresh_command(provider: str, max_usd: str) -> str:
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
     """Raise SettingsError if machines cost money and the dollar cap or the S3 bucket is missing.
 
+    Also raises it for a negative or infinite cap, whatever the provider.
     max_usd: the cap in dollars; None if the user gave no cap. With a cap of 0, nothing is measured
-    and no bucket is needed. A negative or infinite cap raises SettingsError for every provider.
+    and no bucket is needed.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
         raise SettingsError(f"--max-usd {max_usd} must be a finite number of dollars, at least 0")
@@ -177,7 +181,7 @@ def new_refresh_id(now: datetime) -> str:
 
 @cache
 def code_commit() -> str:
-    """Return the git commit of Srift's code, with `-dirty` if files are edited.
+    """Return the git commit of Srift's code, with `-dirty` if there are uncommitted changes.
 
     Returns "unknown" if git is not installed or the code is not in a repository.
     """

@@ -103,7 +103,7 @@ def test_the_command_takes_the_months_dollars(ec2_project, monkeypatch):
     words = ["refresh", "--provider", "ec2", "--max-usd", "0", "--month-spent", "5", "--json"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert spent_this_month(open_workspace("ec2"), datetime.now(UTC)) == (5.0, "")
-    for wrong in (["--dry-run"], ["--provider", "local"]):
+    for wrong in (["--dry-run"], ["--provider", "local"], ["--month-spent", "nan"]):
         assert CliRunner().invoke(app, [*words, *wrong]).exit_code == 2
 
 

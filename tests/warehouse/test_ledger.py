@@ -93,10 +93,15 @@ def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse):
     large = row | {"instance_type": "large", "zone": ""}
     again = row | {"refresh_id": "r2", "judged_at": NOON + DAY, "drifting": False}
     write(warehouse, append, "raw_drift", [row, large])
-    assert sorted(mart(warehouse, "drift", provider="local", drifting=True)["instance_type"]) == ["large", "small"]
+    assert sorted(mart(warehouse, "drift", provider="local", drifting=True)["instance_type"]) == [
+        "large",
+        "small",
+    ]
     assert mart(warehouse, "drift", provider="ec2", drifting=True).empty
     write(warehouse, append, "raw_drift", [again])
-    assert mart(warehouse, "drift", provider="local", drifting=True)["instance_type"].tolist() == ["large"]
+    assert mart(warehouse, "drift", provider="local", drifting=True)["instance_type"].tolist() == [
+        "large"
+    ]
 
 
 def test_an_alarm_stands_until_its_setup_is_measured_again(warehouse):

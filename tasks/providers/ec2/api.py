@@ -142,7 +142,10 @@ class Ec2Api:
             return {}
 
     def ask_all(self, key: str, action: str, region: str, **words: Any) -> list[Any]:
-        """Call `action`, and return the items under `key` from all pages of the response."""
+        """Call `action`, follow NextToken through all pages, and return the items of all pages.
+
+        `key` is the response's key for the list of items. `words` are the parameters of the call.
+        """
         items: list[Any] = []
         while True:
             page = self.ask(action, region, **words)
@@ -198,9 +201,10 @@ class Ec2Api:
         return [json.loads(product) for product in found]
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
-        """Return the rows of DescribeSpotPriceHistory with the prices that are valid at time `at`.
+        """Return the rows of DescribeSpotPriceHistory since time `at`.
 
-        The rows are for the types in `names`, or for all types if `names` is empty.
+        The prices in force at that time are included. The rows are for the types in `names`, or for
+        all types if `names` is empty.
         """
         words: Answer = {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
         words |= {"InstanceTypes": names} if names else {}
@@ -298,19 +302,20 @@ def spot_advisor() -> Answer:
 
 
 class Store:
-    """One S3 bucket.
+    """Reads and writes the objects of one S3 bucket.
 
-    `region` may be any region at first. The method `listed` sets it to the bucket's region.
+    `region` is the region to which requests are sent. It may differ from the bucket's region until
+    `listed` is called, which sets it to the bucket's region.
     """
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """List the objects below `prefix`.
+        """Return S3's entries (key, size, ETag) for the objects below `prefix`, and a time.
 
-        Returns the objects, and the time at which the listing began (Unix time on S3's clock). The
-        listing stops after the page on which the number of objects exceeds `most`.
+        The time is that of the first page, as Unix time on S3's clock. No more pages are read once
+        there are more than `most` entries.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

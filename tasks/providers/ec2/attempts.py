@@ -34,7 +34,8 @@ class Group:
 class Attempt:
     """An attempt to launch the whole cluster in one market, with all machines in one zone.
 
-    `clusters` maps each possible zone to a copy of the cluster with that zone's prices.
+    `clusters` maps each possible zone to a copy of the cluster with that zone's prices. `groups`
+    are the cluster's machines in rank order, each group with machines of one instance type.
     """
 
     market: str
@@ -93,12 +94,12 @@ def attempts(
 
 
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
-    """Return the maximum price of one machine in dollars per hour.
+    """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
-    For on-demand, this is the list price. For spot, it is SPOT_MARGIN times the spot list price. A
-    known on-demand list price limits it, but never to less than the spot list price. An account's
-    discount does not lower a spot bid, because EC2 compares bids with list prices. If the account
-    may pay more than this, the result is that price, because the spending caps count the result.
+    On-demand, this is the list price. For spot, it is SPOT_MARGIN times the current spot price, but
+    at most the list price of `on_demand` if that is known, and at least the current spot price. The
+    account's discount is not subtracted, because EC2 compares bids with list prices. If the price
+    in [ec2.prices] is higher, it is the result, so that the spending caps count what is paid.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

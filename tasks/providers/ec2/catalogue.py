@@ -210,10 +210,10 @@ def wanted(
 
 
 def name_filters(patterns: Iterable[str]) -> list[str]:
-    """Return values of EC2's filter `instance-type` that match all types that `patterns` match.
+    """Convert `patterns` of [ec2] instance_types to values of EC2's filter `instance-type`.
 
-    The values may match more types: EC2 has no brackets, and the pattern `gpu` becomes the letters
-    of the GPU families.
+    The values match every type that `patterns` match, and may match more. EC2 knows no brackets, so
+    that `g[56].*` becomes `g?.*`. The pattern `gpu` becomes `g*` and `p*`.
     """
     found = [re.sub(r"\[.*?\]", "?", pattern) for pattern in patterns if pattern != GPU]
     return found + ([f"{letter}*" for letter in _GPU_FAMILIES] if GPU in patterns else [])

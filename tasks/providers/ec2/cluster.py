@@ -1,9 +1,9 @@
 """Launch an EC2 cluster, report its state and cost, and replace lost machines.
 
 A launch makes up to two attempts: in the cluster's market, and then on-demand. An attempt sends one
-CreateFleet request for each group of equal machines. Every request is written to the lease, the
-file that records the launch, before it is sent. The machines of a failed attempt are ended before
-the next attempt.
+CreateFleet request for each group of machines of one type. Every request is written to the lease,
+the file that records the launch, before it is sent. The machines of a failed attempt are ended
+before the next attempt.
 """
 
 import threading
@@ -117,7 +117,7 @@ class Ec2Cluster(RunningCluster):
             return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return the time of the last complete download, as Unix time on S3's clock."""
+        """Return the Unix time, on S3's clock, at which the last download without errors began."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
@@ -131,9 +131,10 @@ class Ec2Cluster(RunningCluster):
             self.keep(self.lease.with_machines(*machines))
 
     def replace(self, node: int) -> bool:
-        """Replace the machine with rank `node`. Return False if EC2 refuses.
+        """Replace the machine with rank `node`.
 
-        Raises ProviderError if the lost machine cannot be ended or the deadline has passed.
+        Returns False if the lost machine does not end, or if EC2 refuses the new machine. Raises
+        ProviderError if AWS refuses to end the lost machine, or if the deadline has passed.
 
         The new machine has the same type, market and zone. The records and logs of the lost machine
         are kept. Its state files, such as heartbeats, are deleted.
@@ -175,7 +176,7 @@ class Ec2Cluster(RunningCluster):
                 )
         raise NoCapacity(
             "; ".join(self.lease.refusals)
-            or "no zone has a price and a subnet: check [ec2] subnet_ids"
+            or "no zone has a subnet and prices for all instance types: check [ec2] subnet_ids"
         )
 
     def _secure(self) -> str:
@@ -195,7 +196,7 @@ class Ec2Cluster(RunningCluster):
         return group_id
 
     def _carry_out(self, attempt: Attempt) -> None:
-        """Launch all machines of the attempt, and store them with their current prices.
+        """Launch all machines of the attempt, and store them in the lease with current prices.
 
         The machines are launched in groups of one instance type. AWS chooses the zone of the first
         group, and the other groups must use the same zone. Raises AwsRefused if AWS refuses a
@@ -323,11 +324,11 @@ class Ec2Cluster(RunningCluster):
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with the prices by which the cost of its machines is computed.
+        """Return the cluster with the prices that the cost of the launch is computed from.
 
-        A spot cluster gets the current spot prices; if AWS does not respond, it keeps the prices
-        that it has. An on-demand cluster keeps its list prices. The account's prices and discounts
-        from srift.toml are then applied.
+        A spot cluster gets the current spot prices. It keeps its prices if AWS does not respond. An
+        on-demand cluster always keeps its prices. The account's prices and discounts from
+        srift.toml are then applied.
         """
         now, members = self._api.now(), list(cluster.members)
         names = sorted({offer.instance_type.name for offer in members})
@@ -414,7 +415,11 @@ class Ec2Cluster(RunningCluster):
         return described is None or described.get("State", {}).get("Name") in ALIVE
 
     def _state(self, machine: Ec2Machine) -> NodeState:
-        """Return the machine's state from EC2's latest response and its interruption notice."""
+        """Return the machine's state.
+
+        It is taken from EC2's latest response, and from the interruption notice that the machine
+        has uploaded, if there is one.
+        """
         leaving_s = self._leaving_s(machine)
         if self._alive(machine):
             return NodeState(alive=True, leaving_s=leaving_s)
@@ -428,9 +433,9 @@ class Ec2Cluster(RunningCluster):
     def _leaving_s(self, machine: Ec2Machine) -> float | None:
         """Return the seconds until the spot market takes the machine; None without a notice.
 
-        The machine reads the notice from its metadata service and uploads it. The seconds are
-        measured on S3's clock. A rebalance recommendation is no notice. Neither is unknown content,
-        because a machine may upload anything.
+        The machine reads the interruption notice from its metadata service and uploads it. The
+        seconds are measured on S3's clock. An uploaded rebalance recommendation does not count as a
+        notice. Any other content does not count either, because a machine may upload anything.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

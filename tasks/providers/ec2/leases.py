@@ -7,21 +7,23 @@ tags, ends them and adds up their cost.
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import AwareDatetime, ConfigDict, TypeAdapter
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
-from ..base import Lease, ProviderError, read_object
+from ..base import Lease, ProviderError
 from ..leases import HeldLease, LeaseFolder, replace_durably
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
 _SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
+_Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_SPENT = TypeAdapter(dict[str, tuple[str, _Dollars]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +55,9 @@ class Ec2Machine:
 class FleetRequest:
     """One CreateFleet request for `size` machines of one type.
 
-    `group` is the machines' value of the tag srift:node-group. `usd_per_hour` is the maximum cost
-    of one machine. `answered` is False until the ids of the launched machines are on record.
+    `group` is the value of the machines' tag srift:node-group. `usd_per_hour` is the maximum price
+    of one machine, plus the expected cost of its volume, IP address and S3 requests. `asked_at` is
+    the time of the request. `answered` is False until the launched machines are in the lease file.
     """
 
     group: str
@@ -107,9 +110,10 @@ class Ec2Lease(HeldLease):
 
     @property
     def by_userid(self) -> dict[str, Ec2Machine]:
-        """Return {aws:userid: machine} for all machines with a rank, including replaced machines.
+        """Return {aws:userid: machine}, including machines that have been replaced.
 
-        The aws:userid of a machine is the name of its folder in the bucket.
+        The aws:userid of a machine is the name of its folder in the bucket. Machines with rank -1,
+        which were found only by their tags, are left out.
         """
         return {
             f"{self.role_id}:{machine.instance_id}": machine
@@ -152,7 +156,7 @@ class _Held(Lease):
 
 
 def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
-    """Return the cost of `machines` in dollars until `now`.
+    """Return the cost of `machines` and their downloads in dollars until `now`.
 
     EC2 bills each machine for at least LEAST_BILLED_S seconds.
     """
@@ -192,7 +196,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def swept(self) -> dict[str, datetime]:
         """Return {region: time of the last complete search for overdue machines}.
 
-        Raises ProviderError if the file with these times cannot be read.
+        Returns {} if no search has been stored. Raises ProviderError if the file with these times
+        cannot be read.
         """
         try:
             return _SWEPT.validate_json(self.swept_file.read_bytes())
@@ -216,24 +221,35 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def spent(self) -> dict[str, tuple[str, float]] | None:
         """Return {lease id: (month of its end as YYYY-MM, its cost in dollars)} from `spent_file`.
 
-        The file keeps the cost of leases that have been deleted. Returns None if it is missing or
-        cannot be read.
+        The file keeps the cost of leases that have been deleted. Returns None if it is missing.
+        Raises ProviderError if it cannot be read.
         """
-        return read_object(self.spent_file)
+        try:
+            return _SPENT.validate_json(self.spent_file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise ProviderError(
+                f"{self.spent_file} cannot be read ({error}), and nothing was bought. Delete the"
+                " file, look at AWS's bill, and run"
+                " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+            ) from error
 
-    def note_spent(
-        self, lease_id: str, ended_at: datetime, usd: float, *, begin: bool = False
-    ) -> None:
-        """Store the cost of a lease in `spent_file`. Raises OSError if it cannot be written.
+    def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
+        """Add costs of leases to `spent_file`, and create it if it is missing.
 
-        If the file is missing, it is created only if `begin` is True, because a new file lacks the
-        cost of earlier leases.
+        `spent` has the form of the result of `spent`. Raises OSError if the file cannot be written.
         """
         with self.locked():
-            spent = self.spent()
-            if begin or spent is not None:
-                month = f"{ended_at:%Y-%m}"
-                replace_durably(self.spent_file, {**(spent or {}), lease_id: (month, usd)})
+            replace_durably(self.spent_file, {**(self.spent() or {}), **spent})
+
+    def note_spent(self, lease_id: str, ended_at: datetime, usd: float) -> None:
+        """Store the cost of a lease in `spent_file`. Raises OSError if it cannot be written.
+
+        A missing file is not created, because a new file lacks the cost of earlier leases.
+        """
+        if self.spent() is not None:
+            self.begin_spent({lease_id: (f"{ended_at:%Y-%m}", usd)})
 
     def forget_ended(self, lease_id: str) -> None:
         """Store the cost of an ended lease, and delete the lease.

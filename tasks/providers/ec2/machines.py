@@ -129,7 +129,8 @@ class Ec2Machines(Ec2Market):
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
         """Try to download the missing uploads of an ended launch for up to `within_s` seconds.
 
-        Returns the lease. Its `fetched` is False if uploads are still missing.
+        Returns the lease. Its `fetched` is False if uploads are still missing, or if the lease
+        cannot be written to disk.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
@@ -142,7 +143,10 @@ class Ec2Machines(Ec2Market):
         return lease
 
     def _pulled(self, mirror: Mirror, within_s: float) -> bool:
-        """Download uploads until none is missing. Return False if that takes over `within_s` s."""
+        """Download the launch's uploads from S3. Return False if some are still missing.
+
+        Failed downloads are tried again for up to `within_s` seconds.
+        """
         return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:

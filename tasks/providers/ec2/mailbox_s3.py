@@ -37,8 +37,8 @@ class Mirror:
     """Copies one launch's files between S3 and a local folder. Thread-safe.
 
     `sync` exchanges files once. `start` starts a thread that sends changed files every second and
-    downloads new uploads every five seconds. `now_unix` is the time of the last complete download,
-    as Unix time on S3's clock.
+    downloads new uploads every five seconds. `now_unix` is the time at which the last download
+    without errors began, as Unix time on S3's clock, or -inf before the first.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
@@ -51,17 +51,20 @@ class Mirror:
         self.now_unix = float("-inf")
 
     def serve(self, lease: Ec2Lease) -> None:
-        """Exchange files with the machines that `lease` lists from now on."""
+        """From now on, exchange files with the machines that `lease` lists."""
         with self._lock:
             self._machines = lease.by_userid
 
     def start(self) -> None:
-        """Exchange files in a thread until `stop` is called."""
+        """Upload and download files in a background thread until `stop` is called."""
         self._thread = threading.Thread(target=self._rounds, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread after its current exchange, and wait for it."""
+        """Wait until the thread has finished its current uploads and downloads, and end it.
+
+        Does nothing if `start` was not called.
+        """
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -89,10 +92,11 @@ class Mirror:
             return complete
 
     def push(self) -> bool:
-        """Send this process's changed files to every current machine. Return False on failure.
+        """Upload the controller's new and changed files for every machine of the cluster.
 
-        Each machine also gets node.json, which has its rank and the number of machines. The
-        manifest, which lists all files with their SHA-256, is sent last.
+        Replaced machines get no files. Each machine also gets node.json, which has its rank and the
+        number of machines. A manifest, which lists all files with their SHA-256, is uploaded last.
+        Returns False if AWS refused an upload or a local file could not be read.
         """
         with self._lock:
             try:
@@ -116,9 +120,8 @@ class Mirror:
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
         """Return (S3 entry, local path) for each new or changed upload.
 
-        `listed` has S3's entries for all objects of the launch. Only MOST_FILES uploads per machine
-        are accepted. Measurement records are counted first, so that other files do not displace
-        them.
+        `listed` has S3's entries for all objects of the launch. At most MOST_FILES uploads of each
+        machine are accepted, measurement records before other files.
         """
         found, count = list[tuple[Answer, Path]](), Counter[str]()
         for stored in sorted(listed, key=lambda stored: "/out/records/" not in stored["Key"]):
@@ -132,9 +135,10 @@ class Mirror:
         return found
 
     def _fetch(self, stored: Answer, path: Path) -> bool:
-        """Download an upload to `path`. Return False if the download must be repeated later.
+        """Download the S3 object `stored` to `path`. Return False if it must be tried again later.
 
-        An upload that S3 no longer has, or whose path is taken by a folder, is skipped.
+        `stored` is the object's entry in S3's list. An object is skipped, and True returned, if S3
+        no longer has it, or if a file and a folder would need the same path.
         """
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
@@ -154,10 +158,10 @@ class Mirror:
         return {path.relative_to(self.mailbox).as_posix(): path.read_bytes() for path in paths}
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
-        """Send new and changed files to the machine with this aws:userid.
+        """Upload new and changed files for the machine with the aws:userid `userid`.
 
-        The manifest with the SHA-256 of all `files` ({name: content}) follows. Does nothing if no
-        file has changed.
+        `files` is {name: content} of all files that the machine must have. A manifest with the
+        SHA-256 of each file is uploaded last. Does nothing if no file has changed.
         """
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         fresh = digests.items() - self._sent.get(userid, {}).items()
@@ -178,10 +182,10 @@ def _version(stored: Answer) -> tuple[str, datetime]:
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     """Return True if the upload `name` of `machine` may be downloaded.
 
-    Of a machine that has been replaced, only records and logs are downloaded. The `*` in an IAM
-    policy also matches slashes. A machine may therefore upload below `<folder of another machine>/
-    out/<its folder>/`. Such a name contains a colon, because folders are named after the
-    aws:userid, and _NAME allows no colon.
+    Only uploads of at most MOST_BYTES with a plain name are allowed. Of a machine that has been
+    replaced, only records and logs are allowed. The `*` in an IAM policy also matches slashes, so
+    that a machine may upload to `<folder of another machine>/out/<its folder>/`. Such uploads are
+    refused: folders are named after the aws:userid, which has a colon, and _NAME allows no colon.
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
@@ -189,10 +193,10 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return where to store an upload: `path`, unless this would overwrite a different record.
+    """Return where to store an upload: `path`, unless a different measurement record is there.
 
-    A replaced machine and its replacement may both have recorded the same run. The second record
-    then goes to a folder that is named after its machine.
+    A replaced machine and its replacement may both have uploaded a record of the same run. The
+    record that arrives second is stored in a folder that is named after its machine.
     """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path

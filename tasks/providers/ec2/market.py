@@ -86,7 +86,10 @@ class Ec2Market:
         return packaged_types(self.choices)
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the on-demand offers that ship with Srift, which has no packaged spot prices."""
+        """Return the on-demand offers that ship with Srift; [] if [ec2] `markets` excludes them.
+
+        Srift ships no spot prices.
+        """
         if "on-demand" not in self.choices.markets:
             return []
         regions = self.choices.regions
@@ -178,9 +181,10 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the instance types that ship with Srift and match the section [ec2] `choices`.
+    """Return the instance types that the section [ec2] selects from the packaged snapshot.
 
-    A type matches if it matches `instance_types` and is offered in at least one of `regions`.
+    The section is `choices`. It selects a type if the type matches one of its `instance_types`, and
+    if the snapshot has the type in at least one of its `regions`.
     """
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)

@@ -159,11 +159,20 @@ _USUALLY_PRICED = (
     " eu-west-1 eu-west-2 eu-west-3 eu-central-1 eu-north-1"
 )
 WORST_REGION_USD_PER_GB, WORST_NAT_USD_PER_GB = 0.147, 0.093
+NAT_USD_PER_GB = 0.045  # in us-east-1, which Srift's answers assume for all regions
 WORST_STORED_USD_PER_GB_MONTH = 0.0405  # S3 Standard in Sao Paulo
 PART_BYTES = 8 * 2**20  # boto3 transfers larger objects in parts of this size
 
 
-def download_usd(size: int, files: int, *, source: str, region: str, public: bool) -> float:
+def download_usd(
+    size: int,
+    files: int,
+    *,
+    source: str,
+    region: str,
+    public: bool,
+    nat_usd_per_gb: float = WORST_NAT_USD_PER_GB,
+) -> float:
     """Return an upper bound in dollars on the cost of one machine's downloads from S3.
 
     The machine in `region` downloads `files` objects of `size` bytes in total.
@@ -171,7 +180,7 @@ def download_usd(size: int, files: int, *, source: str, region: str, public: boo
     source: the bucket's region; "" if unknown.
     public: True if machines have public IP addresses; otherwise a NAT gateway's fees are included.
     """
-    rate = 0.0 if public else WORST_NAT_USD_PER_GB
+    rate = 0.0 if public else nat_usd_per_gb
     if source != region:
         rate += 0.02 if source in _USUALLY_PRICED.split() else WORST_REGION_USD_PER_GB
     # an object is listed, looked up, and fetched
@@ -183,7 +192,9 @@ def upload_usd(size: int, files: int) -> float:
 
     There are `files` objects of `size` bytes in total.
     """
-    return (files + size / PART_BYTES) * WORST_PUT_USD + size / 1e9 * WORST_STORED_USD_PER_GB_MONTH
+    # a large object is begun, sent in parts and completed; a LIST has 1,000 objects
+    requests = 3 * files + size / PART_BYTES + files / 1000 + 1
+    return requests * WORST_PUT_USD + size / 1e9 * WORST_STORED_USD_PER_GB_MONTH
 
 
 def storage_usd_per_hour(region: str, gib: float) -> float:

@@ -40,12 +40,13 @@ class Ec2Provider(Ec2Machines, Provider):
         self.lease_folder.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End overdue and abandoned leases, and machines with Srift's tags past their deadline.
+        """End overdue and abandoned launches, and machines with Srift's tags past their deadline.
 
-        A lease is abandoned if its controller process has died. If `all_of_them` is True, every
-        lease is ended. All regions that this SRIFT_HOME uses or used in the last 30 days are
-        checked. Returns a sentence for each lease or machine that was ended or needs attention.
-        Raises NotSwept if a region or lease could not be checked.
+        A launch is overdue if its deadline has passed, and abandoned if the process that made it
+        has died. If `all_of_them` is True, every launch of this SRIFT_HOME is ended. All regions
+        that this SRIFT_HOME uses or used in the last 30 days are checked. Returns a sentence for
+        each launch or machine that was ended or needs attention. Raises NotSwept if a region or
+        lease file could not be checked, or if machines did not end.
         """
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]
@@ -56,9 +57,9 @@ class Ec2Provider(Ec2Machines, Provider):
         return reaper.reap()
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions that have not been searched for overdue machines since `moment`.
+        """Return the regions of [ec2] that `reap` has not checked since `moment`.
 
-        A search that was recorded with a future time, because of a wrong clock, does not count.
+        A check whose stored time is in the future, because of a wrong clock, does not count.
         """
         swept, now = dict[str, datetime](), self.clock.now()
         with suppress(ProviderError):

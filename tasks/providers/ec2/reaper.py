@@ -68,9 +68,11 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the lease if it is overdue or abandoned, or if an earlier try left machines running.
+        """End the launch that the lease records, if it must end.
 
-        If lease.json is missing, the folder is deleted, but measurement records in it are kept.
+        It must end if its deadline has passed, if the process that made it has died, if
+        `all_of_them` is True, or if an earlier try left machines running. If lease.json is missing,
+        the lease's folder is deleted, but the measurement records in it are kept.
         """
         try:
             lease = self.leases.read(lease_id)
@@ -87,9 +89,10 @@ class Reaper:
             self._end(lease, why or "its machines did not end at the first attempt")
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
-        """End the launch's machines, download their uploads, and append a sentence about it.
+        """End the launch's machines, and download their uploads.
 
-        The sentence states `why` as the reason.
+        Appends to `sentences` what was done. `why` is the reason for the end, such as "its
+        controller (process 12) is gone".
         """
         name, outcome = f"lease {lease.lease_id}", "released" if lease.releasing else "reaped"
         lease, problem = end_machines(self.api, lease)
@@ -141,7 +144,8 @@ class Reaper:
     def _why_over(self, tags: dict[str, str]) -> str:
         """Return why a resource with these tags is no longer needed; "" if it may be needed.
 
-        It is not needed after the deadline in its tags, or if its lease in this SRIFT_HOME ended.
+        It is not needed if the deadline in its tags has passed. A resource that this SRIFT_HOME
+        created is also not needed if its lease has ended or does not exist.
         """
         deadline, lease_id = 0.0, tags.get("srift:lease", "")
         with suppress(ValueError):  # a person may have edited the tag

@@ -188,7 +188,8 @@ def requests_of(
 ) -> Iterator[tuple[str, Request]]:
     """Yield (action, parameters) for every request of one launch attempt, in order.
 
-    `security` is the id of the security group. The request that creates this group is not included.
+    `security` is the id of the security group. The requests that create this group and set its
+    rules are not included.
     """
     if placement := placement_group(spec, attempt):
         yield "ec2:CreatePlacementGroup", placement
@@ -199,7 +200,7 @@ def requests_of(
 
 
 def shortened(request: Request) -> Request:
-    """Return a request for printing: a phrase replaces the user-data, if there is any."""
+    """Return `request` for printing. If it has a user-data script, a phrase replaces the script."""
     if "LaunchTemplateData" not in request:
         return request
     data = request["LaunchTemplateData"] | {"UserData": "(the script that starts the agent)"}
@@ -209,10 +210,12 @@ def shortened(request: Request) -> Request:
 def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:
     """Return the network interfaces of a machine, with EFA if the type supports it.
 
-    The subnet is left out, because the CreateFleet request has it. EC2 gives no public IP address
-    to a machine with several interfaces. A machine with a public address therefore uses only its
-    first network card. Otherwise the machine has an ordinary interface for IP, and an interface of
-    type "efa-only" on each EFA card, as AWS recommends
+    `security` is the id of the security group. The subnet is left out, because the CreateFleet
+    request has it. EC2 gives no public IP address to a machine with several interfaces. A machine
+    with a public address therefore uses only its first network card. A machine without a public
+    address uses only its first card if that reaches the full network rate. Otherwise the machine
+    has an ordinary interface for IP, and an interface of type "efa-only" on each EFA card, as AWS
+    recommends
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
     first: Request = {"DeviceIndex": 0, "Groups": [security], "DeleteOnTermination": True}

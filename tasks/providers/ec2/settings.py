@@ -47,7 +47,7 @@ class Ec2(BaseModel):
     If `subnets` is "public", machines get a public IP address. If it is "private", they do not, and
     the subnets must reach S3 in another way. Machines are launched into `subnet_ids`. If it is
     empty, subnets with the tag srift:deployment = `deployment` are used. If there are none and
-    `subnets` is "public", the default subnets are used.
+    `subnets` is "public", the default VPC's subnets are used.
 
     `prices` has this account's prices by instance type. `discounts` has discounts by type pattern.
     If several patterns match a type, the first applies. A price in `prices` takes precedence over a

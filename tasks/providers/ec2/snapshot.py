@@ -1,4 +1,4 @@
-"""Load the instance types and on-demand list prices that ship with Srift.
+"""Load the instance types and on-demand prices that ship with Srift.
 
 `python -m tests.snapshot` makes snapshot.json.gz from moto, apache-libcloud and tables of Karpenter
 (Apache License 2.0). Prices in LISTED_REGION are list prices. Prices in other regions are

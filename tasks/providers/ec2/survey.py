@@ -99,8 +99,8 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
 
     If [ec2] subnet_ids is set, only these subnets are used. Otherwise the subnets with the tag
     srift:deployment are used. If there are none and machines get public IP addresses, the default
-    subnets are used. If a zone has several subnets, the one with the smallest id is used. Raises
-    NotSupported if there is no subnet, or if the subnets are in several VPCs.
+    VPC's subnets are used. If a zone has several subnets, the one with the smallest id is used.
+    Raises NotSupported if there is no subnet, or if the subnets are in several VPCs.
     """
     describe = partial(api.described, "Subnets", "ec2:DescribeSubnets", region)
     if choices.subnet_ids:

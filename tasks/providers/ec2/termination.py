@@ -86,10 +86,11 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 
 
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
-    """Terminate the machines `ids` in up to _LOOKS rounds. Return the ids of those that still run.
+    """Terminate the machines `ids`. Return the ids of those that still run after _LOOKS tries.
 
-    `young` has the ids that were launched a short time ago. EC2 may not find them yet, so they
-    count as running until it does. Raises AwsRefused if AWS refuses a request.
+    `young` has the ids of machines that were launched a short time ago. EC2 may not find them yet.
+    A machine that EC2 does not find counts as running if its id is in `young`, and as ended
+    otherwise. Raises AwsRefused if AWS refuses a request.
     """
     left = sorted(ids)
     for look in range(_LOOKS):
@@ -121,10 +122,10 @@ def tags_of(described: Answer) -> dict[str, str]:
 def tidy(
     api: Ec2Api, region: str, tags: Mapping[str, str], over: Callable[[dict[str, str]], bool]
 ) -> None:
-    """Delete the security groups, placement groups and launch templates that are not needed.
+    """Delete security groups, placement groups and launch templates that are no longer needed.
 
-    Only resources with all of `tags` are deleted, and only if `over` returns True for the tags of
-    the resource. Errors are ignored, because these resources cost nothing.
+    A resource is deleted if it has all of `tags` and if `over`, called with the resource's tags,
+    returns True. AWS's refusals are ignored, because these resources cost nothing.
     """
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
@@ -134,13 +135,15 @@ def tidy(
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
-    """Return the machines that are missing in the lease because EC2's response got lost.
+    """Return the machines that the lease lacks, because EC2's response to a request got lost.
 
-    `shown` is {instance id: description} of the machines that have the tags of the lease. Machines
-    in `shown` that the lease lacks are returned. If a request has no response, is older than
-    FORGOTTEN, and has no machine in `shown` or in the lease, EC2 may have forgotten its machines.
-    All its machines are then assumed to have run until they ended themselves at their deadline. The
-    recorded cost may then be too high but never too low, so that spending caps hold.
+    `shown` is {instance id: description} of the machines that EC2 lists with the lease's tags. The
+    machines in `shown` that the lease lacks are returned.
+
+    EC2 does not list machines that ended long ago. A request may have launched such machines if it
+    has no response, is older than FORGOTTEN, and has no machine in `shown` or in the lease. All its
+    machines are then returned, as if they had run until their deadline. The recorded cost may thus
+    be too high but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -173,8 +176,9 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     """Return the latest time at which the machine can have ended itself.
 
-    A machine ends itself after a number of seconds that is fixed when it is requested. It counts
-    them from its start. A late start therefore delays the end past the deadline by the same time.
+    The number of seconds after which a machine ends itself is computed at the request, but the
+    machine counts them from its start. The result is therefore the deadline, plus the seconds from
+    the request to the start, plus LATEST.
     """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])

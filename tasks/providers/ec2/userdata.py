@@ -20,12 +20,13 @@ _ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # without us
 def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     """Return the script that a machine runs as root at its first boot.
 
-    The machine ends itself after `deadline_s` seconds. `endpoint` is the URL of a service that
-    replaces AWS's S3, or "". All machines of a launch have the same `values`:
+    The machine shuts itself down after `deadline_s` seconds. `endpoint` is the URL of a service
+    that replaces AWS's S3, or "". All machines of a launch have the same `values`:
 
     bucket, prefix, region   the S3 bucket, the prefix of Srift's objects in it, and its region
-    code_sha256              SHA-256 of the archive with the agent's code
-    lease, role_id           id of the lease (the launch's record), and of the machines' IAM role
+    code_sha256              SHA-256 of the archive with the code that the machines run
+    lease                    id of the lease, the record of the launch
+    role_id                  id of the machines' IAM role
     python                   path of the Python interpreter in the machine image
 
     Raises NotSupported if the endpoint is not a plain URL, if the deadline is not between 1 second

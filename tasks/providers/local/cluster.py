@@ -58,10 +58,11 @@ class LocalCluster(RunningCluster):
         self._began = time.monotonic()
 
     def start(self, node_package: Path) -> None:
-        """Start every host. The agents wait until `go` is called.
+        """Start every host. The agents, which take measurements, wait until `go` is called.
 
-        Raises ProviderError, NoCapacity or OSError if a host cannot be started. The caller must
-        then call `release`, because other hosts may already be running.
+        The agents run a copy of the code in the folder `node_package`. Raises ProviderError,
+        NoCapacity or OSError if a host cannot be started. The caller must then call `release`,
+        because other hosts may already be running.
         """
         self._machine.isolation.give(self._directory / "scratch", self._directory / "checkpoints")
         self.mailbox.mkdir()
@@ -131,7 +132,8 @@ class LocalCluster(RunningCluster):
     def revoke(self, index: int, why: str = "revoked on request") -> None:
         """End a host and all its processes at once, as a spot interruption does.
 
-        Does nothing if the host has already ended.
+        `why` is stored as the reason in the host's `NodeState`. Does nothing if the host has
+        already ended.
         """
         with self._lock:
             host = self._hosts[index]

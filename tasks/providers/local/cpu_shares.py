@@ -43,11 +43,12 @@ class CpuShares:
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
     def add(self, name: str, pids: Collection[int], cores: float) -> None:
-        """Move a host's first processes into the new cgroup `name`. Their children join it too.
+        """Create the cgroup `name` for a host, and move the host's processes `pids` into it.
 
-        `cores` matters only if quotas cannot be set: the processes are then pinned to this number
-        of free cores. Raises OSError if the cgroup cannot be created or joined, and NoCapacity if
-        too few cores are free.
+        Processes that they start later are in the cgroup too. If quotas cannot be set on this
+        computer, no cgroup is created, and the processes are pinned to `cores` free cores instead.
+        Raises OSError if the cgroup cannot be created or joined, and NoCapacity if too few cores
+        are free.
         """
         if self.why_not:
             return _pin(pids, cores)
@@ -170,7 +171,8 @@ def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
 def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
     """Return the number of cores that cgroup quotas allow this process to use; inf without quotas.
 
-    This is the smallest quota of this process's cgroup and of its parent cgroups.
+    This is the smallest quota of this process's cgroup and of its parent cgroups. `mounts` and
+    `own` are files of the kernel (see `detect`).
     """
     least = math.inf
     for version, top, home in _hierarchies(mounts, own):
@@ -212,11 +214,12 @@ def _words(path: Path) -> list[str]:
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
     """Return, for each host of a launch, the set of cores on which it may run.
 
-    Each host gets the least loaded cores, as many as its number of cores rounded up. If this puts a
-    load above 1 on a core, every host that got this core may use all usable cores instead.
+    The hosts are placed one after another, the host with the most cores first. A host with 1.5
+    cores gets the two least loaded cores, and adds a load of 0.75 to both. In the end, a host that
+    has a core with a load above 1 gets all usable cores instead.
 
-    shares: number of cores of each host; may have a fraction.
-    promised: {usable core: load from the hosts of other launches}; a load of 1 is the whole core.
+    shares: number of cores of each host, such as 1.5.
+    promised: {usable core: load from the hosts of other launches}. A load of 1 is the whole core.
     """
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]

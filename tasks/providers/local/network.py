@@ -100,7 +100,7 @@ class Isolation:
     def powerless(self, command: Sequence[str]) -> list[str]:
         """Return a command that runs `command` without the privileges of root.
 
-        Returns `command` unchanged if `kind` is "none".
+        Returns `command` unchanged if hosts are not separated by namespaces.
         """
         return [*_POWERLESS[self.kind].split(), *command]
 
@@ -177,6 +177,8 @@ class HostNetwork:
         """Start a host that waits for `go` and then runs `command`.
 
         mark: a `HostMark` as text, which becomes part of the command line.
+        log: file for the output of `command`.
+        address: IPv4 address of the host. Not used without namespaces, like the bandwidth.
         prefix: length of the address's network prefix in bits.
         Raises ProviderError if the host cannot be started or connected to the bridge.
         """
@@ -211,7 +213,7 @@ class HostNetwork:
         done = _shell(enter)
         if done.returncode != 0:
             raise ProviderError(
-                "the network between the hosts could not be made:"
+                "the network between the hosts could not be created:"
                 f" {done.stderr.strip() or f'exit status {done.returncode}'}"
             )
 
@@ -318,6 +320,6 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(
-        f"namespaces were not ready within {_START_S:.0f} s; their process has exit status "
-        f"{process.poll()} (None while it runs)"
+        f"a network namespace was not ready within {_START_S:.0f} s. Its process has the exit "
+        f"status {process.poll()} (None: it still runs)"
     )

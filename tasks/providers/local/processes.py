@@ -2,7 +2,8 @@
 
 Every process of a launch has a PYTHONPATH inside the folder of its lease, the record of the launch.
 The command line of a host's first processes has an argument that identifies the host, a `HostMark`.
-Srift finds the processes that a crashed launch left running by PYTHONPATH and mark.
+If the process that made a launch has crashed, Srift finds the processes of the launch by their
+PYTHONPATH. It finds all hosts on this computer, also those of other users, by their marks.
 """
 
 import os
@@ -95,9 +96,10 @@ def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
 
 
 def hosts() -> dict[HostMark, list[int]]:
-    """Return {HostMark: PIDs of the host's first processes} for every host on this computer.
+    """Return {mark: PIDs} for every local host on this computer, of every SRIFT_HOME and user.
 
-    The hosts of every SRIFT_HOME and user are included.
+    The PIDs are those of the processes that have the host's mark, a `HostMark`, in their command
+    line. Processes that the host's agent starts have no mark.
     """
     marks: dict[HostMark, list[int]] = {}
     for found in psutil.process_iter(["cmdline"]):

@@ -88,23 +88,26 @@ class LocalProvider(LocalMachine, Provider):
         return self.store.held()
 
     def ended(self) -> list[EndedLease]:
-        """Return the ended leases that `forget` has not deleted.
+        """Return the records of ended launches that `forget` has not deleted.
 
-        If a lease's controller process was killed, the lease ends only when the reaper runs.
+        If the process that made a launch was killed, the launch ends only when the reaper runs.
         """
         return self.store.over(self.store.read_all()[0])
 
     def forget(self, lease_id: str) -> None:
-        """Delete an ended lease and its mailbox. Raises ProviderError if its hosts still run."""
+        """Delete the record of an ended launch and all files of its hosts.
+
+        Raises ProviderError if the hosts may still run, or if the record cannot be read.
+        """
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End overdue and abandoned leases, and hosts of this SRIFT_HOME that have no lease.json.
+        """End overdue and abandoned launches, and hosts of this SRIFT_HOME without a lease.json.
 
-        A lease is overdue if its deadline has passed, and abandoned if its controller process has
-        died. If `all_of_them` is True, every lease is ended. Returns a sentence for each lease that
-        was ended or could not be ended. Raises NotSwept at the end if a lease cannot be read; its
-        hosts continue to run.
+        A launch is overdue if its deadline has passed, and abandoned if the process that made it
+        has died. If `all_of_them` is True, every launch is ended. Returns a sentence for each
+        launch that was ended or could not be ended. Raises NotSwept at the end if a lease.json
+        cannot be read; the hosts of this launch continue to run.
         """
         if not self.store.root.is_dir():
             return []

@@ -13,7 +13,7 @@ class LocalInstanceType(BaseModel):
     """A type of local host: cores, memory, bandwidth, and illustrative prices.
 
     `spot_interruptions_per_hour` is the rate of simulated interruptions. If `spot_replaced` is
-    True, a lost spot host is replaced at once.
+    True, a lost host of this type is replaced at once.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -180,6 +180,27 @@ def test_what_the_month_cost_is_known_without_the_warehouse(bought, tmp_path, lo
     assert caps.spent_this_month(here, datetime(2026, 12, 1, tzinfo=UTC)) == (0.0, "")
 
 
+def test_a_home_keeps_the_months_dollars_of_its_shared_warehouse(bought):
+    here, _, usd = bought
+    record = here.home / "leases-ec2" / ".spent.json"
+    record.unlink()
+    caps.keep_spending(here, NOON)
+    here.warehouse.path.unlink()
+    assert caps.spent_this_month(here, NOON) == (pytest.approx(usd), "")
+    for text in ("", '{"a": 5}', '{"a": ["2026-11", NaN]}'):
+        record.write_text(text)
+        dollars, problem = caps.spent_this_month(here, NOON)
+        assert dollars == math.inf and "--month-spent" in problem
+
+
+def test_estimated_prices_bound_nothing(here):
+    bought = launch(here)
+    assert not caps.allowance(here, bought, tally(5.0), NOON).refusal
+    guess = [replace(one, price_source="a guess") for one in bought.cluster.members]
+    guessed = replace(bought, cluster=Cluster(members=tuple(guess)))
+    assert "estimate" in caps.allowance(here, guessed, tally(5.0), NOON).refusal
+
+
 def test_a_month_that_nobody_remembers_buys_nothing_until_its_dollars_are_stated(bought):
     here, aws, _ = bought
     shutil.rmtree(here.home)

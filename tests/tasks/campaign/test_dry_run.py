@@ -115,6 +115,7 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     one = replace(launch("g4dn.xlarge", 1), items=(item,))
     before_s = dry_run.planned(here, [one], offers(), tally(5.0), NOW)[0]["deadline_s"]
     monkeypatch.setattr(execution_data, "FETCHED_BYTES_PER_S", 2**20 / 1000)
+    monkeypatch.setattr(execution_data, "download_usd", lambda *_, **__: 1.5)
     file = here.settings.root / "srift.toml"
     file.write_text(file.read_text().replace("samples", 'data = "s3://photos/cats"\nsamples'))
     aws = FakeAws()
@@ -123,6 +124,6 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     workspace = open_workspace("ec2")
     (row,) = dry_run.planned(workspace, [one], offers(), tally(50.0), NOW, aws.clients)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
-    assert any("s3://photos/cats" in each and "$" in each for each in row["said"])
+    assert any("s3://photos/cats" in each and "$1.50" in each for each in row["said"])
     assert any("123 days old" in each for each in row["said"])
     assert row["deadline_s"] - before_s == pytest.approx(1000.0, abs=60.0)

@@ -10,6 +10,7 @@ import pytest
 
 from tasks.execution import data as execution_data
 from tasks.execution.data import DataCarrier, fetch_s
+from tasks.providers.ec2.leases import Ec2Leases
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import load_settings
 from tests.installed import DescribedMachines, install
@@ -97,10 +98,17 @@ def test_an_address_without_objects_is_a_problem(carrier, s3, address):
     assert address in planned(carrier(address)).problem
 
 
-def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path):
+def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, monkeypatch):
     here = carrier(provider="ec2")
     usd = planned(here).upload_usd
-    assert usd == pytest.approx(2 * 0.007 / 1000 + 30 / 1e9 * 0.0405, rel=0.01)
+    assert usd == pytest.approx(7 * 0.007 / 1000 + 30 / 1e9 * 0.0405, rel=0.01)
+    leases = Ec2Leases(here._workspace.home)
+    leases.begin_spent({})
+    with monkeypatch.context() as broken:
+        broken.setattr(here, "_move", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            brought(here)
+    assert [spent for _, spent in leases.spent().values()] == [usd]  # paid before the transfer
     plan = brought(here)
     (row,) = here._workspace.warehouse.select("lease_spend").to_dict("records")
     assert row["usd"] == usd and plan.upload_usd == planned(here).upload_usd == 0.0  # this month

@@ -72,15 +72,35 @@ sd-1.0.tar.gz
 --only-binary=:none:
 sd @ git+https://host/sd.whl
 git+https://host/sd
-sd @ https://host/sd-1.0.zip"""
+sd @ https://host/sd-1.0.zip
+--pre -e ./unpacked
+--pre -r more.txt
+--pre '-e' ./unpacked
+unpacked-1.0.ZIP
+-f wheels --no-binary unpacked
+greeting>=1 --no-binary greeting
+./wheels
+file:///wheels/greeting.whl"""
 
 
-@pytest.mark.parametrize("text", [*BUILT.split("\n"), "unpacked", "greeting \\\n-e ."])
+@pytest.mark.parametrize(
+    "text", [*BUILT.split("\n"), "unpacked", "greeting \\\n-e .", "# note \\\n./unpacked"]
+)
 def test_no_code_of_a_package_runs_unless_builds_are_allowed(root, text):
     with tarfile.open(root / "wheels" / "unpacked-1.0.tar.gz", "w:gz") as tar:
         tar.addfile(member("unpacked-1.0/setup.py"), io.BytesIO(b"1/0"))
     with pytest.raises(NotInstalled, match="allow_builds"):
         asked(root, text, builds=False)
+
+
+def test_names_wheels_and_options_of_the_index_run_no_code(tmp_path):
+    lines = "numpy>=1,<3 ; python_version > '3' \\\n  --hash=sha256:ab # why\nx[a,b] ==1\n# -e .\n-f wheels"
+    lines += "\n--index-url=https://host/simple\nx @ https://host/x-1-py3-none-any.whl\n./w/x.whl\n--pre\n"
+    (tmp_path / "some.txt").write_text(lines)
+    found = requirements.lines_of(tmp_path / "some.txt")
+    assert len(found) == 7 and all(requirements.is_plain(line, tmp_path) for line in found)
+    (tmp_path / "w" / "x.whl").mkdir(parents=True)  # pip builds a folder
+    assert not requirements.is_plain("./w/x.whl", tmp_path)
 
 
 def test_pip_sees_where_its_index_is_and_no_credentials(tmp_path, monkeypatch):

@@ -83,12 +83,12 @@ def model():
     return Champion(version=1, model=fit(replace(data(), instance_types=described(TYPES)), seed=1))
 
 
-def new_workload(*, hours=12.0, p_required=None):
+def new_workload(*, hours=48.0, p_required=None, samples=20_000_000):
     goal = Goal(goal="cheapest_within_deadline", hours=hours, p_required=p_required)
     return Workload(
         name="new",
         digest=IMPORTED,
-        samples=5_000_000,
+        samples=samples,
         global_batch_least=256,
         global_batch_most=256,
         goals=(goal,),
@@ -103,11 +103,14 @@ def home(folder):
 
 
 def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path):
-    found = pilots_of(home(tmp_path), model(), new_workload())
+    here = home(tmp_path)
+    found = pilots_of(here, model(), new_workload())
     assert found["settled"] is False and len(found["runs"]) == 3 and found["reason"] == ""
     after = [one["regret_after"] for one in found["runs"]]
     assert found["regret"] > max(after) and after[0] < 0.8 * found["regret"]
     assert {one["kind"] for one in found["runs"]} == {"train"}
+    cheap = pilots_of(here, model(), new_workload(samples=100_000))
+    assert not cheap["runs"] and "expected to save" in cheap["reason"] and cheap["regret"] > 0
 
 
 def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path):

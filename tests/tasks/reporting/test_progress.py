@@ -26,6 +26,8 @@ def test_the_current_step_is_shown_on_a_terminal_and_as_an_artifact(monkeypatch,
         plain.watch("2xa: train conv", done, 0.1234)
     plain.say("prices: 10 offers")
     plain.stop()
+    assert percents == [40.0]
+    plain.finish()
     assert ("2/5 runs  $0.1234  2xa: train conv" in written.getvalue()) is terminal
     assert "prices: 10 offers\n" in written.getvalue() and percents == [40.0, 100.0]
 
