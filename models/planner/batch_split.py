@@ -7,6 +7,7 @@ Machine i has d_i devices, and each device computes b_i samples in T_i(b_i) seco
 finish after tau seconds. Every b_i is rounded to whole samples.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -306,7 +307,8 @@ def splits_of(
 
 def _step_counts(total: int) -> list[int]:
     """Return the divisors of `total` that are in ACCUMULATION_STEPS, then all larger divisors."""
-    divisors = [each for each in range(1, total + 1) if total % each == 0]
+    small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
+    divisors = sorted({*small, *(total // each for each in small)})
     usual = [each for each in divisors if each in ACCUMULATION_STEPS]
     return usual + [each for each in divisors if each > max(usual)]
 

@@ -90,6 +90,7 @@ def test_accumulation_makes_a_batch_fit_in_the_fewest_steps():
     )
     steps = zip(some.cluster.tolist(), some.steps.tolist(), strict=True)
     assert list(steps) == [(0, 4), (1, 1), (1, 2), (1, 4)]
+    assert splits([[1, 0, 0]], 10**12).steps.tolist() == [1, 2, 4]  # without a walk up to 10**12
 
 
 def test_devices_that_combine_their_own_steps_have_equal_batches():
