@@ -24,7 +24,7 @@ def _of(name, file, old, new, tests):
 
 _STEP = "models/step_time/model.py"
 _LEASES, _EC2, _LOCAL = "tasks/providers/leases.py", "tasks/providers/ec2", "tasks/providers/local"
-_T_EC2 = "tasks/providers/ec2"
+_T_EC2, _T_BUDGET = "tasks/providers/ec2", "tasks/campaign/test_budget.py"
 
 MUTANTS = (
     # What no test held in November 2026.
@@ -215,4 +215,10 @@ MUTANTS = (
         "models/planner/test_placement.py"),
     _of("too-large", f"{_LOCAL}/catalogue.py", r"if cores > most_cores\(\) \+ 1e-9:(?=\n +return f\x22\{cluster)",
         "if False:", f"{_T_EC2[:-4]}/local/test_catalogue.py"),
+    _of("prices-old", "tasks/campaign/budget.py", r"if now - priced_at > PRICES_LAST:", "if False:", _T_BUDGET),
+    _of("prices-estimated", "tasks/campaign/budget.py", r"if estimated is not None:", "if False:", _T_BUDGET),
+    _of("spent-unreadable", "tasks/campaign/budget.py", r'return float\("inf"\), str\(error\)', "kept = {}", _T_BUDGET),
+    _of("spent-kept", f"{_EC2}/leases.py", r"( +)self\.note_spent\(lease_id, .*", r"\1pass", _T_BUDGET),
+    _of("wheels-alone", "tasks/node/requirements.py", r"if not is_plain\(line, root\):", "if False:",
+        "tasks/node/test_requirements.py"),
 )  # fmt: skip
