@@ -124,14 +124,12 @@ class PlannedRun:
 
         For a profile, `batch_per_device` lists all its batches.
         """
-        batches = joined(self.batches)
-        if self.kind == "profile":
-            batches = ", ".join(map(str, self.batches))
+        profiled = ", ".join(map(str, self.batches))
         return {
             "workload": self.workload,
             "cluster": self.cluster,
             "layout": joined(self.layout),
-            "batch_per_device": batches,
+            "batch_per_device": profiled if self.kind == "profile" else joined(self.batches),
             "accumulation_steps": self.accumulation_steps,
             **self.mode._asdict(),
         }

@@ -106,33 +106,27 @@ class Scale:
     devices_each: int
     steps: Mapping[int, Mapping[tuple[float, int], float]]
 
-    def step_s(self, size: int, batch: float, micro: float | None) -> float | None:
-        """Return the seconds of a step of `batch` samples on `size` units; None if unknown.
+    def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
+        """Return the known seconds of a step of `batch` samples, by number of units.
 
         A unit is a machine, or a device of one machine. If `micro` is None, only measured steps are
         used. Otherwise the step has micro-steps of `micro` samples per unit. If that step was not
         measured, its time is composed of measured steps, as the module's docstring describes.
         """
-        measured = self.steps.get(size, {})
-        if micro is None:
-            whole = [s for (own, steps), s in measured.items() if size * own * steps == batch]
-            return min(whole, default=None)
-        count = batch / (size * micro)
-        if count < 1 or count != int(count):
-            return None
-        if (micro, int(count)) in measured:
-            return measured[micro, int(count)]
-        alone, last = self.steps.get(1, {}).get((micro, 1)), measured.get((micro, 1))
-        return None if alone is None or last is None else (count - 1) * alone + last
-
-    def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
-        """Return the known seconds of a step of `batch` samples, by number of units.
-
-        A unit is a machine, or a device of one machine. `micro` is the number of samples per unit
-        in a micro-step; None for measured steps only.
-        """
-        found = ((size, self.step_s(size, batch, micro)) for size in sorted(self.steps))
-        return {size: seconds for size, seconds in found if seconds is not None}
+        found: dict[int, float] = {}
+        alone = self.steps.get(1, {})
+        for size, measured in sorted(self.steps.items()):
+            if micro is None:
+                whole = [s for (own, steps), s in measured.items() if size * own * steps == batch]
+                if whole:
+                    found[size] = min(whole)
+                continue
+            count, once = batch / (size * micro), (micro, 1)
+            if (micro, count) in measured:
+                found[size] = measured[micro, int(count)]
+            elif count >= 1 and count.is_integer() and once in measured and once in alone:
+                found[size] = (count - 1) * alone[once] + measured[once]
+        return found
 
     @property
     def batches(self) -> list[float]:
