@@ -74,7 +74,7 @@ class Offer:
     not free. If this price differs from the public price, `own_price` says why, and
     `public_usd_per_hour` is the public price. `storage_usd_per_hour` is the price of the volume.
     `other_usd_per_hour` is the price of the public IP address and of requests to S3. `start_usd` is
-    the cost of the download of the workload's data each time the machine starts. If
+    the cost to download the workload's data each time the machine starts. If
     `usd_per_hour` is an estimate, `price_source` says so.
     """
 
@@ -163,7 +163,10 @@ class Cluster:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return dollars per hour of the machines without volumes; None if a price is unknown."""
+        """Return the price of all machines in dollars per hour; None if a price is unknown.
+
+        Volumes, IP addresses and S3 requests are not included.
+        """
         return self.bill_per_hour[0]
 
     @property
@@ -177,7 +180,7 @@ class Cluster:
 
     @property
     def start_usd(self) -> float:
-        """Return the dollars of the data that all machines download when the job starts."""
+        """Return the price in dollars of the data that all machines download at the job's start."""
         return sum(offer.start_usd for offer in self.members)
 
     @property

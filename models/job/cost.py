@@ -5,7 +5,8 @@
 
 `expected_hours` adds start-up, checkpoints and interruptions (duration.py). usd_per_hour is the
 price of the cluster: machines, storage, IP addresses and S3 requests. download_usd is the price of
-the data that each machine downloads when it starts; an interruption replaces one machine.
+the data that machines download when they start. After an interruption, one new machine downloads
+the data again.
 """
 
 from __future__ import annotations

@@ -186,7 +186,10 @@ def drawn_hours(
 
 
 class _Job(NamedTuple):
-    """Expected hours and interruptions of jobs. Arrays are (clusters,) or (draws, clusters)."""
+    """Expected hours and interruptions of jobs.
+
+    Arrays are (clusters,) or (draws, clusters): the transpose of the arguments of `_job`.
+    """
 
     work: FloatArray
     running: FloatArray  # work and checkpoints

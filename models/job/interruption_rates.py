@@ -103,8 +103,8 @@ class HazardModel:
     def _rate(self, pool: Pool) -> tuple[float, float]:
         """Return one machine's interruptions per hour, and the relative variance of the estimate.
 
-        The pool has the rate that Spot Advisor publishes. Both results are 0 if this rate is 0 and
-        the type was never observed.
+        `pool` includes the rate that Spot Advisor publishes. Both results are 0 if this rate is 0
+        and the type was never observed.
         """
         instance_type, _, zone, advised = pool
         if instance_type not in self.types and advised <= 0:

@@ -40,8 +40,8 @@ class CatalogueRow(BaseModel):
     def devices(self) -> int | None:
         """Return the number of devices; None if it is unknown.
 
-        A GPU count of 0 in the file means a part of one GPU, so the number is 1. Without an
-        accelerator, the CPU is the only device.
+        A GPU count of 0 in the file means a fraction of a GPU, which counts as 1 device. If there
+        is no accelerator, the CPU is the only device.
         """
         count = self.gpu_count if self.gpu_count is not None else self.accelerator_count
         if count is None:

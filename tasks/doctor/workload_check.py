@@ -102,9 +102,10 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
                 f"two steps of {batch} samples took more than {timeout_s:g} s:"
                 " allow more with --timeout"
             ) from None
-        if not answer.exists():  # -9 and 137: out of memory
+        if not answer.exists():
             raise CheckFailed(
-                f"the workload's process ended with code {done.returncode} (-9, 137: no memory)"
+                f"the workload's process ended with code {done.returncode}"
+                " (-9 and 137 mean: out of memory)"
             )
         precisions = json.loads(answer.read_text())
     peak = max((one["figures"]["peak_bytes"] for one in precisions if one["figures"]), default=0)

@@ -229,8 +229,8 @@ def supply_of(
     """Return the clusters and modes from which the planner may choose for `workload`.
 
     A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
-    If machines cost money, the offers include the cost of the download of the workload's data. Its
-    size is taken from the last planned launch.
+    If machines cost money, the offers include the cost to download the workload's data. The size of
+    the data is taken from the last planned launch.
     """
     if workspace.spends_money:
         stored = {"workload": workload.name, "workload_digest": workload.digest}
@@ -247,7 +247,7 @@ def supply_of(
 
 
 def _start_usd(workspace: Workspace, stored: Mapping[Any, Any], offer: Offer) -> float:
-    """Return the dollars of the download of the workload's data to one machine of `offer`.
+    """Return the dollars that it costs to download the workload's data to one machine of `offer`.
 
     stored: a row of the table raw_downloads, with the size, file count and region of the data.
     """

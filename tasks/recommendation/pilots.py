@@ -95,7 +95,7 @@ def measure_first(row: Row, pilots: Found) -> Row:
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers with a known price in the market of srift.toml's section [campaign].
 
-    If there is none, return the offers with a known price in all markets.
+    If that market has no such offer, return the offers with a known price in all markets.
     """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
@@ -156,11 +156,12 @@ def _pilots(
 def _candidates(
     case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet
 ) -> list[Setup]:
-    """Return the unmeasured setups among which to choose runs, on at most _MOST_HOSTS machines.
+    """Return the unmeasured setups from which the suggested runs are chosen.
 
-    Setups of the choice set (those that might be recommended) come first. Other setups in the same
-    modes follow, sorted by dollars per hour. If the workload was never measured, single-device
-    setups come before all others, because the compute time is most uncertain.
+    A setup has at most _MOST_HOSTS machines, and no more than srift.toml allows. Setups of the
+    choice set (those that might be recommended) come first. Other setups in the same modes follow,
+    sorted by dollars per hour. If the workload was never measured, single-device setups come before
+    all others, because the compute time is most uncertain.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     supply = launched_supply(case, sold, hosts)

@@ -1,4 +1,4 @@
-"""Export parts of requests for SageMaker training jobs: machines, environment and time limits."""
+"""Export the machines, environment and time limits of requests for SageMaker training jobs."""
 
 import json
 import math
