@@ -120,7 +120,7 @@ def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> 
 
 
 def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any) -> int:
-    """Append the rows to a table, and return the number of new rows.
+    """Append the rows whose key `table` does not have yet, and return the number of new rows.
 
     stamp: columns to add to every row. Raises ValueError if a row has a column that `table` lacks.
     """

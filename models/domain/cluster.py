@@ -141,7 +141,7 @@ class Cluster:
 
     @classmethod
     def of(cls, *counted: tuple[int, Offer]) -> Cluster:
-        """Build a cluster from (count, offer) pairs. The order of the pairs is the rank order."""
+        """Build a cluster from (count, offer) pairs, in the order of torchrun's node ranks."""
         return cls(members=tuple(offer for count, offer in counted for _ in range(count)))
 
     @property
@@ -190,7 +190,7 @@ class Cluster:
         return markets.pop() if len(markets) == 1 else "mixed"
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
-        """Yield (count, offer) for each group of consecutive equal offers, in rank order."""
+        """Yield (count, offer) for each group of equal offers with consecutive node ranks."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
 
@@ -201,7 +201,7 @@ def cluster_name(instance_types: Iterable[str]) -> str:
 
 
 def parse_cluster(text: str) -> tuple[str, ...]:
-    """Return the type of each instance in rank order: `2xa+1xb` gives `("a", "a", "b")`.
+    """Return each instance's type, by node rank: `2xa+1xb` gives `("a", "a", "b")`.
 
     Raises:
         ValueError: if the text does not have this form, or has more than MOST_INSTANCES instances.

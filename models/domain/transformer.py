@@ -38,7 +38,9 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     for name, value in config.items():
         keys = [name, *(value if isinstance(value, Mapping) else ())]
         if value and any(part in key for part in _REFUSED for key in keys):
-            raise ValueError(f"{name}: only dense networks with one stack of layers are supported")
+            raise ValueError(
+                f"{name} is set, but only dense networks with one stack of layers are supported"
+            )
     sizes: dict[str, Any] = {}
     for name, names in _NAMES.items():
         stated = [config[each] for each in names if config.get(each) is not None]

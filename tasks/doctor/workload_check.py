@@ -37,10 +37,10 @@ class CheckFailed(Exception):
 
 
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
-    """Run two steps of workload `name` in each of its precisions, and return the results.
+    """Run two steps of workload `name` in each of its precisions, and report the outcome.
 
-    The result has the workload, its entrypoint, the batch per device, notes, and a result for each
-    precision.
+    Returns a dictionary with the workload, its entrypoint, the batch per device, notes, and the
+    outcome for each precision.
 
     timeout_s: maximum seconds for the steps, without the installation of requirements.
 

@@ -123,9 +123,10 @@ def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 def judge_promises(
     workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
 ) -> int:
-    """Compare published step times, hours and dollars to runs measured after the publication.
+    """Compare the predictions of published tables with runs that were measured later.
 
-    Stores a row in the table raw_ledger for each comparison. Returns the number of new rows.
+    The predictions are step times, hours and dollars. Each comparison is stored as a row of the
+    table raw_ledger. `frames` is the result of `training_frames`. Returns the number of new rows.
     """
     types = frames["instance_types"]
     judged = regret_ledger.judge(

@@ -216,8 +216,8 @@ def comparable(
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
     """Return True if any instance type with the offer's device was measured.
 
-    An offer and a measured type can have different names for the same device. The names in `model`
-    are therefore compared.
+    Offers and measured types may name the same device differently. Therefore, both device names are
+    looked up in `model`, which uses one name for each device.
     """
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)

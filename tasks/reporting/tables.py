@@ -263,7 +263,7 @@ def _print_pilots(pilots: Row) -> None:
 
 
 def share(regret: float) -> str:
-    """Format a regret, which is a difference of natural logs, as a percentage such as `3.2%`."""
+    """Convert a regret from a difference of natural logs to a percentage such as `3.2%`."""
     return _Cell().vformat("{share:.1%!}", (), {"share": math.expm1(regret)})
 
 
@@ -421,7 +421,7 @@ _LEASES = """
 
 
 def print_workloads(known: Sequence[Row]) -> None:
-    """Print one line per workload and provider. Without data, the provider is empty."""
+    """Print one line per workload and provider. A workload without data has no provider."""
     columns = """
         workload: {workload}
         provider: {provider}
