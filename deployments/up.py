@@ -138,7 +138,7 @@ class Service:
     def install(self, client: SyncPrefectClient, prefect_file: Path) -> None:
         """Install the deployments of `prefect_file`.
 
-        Keeps the state of schedules that an operator paused or resumed.
+        A schedule that an operator paused or resumed keeps that state.
         """
         before = {one.name: [s.active for s in one.schedules] for one in client.read_deployments()}
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")

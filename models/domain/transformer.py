@@ -1,6 +1,7 @@
 """Compute parameters, gradient bytes and FLOPs of a transformer from its configuration.
 
-The configuration is a Hugging Face `config.json`, or the sizes in Srift's own names.
+The configuration has the keys of a Hugging Face `config.json`, or Srift's names for the same sizes,
+such as `layers` and `hidden`.
 """
 
 from collections.abc import Mapping

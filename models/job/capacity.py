@@ -66,7 +66,7 @@ def fit_startup(
 def gang_startup(
     model: LogSeconds, pools: Sequence[Pool], counts: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of their logs.
+    """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of log seconds.
 
     `model` is the result of `fit_startup`. `counts` is a (clusters, pools) array with the number of
     machines from each pool. Every cluster has at least one machine. A cluster is ready when its

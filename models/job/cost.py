@@ -82,7 +82,10 @@ class JobCosts:
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
-        """Return `hours`, or their price if `what` is "usd". An unknown price is NaN."""
+        """Return `hours`, or the dollars of jobs that take these hours if `what` is "usd".
+
+        Unknown dollars are NaN.
+        """
         return hours if what == "hours" else (self.usd_per_hour * hours.T + self.download_usd).T
 
 

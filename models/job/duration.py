@@ -246,7 +246,7 @@ def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
 
 
 def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
-    """Return a (draws, clusters) array: quantiles of lognormal variables with mean 1."""
+    """Return a (draws, clusters) array: lognormal variables of mean 1 at quantile `probability`."""
     return np.exp(log_sd * ndtri(probability) - log_sd**2 / 2)
 
 

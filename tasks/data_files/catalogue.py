@@ -31,7 +31,7 @@ class CatalogueRow(BaseModel):
     def device(self) -> str:
         """Return the accelerator's name, or "cpu" if there is no accelerator.
 
-        If the instance type has only a part of a GPU, the name is "part of" and the GPU's name.
+        For a fraction of a GPU, "part of" precedes the name, as in "part of L4".
         """
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name

@@ -176,7 +176,7 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
 
 
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
-    """Check image and subnets, and dry-run a launch of two machines.
+    """Check the machine image and the subnets, and dry-run a launch of two machines.
 
     Their instance type is the type of [ec2] instance_types with the fewest cores.
     """

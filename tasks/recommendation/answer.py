@@ -120,8 +120,9 @@ def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
     planned: the planner's rows, best first. If no row has a cluster with some device, the planner
-    runs again with the offers of that device alone. The result has the rows that meet the constraint, then the rows that miss it, then rows without a
-    cluster, whose reason says why no cluster was found. Their ranks follow this order.
+    runs again with the offers of that device alone. The result has the rows that meet the
+    constraint, then the rows that miss it, then rows without a cluster, whose reason says why no
+    cluster was found. Their ranks follow this order.
     """
     rows = [row for row in planned if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}
