@@ -192,7 +192,7 @@ class SharedWarehouse(Warehouse):
                     f"{self}: another process changed the same rows; nothing was stored. Try again"
                 ) from error
             raise WarehouseError(
-                f"{self}: {one_line(error)}. Check that PostgreSQL and the files can be reached"
+                f"{self}: {one_line(error)}. Check PostgreSQL and access to the data files"
             ) from error
 
 

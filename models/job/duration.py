@@ -251,7 +251,7 @@ def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
 
 
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
-    """Return a (draws, clusters) array: quantiles of Gamma variables with mean 1.
+    """Return a (draws, clusters) array: Gamma variables of mean 1 at quantile `probability`.
 
     The quantile is 1 if the variance is 0. Variances are rounded to steps of 5 %. This saves time,
     because thousands of setups then have only a few different variances.
