@@ -71,5 +71,5 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
-    """Return True if the warehouse has only step times of the workload that ship with Srift."""
+    """Return True if the workload has step times in the warehouse, and all ship with Srift."""
     return len(mart(warehouse, "public_rows", provider=provider, workload=workload)) > 0
