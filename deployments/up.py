@@ -138,7 +138,7 @@ class Service:
     def install(self, client: SyncPrefectClient, prefect_file: Path) -> None:
         """Install the deployments of `prefect_file`.
 
-        Keeps the state of schedules that an operator paused or resumed.
+        A schedule that an operator paused or resumed keeps that state.
         """
         before = {one.name: [s.active for s in one.schedules] for one in client.read_deployments()}
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
@@ -205,7 +205,10 @@ def serving(service: Service, prefect_file: Path) -> Iterator[None]:
 
 
 def main(words: list[str]) -> int:
-    """Serve until a signal arrives. Return 0 after a signal, 1 on failure, 2 for wrong settings."""
+    """Run the servers and the worker until a signal arrives, and return the exit code.
+
+    The exit code is 0 after a signal, 1 after a failure, and 2 for wrong settings.
+    """
     parser = argparse.ArgumentParser(prog="make up", description=__doc__)
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N")
     parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N")

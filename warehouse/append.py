@@ -120,7 +120,7 @@ def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> 
 
 
 def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any) -> int:
-    """Append the rows to a table, and return the number of new rows.
+    """Append the rows whose key `table` does not have yet, and return the number of new rows.
 
     stamp: columns to add to every row. Raises ValueError if a row has a column that `table` lacks.
     """
@@ -185,12 +185,12 @@ def _columns(connection: Connection, table: str) -> dict[str, str]:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Convert a time to UTC without a time zone. Return a time without a time zone unchanged."""
+    """Return the time in UTC as a naive datetime. A naive datetime is returned unchanged."""
     return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
 
 
 def _plain(value: Any) -> Any:
-    """Convert a time to UTC without a time zone, and NaT to None. Return other values unchanged."""
+    """Convert a time to a naive datetime in UTC, and NaT to None. Return other values unchanged."""
     if isinstance(value, datetime):
         return None if value != value else in_utc(value)  # NaT is unequal to itself
     return value

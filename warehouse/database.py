@@ -365,7 +365,7 @@ def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | N
 def empty_warehouse() -> duckdb.DuckDBPyConnection:
     """Return a database in memory with all tables and views, but without rows.
 
-    Callers open cursors, and commit nothing.
+    All callers share this database, so each must use a cursor and roll back its changes.
     """
     connection = duckdb.connect(config=NO_DOWNLOADS)
     create_tables(connection, "memory")

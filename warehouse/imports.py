@@ -143,9 +143,10 @@ def counted_before(connection: Connection) -> tuple[int, int]:
 def append_imports(
     connection: Connection, *, file_digest: str, loaded_at: datetime, import_id: str
 ) -> int:
-    """Load the staged rows under `import_id`, and return the number of new rows.
+    """Append the staged rows to the table raw_imports, and return the number of new rows.
 
-    Rows that an earlier import loaded are only linked to this import (table raw_import_rows).
+    Rows that an earlier import loaded are not appended again. The table raw_import_rows links them
+    to the import `import_id`. `file_digest` is the digest of the file's content.
     """
     stamp = {"import_id": import_id, "file_digest": file_digest, "loaded_at": in_utc(loaded_at)}
     connection.register("stamp", pa.Table.from_pylist([stamp]))

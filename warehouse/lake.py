@@ -120,7 +120,7 @@ class SharedWarehouse(Warehouse):
     def restore(self) -> Path:
         """Raise WarehouseError: operators restore PostgreSQL and the file store themselves."""
         raise WarehouseError(
-            f"Srift has no backup of {self}: restore PostgreSQL and the files from your backups"
+            f"Srift has no backup of {self}: restore PostgreSQL and the data files from yours"
         )
 
     @contextmanager
@@ -192,7 +192,7 @@ class SharedWarehouse(Warehouse):
                     f"{self}: another process changed the same rows; nothing was stored. Try again"
                 ) from error
             raise WarehouseError(
-                f"{self}: {one_line(error)}. Check that PostgreSQL and the files can be reached"
+                f"{self}: {one_line(error)}. Check PostgreSQL and access to the data files"
             ) from error
 
 
@@ -268,7 +268,10 @@ def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None
 
 
 def _holder(connection: duckdb.DuckDBPyConnection) -> str:
-    """Return the name of the process that holds the writers' lock, or "another process"."""
+    """Return the name of the process that holds the lock for writers.
+
+    Returns "another process" if the name is unknown.
+    """
     _roll_back(connection)  # PostgreSQL answers no query in a failed transaction
     query = (
         "select application_name from pg_locks join pg_stat_activity using (pid)"

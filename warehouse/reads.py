@@ -95,9 +95,9 @@ def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return the frames on which a model is fitted, as {name in TRAINING_FRAMES: frame}.
 
-    The frame `runs` has all runs that Srift measured. Imported runs are limited: at most
-    MOST_SETUPS setups (spread evenly over workloads and clusters) are chosen, and of these setups
-    the newest runs, at most MOST_REPEATS per setup.
+    The frame `runs` has all runs that Srift measured. Imported runs are limited to
+    MOST_SETUPS setups, which are spread evenly over workloads and clusters, and to the newest
+    MOST_REPEATS runs of each setup.
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
@@ -135,7 +135,11 @@ def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
 
 
 def launched(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
-    """Return what launches showed: the results of launches/*.sql, and three marts, by name."""
+    """Return {name: frame} with events of past launches, such as starts, refusals and restarts.
+
+    The frames are the results of launches/*.sql, and the marts checkpoints, compilations and
+    restarts.
+    """
     queries = {name: name for name in ("checkpoints", "compilations", "restarts")}
     queries |= {file.stem: file.read_text() for file in SQL_FOLDER.glob("launches/*.sql")}
     with warehouse.read() as connection:
@@ -173,8 +177,8 @@ def lease_spend(
 ) -> list[dict[str, Any]]:
     """Return the dollars of leases by group. A lease is the record of a launch.
 
-    The columns are `of` (the name of the group), `leases` and `runs` (their numbers in the group),
-    and `usd`, which is None if a price is unknown. The first row is the total of all groups.
+    The columns are `of` (the name of the group), `leases` and `runs` (how many the group has), and
+    `usd`, which is None if a price is unknown. The first row is the total of all groups.
 
     by: how to group the leases, a key of SPEND_BY.
     since: leases that ended before this time are left out.

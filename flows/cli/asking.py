@@ -251,7 +251,7 @@ def offers(
 
 @app.command()
 def workloads(as_json: Json = False) -> None:
-    """List the known workloads with their providers, devices, numbers of step times, and facts."""
+    """List the known workloads with their providers, devices, step-time counts and facts."""
     from tasks.data_files.imports import load_public
     from tasks.data_files.public import PROVIDER
     from tasks.recommendation.known_workloads import known_workloads

@@ -54,7 +54,7 @@ def forget(
     list_all: Annotated[bool, typer.Option("--list", help="Print all imports.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Undo an import: its rows are not used. Importing the same file again restores the rows."""
+    """Stop using the rows of an import. Importing the same file again restores the rows."""
     if (import_id is None) != list_all:
         raise typer.BadParameter("give either the id of an import or --list")
     from tasks.data_files.imports import forget_import, list_imports

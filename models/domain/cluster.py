@@ -74,7 +74,7 @@ class Offer:
     not free. If this price differs from the public price, `own_price` says why, and
     `public_usd_per_hour` is the public price. `storage_usd_per_hour` is the price of the volume.
     `other_usd_per_hour` is the price of the public IP address and of requests to S3. `start_usd` is
-    the cost of the download of the workload's data each time the machine starts. If
+    the cost to download the workload's data each time the machine starts. If
     `usd_per_hour` is an estimate, `price_source` says so.
     """
 
@@ -141,7 +141,7 @@ class Cluster:
 
     @classmethod
     def of(cls, *counted: tuple[int, Offer]) -> Cluster:
-        """Build a cluster from (count, offer) pairs. The order of the pairs is the rank order."""
+        """Build a cluster from (count, offer) pairs, in the order of torchrun's node ranks."""
         return cls(members=tuple(offer for count, offer in counted for _ in range(count)))
 
     @property
@@ -163,7 +163,10 @@ class Cluster:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return dollars per hour of the machines without volumes; None if a price is unknown."""
+        """Return the price of all machines in dollars per hour; None if a price is unknown.
+
+        Volumes, IP addresses and S3 requests are not included.
+        """
         return self.bill_per_hour[0]
 
     @property
@@ -177,7 +180,7 @@ class Cluster:
 
     @property
     def start_usd(self) -> float:
-        """Return the dollars of the data that all machines download when the job starts."""
+        """Return the price in dollars of the data that all machines download at the job's start."""
         return sum(offer.start_usd for offer in self.members)
 
     @property
@@ -187,7 +190,7 @@ class Cluster:
         return markets.pop() if len(markets) == 1 else "mixed"
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
-        """Yield (count, offer) for each group of consecutive equal offers, in rank order."""
+        """Yield (count, offer) for each group of equal offers with consecutive node ranks."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
 
@@ -198,7 +201,7 @@ def cluster_name(instance_types: Iterable[str]) -> str:
 
 
 def parse_cluster(text: str) -> tuple[str, ...]:
-    """Return the type of each instance in rank order: `2xa+1xb` gives `("a", "a", "b")`.
+    """Return each instance's type, by node rank: `2xa+1xb` gives `("a", "a", "b")`.
 
     Raises:
         ValueError: if the text does not have this form, or has more than MOST_INSTANCES instances.

@@ -136,8 +136,8 @@ def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
     """Count the measurements of each setup. The keys of the result are those of `setup_key`.
 
-    The column `runs` of the frame `runs` is the number of measurements that a row stands for.
-    Without this column, a row is one measurement. Rows without a layout use all devices of the
+    If the frame has a column named `runs`, it is the number of measurements that a row stands for.
+    Otherwise each row is one measurement. Rows without a layout use all devices of the
     machines; `types` provides their number.
     """
     devices = {kind.name: kind.devices for kind in types}

@@ -1,6 +1,7 @@
 """Compute parameters, gradient bytes and FLOPs of a transformer from its configuration.
 
-The configuration is a Hugging Face `config.json`, or the sizes in Srift's own names.
+The configuration has the keys of a Hugging Face `config.json`, or Srift's names for the same sizes,
+such as `layers` and `hidden`.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,9 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     for name, value in config.items():
         keys = [name, *(value if isinstance(value, Mapping) else ())]
         if value and any(part in key for part in _REFUSED for key in keys):
-            raise ValueError(f"{name}: only dense networks with one stack of layers are supported")
+            raise ValueError(
+                f"{name} is set, but only dense networks with one stack of layers are supported"
+            )
     sizes: dict[str, Any] = {}
     for name, names in _NAMES.items():
         stated = [config[each] for each in names if config.get(each) is not None]

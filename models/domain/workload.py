@@ -304,5 +304,5 @@ class Setup:
 
 
 def joined(numbers: tuple[int, ...]) -> str:
-    """Join numbers by `+`: (8, 4) gives `8+4`. Equal numbers are written once: (8, 8) gives `8`."""
+    """Join numbers by `+`: (8, 4) gives `8+4`. If all are equal, return one: (8, 8) gives `8`."""
     return str(numbers[0]) if len(set(numbers)) == 1 else "+".join(map(str, numbers))

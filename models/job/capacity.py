@@ -1,18 +1,19 @@
 """Model the start-up seconds of machines, and the chance that a request for them is granted.
 
     log seconds = mu_market + u_type,market + b (log n - c) + noise
-    p_type,market,zone ~ Beta(requests granted and refused)
+    p_type,market,zone ~ Beta(requests granted, requests refused)
     p_gang(n) = p^(1 + (n - 1) (1 - shared))
 
-Start-up seconds pass from the request until the last machine of a launch works. n is the number of
-machines, c is the mean of log n, and b is the effect of log n. mu, u and the noise are explained in
-log_seconds.py. Machines of one launch take similar times. Therefore, a launch counts as one
-observation per instance type.
+The start-up time of a launch ends when its last machine works. n is the number of its machines, c
+is the mean of log n over the observed launches, and b is the effect of log n. mu, u and the noise
+are explained in log_seconds.py. Machines of one launch take similar times. Therefore, a launch
+counts as one observation per instance type.
 
-p is the chance that a request for one machine is granted. A gang is the set of all machines of a
-cluster, which must run at the same time; p_gang is its chance. Refusals are correlated: if one
-machine is available, the next machine is more likely to be available. `shared` is 1 if machines are
-always granted or refused together, and 0 if they are independent.
+p is the chance that a request for one machine is granted. The parameters of its Beta posterior are
+the counts of granted and refused requests, plus those of the prior. p_gang(n) is the chance that
+all n machines of a cluster are granted at the same time. Refusals are correlated: if one machine is
+available, the next machine is more likely to be available. `shared` is 1 if machines are always
+granted or refused together, and 0 if they are independent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ def fit_startup(
 def gang_startup(
     model: LogSeconds, pools: Sequence[Pool], counts: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of their logs.
+    """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of log seconds.
 
     `model` is the result of `fit_startup`. `counts` is a (clusters, pools) array with the number of
     machines from each pool. Every cluster has at least one machine. A cluster is ready when its

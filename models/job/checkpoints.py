@@ -53,7 +53,7 @@ class CheckpointModel:
 
 
 def _line(state_bytes: ArrayLike) -> FloatArray:
-    """Return the log of the seconds to write `state_bytes` by CM-DARE's line: 3.6 s + 0.02 s/MB."""
+    """Return the log of 3.6 s + 0.02 s/MB x `state_bytes`, the line that CM-DARE measured."""
     return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
 
 

@@ -2,8 +2,8 @@
 
 log seconds = mu + noise
 
-mu is fitted for each workload and mode. Its prior is normal around log(prior_s), so its posterior
-is normal too.
+mu is fitted for each workload and mode. Its prior is normal around the log of `prior_s(mode)`, so
+its posterior is normal too.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,8 @@
 
 `expected_hours` adds start-up, checkpoints and interruptions (duration.py). usd_per_hour is the
 price of the cluster: machines, storage, IP addresses and S3 requests. download_usd is the price of
-the data that each machine downloads when it starts; an interruption replaces one machine.
+the data that machines download when they start. After an interruption, one new machine downloads
+the data again.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ class JobCosts:
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
-        """Return `hours`, or their price if `what` is "usd". An unknown price is NaN."""
+        """Return `hours`, or the dollars of jobs that take these hours if `what` is "usd".
+
+        Unknown dollars are NaN.
+        """
         return hours if what == "hours" else (self.usd_per_hour * hours.T + self.download_usd).T
 
 

@@ -9,7 +9,8 @@
     hours = start-up + r + N (lost + replacement)
 
 h is the hazard: the expected number of interruptions per hour. c is the hours to write a checkpoint
-(checkpoints.py). I is the optimal interval between checkpoints. The work is divided into n equal
+(checkpoints.py). I is the optimal interval between checkpoints. `replacement` is the mean hours
+until a lost machine is replaced. The work is divided into n equal
 pieces, where n is the smallest number with which no piece has more than I hours of work. A
 checkpoint is written between two pieces.
 
@@ -186,7 +187,10 @@ def drawn_hours(
 
 
 class _Job(NamedTuple):
-    """Expected hours and interruptions of jobs. Arrays are (clusters,) or (draws, clusters)."""
+    """Expected hours and interruptions of jobs.
+
+    Arrays are (clusters,) or (draws, clusters): the transpose of the arguments of `_job`.
+    """
 
     work: FloatArray
     running: FloatArray  # work and checkpoints
@@ -242,12 +246,12 @@ def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
 
 
 def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
-    """Return a (draws, clusters) array: quantiles of lognormal variables with mean 1."""
+    """Return a (draws, clusters) array: lognormal variables of mean 1 at quantile `probability`."""
     return np.exp(log_sd * ndtri(probability) - log_sd**2 / 2)
 
 
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
-    """Return a (draws, clusters) array: quantiles of Gamma variables with mean 1.
+    """Return a (draws, clusters) array: Gamma variables of mean 1 at quantile `probability`.
 
     The quantile is 1 if the variance is 0. Variances are rounded to steps of 5 %. This saves time,
     because thousands of setups then have only a few different variances.

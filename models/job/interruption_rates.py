@@ -65,7 +65,7 @@ class HazardModel:
     - `types`: the mean and standard deviation of each instance type's log hazard.
     - `zones`: the shape and rate of the Gamma posterior of each (instance type, zone).
     - `offset`: the mean and standard deviation of log(hazard / rate that Spot Advisor publishes).
-    - `bunching`: the relative variance of the hazard over time, due to demand.
+    - `bunching`: the relative variance of the hazard over time, caused by changes of demand.
     - `shared`: the share of a machine's interruptions that take all machines of its type in the
       zone.
     """
@@ -103,8 +103,8 @@ class HazardModel:
     def _rate(self, pool: Pool) -> tuple[float, float]:
         """Return one machine's interruptions per hour, and the relative variance of the estimate.
 
-        The pool has the rate that Spot Advisor publishes. Both results are 0 if this rate is 0 and
-        the type was never observed.
+        `pool` includes the rate that Spot Advisor publishes. Both results are 0 if this rate is 0
+        and the type was never observed.
         """
         instance_type, _, zone, advised = pool
         if instance_type not in self.types and advised <= 0:
@@ -132,7 +132,8 @@ def fit_hazard(
     Args:
         windows: a row per observed period, with columns instance_type, zone, hours (machine-hours,
             above 0) and interruptions. Periods must not end because of an interruption.
-        advised: interruptions per hour that Spot Advisor publishes, by instance type.
+        advised: interruptions per hour that Spot Advisor publishes, by instance type. A type that
+            is missing gets the rate of the worst class.
         together: a row for each launch and pool (instance type in a zone) that lost machines. The
             columns are machines (number that ran) and lost (number that were interrupted).
     """
@@ -185,9 +186,10 @@ def fit_hazard(
 def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
     """Estimate the relative variance of the interruption rate over time.
 
-    The estimate grows with the variance of interruption counts beyond that of Poisson counts. The
-    prior counts as additional observations. `windows` has a row per observed period. `zone_rate`
-    has the interruptions per hour of each (instance type, zone).
+    The estimate grows with the overdispersion of the interruption counts: the excess of their
+    variance over the variance of Poisson counts. The prior counts as additional observations.
+    `windows` has a row per observed period. `zone_rate` has the interruptions per hour of each
+    (instance type, zone).
     """
     pools = pd.MultiIndex.from_frame(windows[["instance_type", "zone"]])
     hours, count = windows[["hours", "interruptions"]].to_numpy(dtype=float).T

@@ -1,4 +1,4 @@
-"""Derive start-up, checkpoint and interruption parameters of clusters, from priors or launches.
+"""Derive start-up, checkpoint and interruption parameters of clusters from priors or past launches.
 
 A job starts when all machines of its cluster have started. Only spot machines are interrupted. The
 seconds to replace a lost machine are averaged over the cluster's instance types, each weighted by
@@ -118,12 +118,12 @@ class Learned:
         pools: Sequence[Pool],
         counts: NDArray[np.int64],
     ) -> tuple[FloatArray, FloatArray]:
-        """Add the seconds of retries after refused requests to start-up seconds.
+        """Return `launch_s` and `log_sd`, increased by the retries of refused requests.
 
-        `launch_s` and `log_sd` (clusters,) are the mean start-up seconds without retries, and the
-        standard deviations of log seconds. `counts` is a (clusters, pools) array with the number of
-        machines from each pool. Returns new values of `launch_s` and `log_sd` that include
-        retries. Without an availability model, both are returned unchanged.
+        `launch_s` (clusters,) are the mean start-up seconds if no request is refused. `log_sd`
+        (clusters,) are the standard deviations of log start-up seconds. `counts` is a (clusters,
+        pools) array with the number of machines from each pool. If there is no availability model,
+        both are returned unchanged.
         """
         if self.availability is None:
             return launch_s, log_sd

@@ -30,7 +30,8 @@ class LogSeconds:
     A group is, for example, a market; a member is an instance type. x is a covariate, for example
     the log number of machines.
 
-    - `groups`: {group: mean and standard deviation of its log median at x = `centre`}.
+    - `groups`: {group: mean and standard deviation of its log median at x = `centre`}. `centre` is
+      the mean x of the observations. In a prior, it is a reference value of x.
     - `members`: the same for each (group, member). It is empty in a prior.
     - `slope`: the mean and standard deviation of the effect of x.
     - `member_sd`: the standard deviation of log medians between the members of a group.
@@ -45,7 +46,7 @@ class LogSeconds:
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return a (keys, 2) array: the log median at x = `centre`, and its standard deviation.
+        """Return a (keys, 2) array: the log median and its standard deviation, at x = `centre`.
 
         Each key is a (group, member). An unknown member has the median of its group.
         """

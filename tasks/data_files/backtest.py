@@ -34,8 +34,8 @@ def backtest(
         provider: "local" or "ec2", the provider of all rows.
         rows: number of rows in the test file.
         predicted: number of rows that could be predicted.
-        summary: a row for each workload, for each number of instances, and for all rows. It has the
-            errors, and the share of step times inside their predicted intervals.
+        summary: a row for each workload, for each number of instances, and for all rows. Each
+            row has the errors, and the share of step times inside their predicted intervals.
         sentences: warnings.
 
     Raises:

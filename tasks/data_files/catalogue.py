@@ -31,7 +31,7 @@ class CatalogueRow(BaseModel):
     def device(self) -> str:
         """Return the accelerator's name, or "cpu" if there is no accelerator.
 
-        If the instance type has only a part of a GPU, the name is "part of" and the GPU's name.
+        For a fraction of a GPU, "part of" precedes the name, as in "part of L4".
         """
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name
@@ -40,8 +40,8 @@ class CatalogueRow(BaseModel):
     def devices(self) -> int | None:
         """Return the number of devices; None if it is unknown.
 
-        A GPU count of 0 in the file means a part of one GPU, so the number is 1. Without an
-        accelerator, the CPU is the only device.
+        A GPU count of 0 in the file means a fraction of a GPU, which counts as 1 device. If there
+        is no accelerator, the CPU is the only device.
         """
         count = self.gpu_count if self.gpu_count is not None else self.accelerator_count
         if count is None:

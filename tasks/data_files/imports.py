@@ -165,8 +165,8 @@ def import_measurements(
 def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
     """Yield a connection with an open transaction.
 
-    A dry run must not create a warehouse. Therefore, without a warehouse, a dry run gets a
-    connection to an empty warehouse in memory.
+    A dry run must not create a warehouse. If there is none, the connection of a dry run is to an
+    empty warehouse in memory.
     """
     if warehouse.exists() or not dry_run:
         with warehouse.transact() as connection:
@@ -181,7 +181,7 @@ def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -
     """Return warnings about instance types without a data sheet, and about changed rows.
 
     counts: the result of `staged_counts`. types: the known instance types of each provider.
-    other: the number of changed rows, whose run_id is already stored with another step time.
+    other: the number of changed rows. The run_id of such a row is stored with another step time.
     """
     known = {name for names in types.values() for name in names}
     unknown = sorted(set(counts.get("instance type", ())) - known)
@@ -206,8 +206,8 @@ def _judge(
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported too. All their rows are checked. Rows of other
-    workloads are checked only if they are new.
+    workloads: the workloads whose facts are imported too. All rows of these workloads are checked.
+    Rows of other workloads are checked only if they are new.
     """
     peaks = [
         {

@@ -97,7 +97,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
 
 
 def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return the file's rows in the form that a model is fitted to, and unknown columns' names.
+    """Return the rows to which a model can be fitted, and the names of unknown columns.
 
     Raises ImportRefused if a value is bad.
     """

@@ -30,22 +30,22 @@ MEASUREMENTS, FACTS = FOLDER / "public_steps.parquet", FOLDER / "workloads.csv"
 
 @cache
 def public_workloads() -> dict[str, WorkloadSettings]:
-    """Return settings (samples, batches, goals) for the workloads of the public step times."""
+    """Return the settings (samples, batches, goals) of workloads whose step times Srift ships."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
 
 @cache
 def packaged_names() -> frozenset[str]:
-    """Return the names of all workloads with public step times."""
+    """Return the names of all workloads whose step times ship with Srift."""
     with FACTS.open(newline="") as file:
         return frozenset(row["workload"] for row in csv.DictReader(file))
 
 
 def public_machines() -> list[dict[Any, Any]]:
-    """Return a row for each machine of the public step times that is not an EC2 instance type.
+    """Return a row for each type of machine that has public step times, but is not sold by EC2.
 
-    The rows have the columns of the mart `instance_types`.
+    Public step times ship with Srift. The rows have the columns of the mart `instance_types`.
     """
     table = pd.read_csv(FOLDER / "machines.csv").astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
@@ -55,10 +55,10 @@ def public_machines() -> list[dict[Any, Any]]:
 def with_public_workloads(workspace: Workspace) -> Workspace:
     """Return a workspace that also has the workloads whose public step times are in use.
 
-    Public step times are in use if they were imported, and this installation has neither
-    measurements nor a definition of the workload. If srift.toml has a workload of the same name,
-    the workload of srift.toml is kept. If the provider is not EC2, the workspace is returned
-    unchanged.
+    Public step times ship with Srift. They are in use if they were imported, and this installation
+    has neither measurements nor a definition of the workload. If srift.toml has a workload of the
+    same name, the workload of srift.toml is kept. If the provider is not EC2, the workspace is
+    returned unchanged.
     """
     if workspace.provider.name != PROVIDER:
         return workspace
@@ -71,5 +71,5 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
-    """Return True if all step times of the workload in the warehouse are public step times."""
+    """Return True if the workload has step times in the warehouse, and all ship with Srift."""
     return len(mart(warehouse, "public_rows", provider=provider, workload=workload)) > 0

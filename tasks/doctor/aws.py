@@ -87,7 +87,8 @@ def _regions(api: Ec2Api, ec2: Ec2) -> str:
     unusable = [one for one in ec2.regions if one not in enabled]
     if unusable:
         raise Wrong(
-            f"{', '.join(unusable)} not enabled in this AWS account: enable, or edit [ec2] regions"
+            f"this AWS account has not enabled {', '.join(unusable)}: enable the regions,"
+            " or remove them from [ec2] regions"
         )
     return f"{', '.join(ec2.regions)} enabled"
 
@@ -100,7 +101,10 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
 
 
 def _prices(api: Ec2Api, ec2: Ec2) -> str:
-    """Check the permission to read prices. Without it, the prices that ship with Srift are used."""
+    """Check that AWS lets Srift read prices, and return a sentence about the result.
+
+    Raises NotChecked if a request is refused. Srift then uses the prices that it ships with.
+    """
     try:
         api.ask("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2", MaxResults=1)
         api.ask("ec2:DescribeSpotPriceHistory", ec2.regions[0], MaxResults=1)
@@ -172,7 +176,7 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
 
 
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
-    """Check image and subnets, and dry-run a launch of two machines.
+    """Check the machine image and the subnets, and dry-run a launch of two machines.
 
     Their instance type is the type of [ec2] instance_types with the fewest cores.
     """
@@ -206,7 +210,7 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 
 
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
-    """Dry-run every request of a launch that creates a resource.
+    """Send the requests with which a launch creates resources, as dry runs of the EC2 API.
 
     The security group and the placement group do not exist yet, so the requests do not name them.
     """
@@ -238,9 +242,10 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one vCPU quota for the market of [campaign] allows one machine.
+    """Check that at least one vCPU quota allows one machine.
 
-    Each quota is compared with the vCPUs of the smallest instance type that it limits.
+    The quotas are those for the market that [campaign] of srift.toml sets. Each quota is compared
+    with the vCPUs of the smallest instance type that it limits.
     """
     cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):

@@ -32,7 +32,7 @@ def examine(settings: Settings, provider: str) -> list[Finding]:
 
 
 def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
-    """Check SRIFT_HOME: disk, privacy, warehouse, published table and model registry.
+    """Check SRIFT_HOME: disk, permissions, warehouse, published table and model registry.
 
     thorough: also read every row of the warehouse.
     """

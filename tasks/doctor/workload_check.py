@@ -37,10 +37,10 @@ class CheckFailed(Exception):
 
 
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
-    """Run two steps of workload `name` in each of its precisions, and return the results.
+    """Run two steps of workload `name` in each of its precisions, and report the outcome.
 
-    The result has the workload, its entrypoint, the batch per device, notes, and a result for each
-    precision.
+    Returns a dictionary with the workload, its entrypoint, the batch per device, notes, and the
+    outcome for each precision.
 
     timeout_s: maximum seconds for the steps, without the installation of requirements.
 
@@ -102,9 +102,10 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
                 f"two steps of {batch} samples took more than {timeout_s:g} s:"
                 " allow more with --timeout"
             ) from None
-        if not answer.exists():  # -9 and 137: out of memory
+        if not answer.exists():
             raise CheckFailed(
-                f"the workload's process ended with code {done.returncode} (-9, 137: no memory)"
+                f"the workload's process ended with code {done.returncode}"
+                " (-9 and 137 mean: out of memory)"
             )
         precisions = json.loads(answer.read_text())
     peak = max((one["figures"]["peak_bytes"] for one in precisions if one["figures"]), default=0)

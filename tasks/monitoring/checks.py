@@ -68,8 +68,8 @@ def _store(
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     """Return the drifting instance types as {name: time of the newest judged run}.
 
-    Too many new runs on such a type lie outside their predicted intervals. All its runs up to this
-    time must be repeated.
+    A type is drifting if too many of its new runs lie outside their predicted intervals. All runs
+    of the type up to the given time must be repeated.
     """
     drifting = workspace.mart("drift", drifting=True)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
@@ -100,7 +100,7 @@ def note_alarms(
 
 
 def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
-    """Return a sentence for each of the newest alarms, and one on the number of older alarms.
+    """Return a sentence for each of the newest alarms, and a sentence that counts older alarms.
 
     alarms: rows of the mart `alarms`, the newest first.
     """
@@ -123,9 +123,10 @@ def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 def judge_promises(
     workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
 ) -> int:
-    """Compare published step times, hours and dollars to runs measured after the publication.
+    """Compare the predictions of published tables with runs that were measured later.
 
-    Stores a row in the table raw_ledger for each comparison. Returns the number of new rows.
+    The predictions are step times, hours and dollars. Each comparison is stored as a row of the
+    table raw_ledger. `frames` is the result of `training_frames`. Returns the number of new rows.
     """
     types = frames["instance_types"]
     judged = regret_ledger.judge(

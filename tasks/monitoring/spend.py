@@ -15,9 +15,9 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
     days: only leases that ended within this number of days count; None means all ended leases.
 
     The key `rows` has a row per group, and `total` the sum over all groups. If a launch measured
-    several runs, each run gets an equal share of its dollars. `usd` of a row is None if a price is
-    unknown. `held` has the leases that have not ended. `unreadable` has a sentence for each lease
-    that cannot be read.
+    several runs, each run gets an equal share of the launch's dollars. `usd` of a row is None if a
+    price is unknown. `held` has the leases that have not ended. `unreadable` has a sentence for
+    each lease that cannot be read.
 
     Raises WarehouseMissing if nothing was ever measured.
     """

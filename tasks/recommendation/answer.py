@@ -119,9 +119,10 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
-    planned: the planner's rows, best first. A device without a row is planned separately. The
-    result has the rows that meet the constraint, then the rows that miss it, then rows without a
-    cluster, whose reason says why no cluster was found. Their ranks follow this order.
+    planned: the planner's rows, best first. If no row has a cluster with some device, the planner
+    runs again with the offers of that device alone. The result has the rows that meet the
+    constraint, then the rows that miss it, then rows without a cluster, whose reason says why no
+    cluster was found. Their ranks follow this order.
     """
     rows = [row for row in planned if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}
@@ -139,7 +140,10 @@ def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
-    """Store the current prices, fit a first model to public data, promote it, and return it."""
+    """Store the current prices, fit a first model to public data, promote it, and return it.
+
+    Returns None if the warehouse has no step times.
+    """
     now, name = datetime.now(UTC), workspace.provider.name
     reporter().say(
         f"there is no model of {name} machines yet: fitting a model to public step times"

@@ -216,8 +216,8 @@ def comparable(
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
     """Return True if any instance type with the offer's device was measured.
 
-    An offer and a measured type can have different names for the same device. The names in `model`
-    are therefore compared.
+    Offers and measured types may name the same device differently. Therefore, both device names are
+    looked up in `model`, which uses one name for each device.
     """
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)
@@ -229,8 +229,8 @@ def supply_of(
     """Return the clusters and modes from which the planner may choose for `workload`.
 
     A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
-    If machines cost money, the offers include the cost of the download of the workload's data. Its
-    size is taken from the last planned launch.
+    If machines cost money, the offers include the cost to download the workload's data. The size of
+    the data is taken from the last planned launch.
     """
     if workspace.spends_money:
         stored = {"workload": workload.name, "workload_digest": workload.digest}
@@ -247,7 +247,7 @@ def supply_of(
 
 
 def _start_usd(workspace: Workspace, stored: Mapping[Any, Any], offer: Offer) -> float:
-    """Return the dollars of the download of the workload's data to one machine of `offer`.
+    """Return the dollars that it costs to download the workload's data to one machine of `offer`.
 
     stored: a row of the table raw_downloads, with the size, file count and region of the data.
     """

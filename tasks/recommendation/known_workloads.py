@@ -1,4 +1,4 @@
-"""List the facts (parameters, FLOPs, ...) and the numbers of measurements of each workload."""
+"""List the facts (parameters, FLOPs, ...) and the measurement counts of each workload."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..workspace.workspace import Workspace, known_devices
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, Any]]:
     """Return a row for each pair of workload and provider with measurements or facts.
 
-    A row has the workload's facts (parameters, FLOPs, ...), the numbers of its measured, imported
+    A row has the workload's facts (parameters, FLOPs, ...), the counts of its measured, imported
     and public step times, and the devices on which they were measured. Workloads of srift.toml
     without any data come last, with the provider "".
     """

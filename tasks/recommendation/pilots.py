@@ -1,4 +1,4 @@
-"""Suggest runs (pilots) that would make an uncertain choice certain. Nothing is bought."""
+"""Suggest runs (pilots) that would make an uncertain choice certain. No machine is rented."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -43,11 +43,11 @@ Found = dict[str, Any]
 def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
     """Return suggested runs (pilots) for the first goal of the case's workload.
 
-    Regret is the loss from choosing a setup that is not the best, as a difference of logs of the
-    goal's objective. Keys of the result:
+    Regret is the loss from choosing a setup that is not the best. It is a difference of natural
+    logs of the goal's objective (hours or dollars). Keys of the result:
 
-        settled: True if the expected regret is below SETTLED, so that no run is needed. None if a
-            few runs would not settle the choice, or if `reason` is not empty. Otherwise False.
+        settled: True if the expected regret is below SETTLED, so that no run is needed. None if
+            runs would hardly reduce the regret, or if `reason` is not empty. Otherwise False.
         regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
             `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
@@ -78,8 +78,8 @@ def is_doubtful(row: Row) -> bool:
 def measure_first(row: Row, pilots: Found) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
-    `pilots` is the result of `pilots_for`. With this status, the reason says which run to measure,
-    its cost, and the expected loss from a choice without it.
+    `pilots` is the result of `pilots_for`. With this status, the reason says which run to measure
+    first, its cost, and the expected loss from choosing now.
     """
     runs, regret = pilots["runs"], pilots["regret"]
     if not is_doubtful(row) or not runs or regret is None or regret < _UNSURE:
@@ -95,7 +95,7 @@ def measure_first(row: Row, pilots: Found) -> Row:
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers with a known price in the market of srift.toml's section [campaign].
 
-    If there is none, return the offers with a known price in all markets.
+    If that market has no such offer, return the offers with a known price in all markets.
     """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
@@ -156,11 +156,12 @@ def _pilots(
 def _candidates(
     case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet
 ) -> list[Setup]:
-    """Return the unmeasured setups among which to choose runs, on at most _MOST_HOSTS machines.
+    """Return the unmeasured setups from which the suggested runs are chosen.
 
-    Setups of the choice set (those that might be recommended) come first. Other setups in the same
-    modes follow, sorted by dollars per hour. If the workload was never measured, single-device
-    setups come before all others, because the compute time is most uncertain.
+    A setup has at most _MOST_HOSTS machines, and no more than srift.toml allows. Setups of the
+    choice set (those that might be recommended) come first. Other setups in the same modes follow,
+    sorted by dollars per hour. If the workload was never measured, single-device setups come before
+    all others, because the compute time is most uncertain.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     supply = launched_supply(case, sold, hosts)

@@ -61,7 +61,7 @@ class Reporter:
         self._write("")
 
     def finish(self) -> None:
-        """Show that the campaign is over: the progress artifact says 100 %."""
+        """Set the progress artifact to 100 %, because no further run follows."""
         self._show(100.0)
 
     def _show(self, percent: float) -> None:

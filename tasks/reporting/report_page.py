@@ -39,7 +39,7 @@ _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 
 
 def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
-    """Return the page as HTML.
+    """Return the report page as HTML.
 
     rows: the result of `warehouse.reads.reported`.
     sources: {provider: row} for every provider with published recommendations. A row has

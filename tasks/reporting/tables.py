@@ -72,7 +72,7 @@ class _Cell(string.Formatter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """A table as text. The columns in `numbers` are aligned to the right."""
+    """A table as text. The columns whose headings are in `numbers` are right-aligned."""
 
     headings: list[str]
     numbers: set[str]
@@ -83,7 +83,7 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text.
 
     columns: a line `heading: format` for each column. The format is a text for `str.format` with
-    the row's keys (see `_Cell`). If it contains a `:`, the column is aligned to the right. A column
+    the row's keys (see `_Cell`). If it contains a `:`, the column is right-aligned. A column
     that is empty in every row is left out.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
@@ -263,14 +263,14 @@ def _print_pilots(pilots: Row) -> None:
 
 
 def share(regret: float) -> str:
-    """Format a regret, which is a difference of natural logs, as a percentage such as `3.2%`."""
+    """Convert a regret from a difference of natural logs to a percentage such as `3.2%`."""
     return _Cell().vformat("{share:.1%!}", (), {"share": math.expm1(regret)})
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
     """Return the rows as a table, with one line per row.
 
-    The table has the columns of `print_recommendations`, and the columns _MORE.
+    The table has the columns of `print_recommendations`, and those that _MORE lists.
     """
     return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
 
@@ -295,7 +295,7 @@ def _recommended(row: Row) -> dict[str, Any]:
 
 
 def _described(row: Row) -> dict[str, Any]:
-    """Return the row with the added texts `batch`, `mode` and `cluster_and_mode`."""
+    """Return a copy of the row with three more texts: `batch`, `mode` and `cluster_and_mode`."""
     steps, mode = row.get("accumulation_steps") or 1, _mode(row)
     batch = f"{row.get('batch_per_device')}" + (f" x{steps:g}" if steps > 1 else "")
     name = f"{row['cluster']} in {mode}" if mode else row["cluster"]
@@ -315,7 +315,7 @@ _SCREEN = 20  # launches
 def print_launches(rows: Sequence[Row]) -> None:
     """Print the launches of a dry run on one screen, their distinct notes, and the total cost.
 
-    Launches that a cap refuses do not count.
+    The total leaves out launches that exceed a cap.
     """
     columns = """
         cluster: {cluster}
@@ -421,7 +421,7 @@ _LEASES = """
 
 
 def print_workloads(known: Sequence[Row]) -> None:
-    """Print one line per workload and provider. Without data, the provider is empty."""
+    """Print one line per workload and provider. A workload without data has no provider."""
     columns = """
         workload: {workload}
         provider: {provider}

@@ -1,4 +1,4 @@
-"""Export parts of requests for SageMaker training jobs: machines, environment and time limits."""
+"""Export the machines, environment and time limits of requests for SageMaker training jobs."""
 
 import json
 import math
@@ -72,7 +72,7 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
 
 
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
-    """Return one job of the document: the ranks, clusters and EC2 dollars, and the request.
+    """Return one job of the exported document: ranks, clusters, EC2 dollars and the request.
 
     ranks: the published rows of the job, in the order of their ranks. If there are several, the
     request lists their machines as instance preferences, from which SageMaker chooses.

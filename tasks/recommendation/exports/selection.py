@@ -36,7 +36,8 @@ class RankedCluster:
 
     layout: number of devices used on each machine.
     batches: batch per device on each machine.
-    offers: a dictionary for each offer, in rank order; `count` is its number of machines.
+    offers: a dictionary for each offer, in the order of torchrun's node ranks. Its key `count` is
+        the number of machines.
     zone: None if the price holds in the whole region.
     training: layout, batches, accumulation steps and mode. Clusters with equal values can use the
         same training command.
@@ -157,7 +158,7 @@ class Selection:
         return warnings
 
     def _age_h(self, column: str) -> float:
-        """Return the age in hours of the time in `column` of the requested row."""
+        """Return the hours since the time that the requested row has in `column`."""
         moment: datetime = self.first.row[column]
         return max(0.0, (self.now - moment).total_seconds() / 3600)
 

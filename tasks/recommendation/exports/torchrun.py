@@ -1,4 +1,4 @@
-"""Export a Python file with the batch of each torchrun process, and the commands that start it."""
+"""Export a Python file with the batch size of each process, and the torchrun commands."""
 
 from typing import Any
 
