@@ -48,9 +48,9 @@ class LeaseUnreadable(ProviderError):
 class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
-    `unswept` maps each region or lease that was not checked, or whose machines did not end, to the
-    reason. `done` has one sentence for each lease or machine that the search ended or could not
-    end. `provider` is the provider's name, or "" if several providers are affected.
+    `unswept` is {region or lease: why it could not be checked or its machines did not end}. `done`
+    has one sentence for each lease or machine that the search ended or could not end. `provider` is
+    the provider's name, or "" if several providers are affected.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -202,7 +202,7 @@ class RunningCluster(Protocol):
 
 
 class Provider(Protocol):
-    """A source of machines. Methods with a body are defaults that a provider may keep."""
+    """A source of machines. A provider may inherit or override each method that has a body."""
 
     name: str
 
@@ -287,7 +287,7 @@ class Provider(Protocol):
         return []
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the offers of the snapshot that ships with Srift, with the date of its prices."""
+        """Return the offers that ship with Srift. Each states the date of its price."""
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:

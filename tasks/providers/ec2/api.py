@@ -312,10 +312,10 @@ class Store:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """Return S3's entries (key, size, ETag) for the objects below `prefix`, and a time.
+        """Return (list of the objects below `prefix`, time at which S3 sent the list's first page).
 
-        The time is that of the first page, as Unix time on S3's clock. No more pages are read once
-        there are more than `most` entries.
+        Each object is S3's entry for it, with key, size and ETag. The time is Unix time on S3's
+        clock. No further page is requested once the list has more than `most` entries.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

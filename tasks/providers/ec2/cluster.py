@@ -95,7 +95,7 @@ class Ec2Cluster(RunningCluster):
         self.lease = lease
 
     def end(self) -> str:
-        """End every machine of the launch. Return "", or why some machines may still run."""
+        """End every machine of the launch. Return why some may still run; "" if all have ended."""
         self.lease, problem = end_machines(self._api, self.lease)
         with suppress(OSError):  # the reaper queries EC2 again
             self.keep(self.lease)
@@ -156,11 +156,12 @@ class Ec2Cluster(RunningCluster):
             return self._look() and not any(self._alive(machine) for machine in current)
 
     def _launch(self, attempts: Sequence[Attempt]) -> None:
-        """Try `attempts` in order until all machines of an attempt run.
+        """Try the launch attempts in order until all machines of one attempt run.
 
-        Raises NoCapacity if every attempt lacks capacity or the deadline has passed. Raises
-        AwsRefused if AWS refuses for another reason, and ProviderError if the machines of a refused
-        attempt do not end.
+        Ends the machines of a failed attempt before the next attempt. Raises NoCapacity if AWS
+        lacks capacity for every attempt or the machines' deadline has passed. Raises AwsRefused if
+        AWS refuses for another reason, and ProviderError if the machines of a failed attempt do not
+        end.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
@@ -433,9 +434,9 @@ class Ec2Cluster(RunningCluster):
     def _leaving_s(self, machine: Ec2Machine) -> float | None:
         """Return the seconds until the spot market takes the machine; None without a notice.
 
-        The machine reads the interruption notice from its metadata service and uploads it. The
-        seconds are measured on S3's clock. An uploaded rebalance recommendation does not count as a
-        notice. Any other content does not count either, because a machine may upload anything.
+        The machine reads the spot interruption notice from its metadata service and uploads it as
+        notice.json. A rebalance recommendation, or any other content of this file, does not count
+        as a notice. The seconds are measured on S3's clock.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

@@ -30,8 +30,8 @@ _SPENT = TypeAdapter(dict[str, tuple[str, _Dollars]])
 class Ec2Machine:
     """One EC2 instance of a launch.
 
-    `usd_per_hour` includes the volume, the public IP address and S3 requests. `group` is the group
-    of the `FleetRequest` that launched the machine. `current` is False before the whole cluster
+    `usd_per_hour` includes the volume, the public IP address and S3 requests. `group` is the same
+    as in the `FleetRequest` that launched the machine. `current` is False before the whole cluster
     runs, and after the machine has been replaced. `rank` is -1 if the machine was found only by its
     tags, because EC2's response got lost. `download_usd` is an upper bound in dollars on the cost
     of the machine's downloads.
@@ -219,10 +219,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
-        """Return {lease id: (month of its end as YYYY-MM, its cost in dollars)} from `spent_file`.
+        """Return {lease id: (month in which it ended as YYYY-MM, cost in dollars)}.
 
-        The file keeps the cost of leases that have been deleted. Returns None if it is missing.
-        Raises ProviderError if it cannot be read.
+        Reads `spent_file`, which keeps the cost of deleted leases. Returns None if the file is
+        missing. Raises ProviderError if the file cannot be read.
         """
         try:
             return _SPENT.validate_json(self.spent_file.read_bytes())
@@ -236,9 +236,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             ) from error
 
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
-        """Add costs of leases to `spent_file`, and create it if it is missing.
+        """Add the costs of leases to `spent_file`. Create the file if it is missing.
 
-        `spent` has the form of the result of `spent`. Raises OSError if the file cannot be written.
+        The argument is {lease id: (month in which it ended as YYYY-MM, cost in dollars)}. Raises
+        OSError if the file cannot be written.
         """
         with self.locked():
             replace_durably(self.spent_file, {**(self.spent() or {}), **spent})
@@ -246,7 +247,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def note_spent(self, lease_id: str, ended_at: datetime, usd: float) -> None:
         """Store the cost of a lease in `spent_file`. Raises OSError if it cannot be written.
 
-        A missing file is not created, because a new file lacks the cost of earlier leases.
+        Does nothing if the file is missing, because a new file would lack the cost of earlier
+        leases.
         """
         if self.spent() is not None:
             self.begin_spent({lease_id: (f"{ended_at:%Y-%m}", usd)})

@@ -153,7 +153,7 @@ class Ec2Machines(Ec2Market):
         return Mirror(store, lease, self.lease_folder.mailbox(lease.lease_id))
 
     def _release(self, running: Ec2Cluster) -> str:
-        """End the machines and download their uploads. Return "", or why some may still run.
+        """End the machines and download their uploads. Return why some may still run; "" if none.
 
         The thread that exchanges files is joined only after the machines have ended, so that a slow
         S3 does not keep them running.

@@ -36,9 +36,10 @@ _KEPT = ("records/", "log-")  # files of a replaced machine that are still downl
 class Mirror:
     """Copies one launch's files between S3 and a local folder. Thread-safe.
 
-    `sync` exchanges files once. `start` starts a thread that sends changed files every second and
-    downloads new uploads every five seconds. `now_unix` is the time at which the last download
-    without errors began, as Unix time on S3's clock, or -inf before the first.
+    `sync` exchanges files once. `start` starts a thread that sends changed local files to S3 every
+    second, and downloads the machines' new uploads every five seconds. `now_unix` is the time at
+    which the last download without errors began, as Unix time on S3's clock, or -inf before the
+    first.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
@@ -118,10 +119,10 @@ class Mirror:
             polls += 1
 
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
-        """Return (S3 entry, local path) for each new or changed upload.
+        """Return (entry in `listed`, local path) for each new or changed upload.
 
-        `listed` has S3's entries for all objects of the launch. At most MOST_FILES uploads of each
-        machine are accepted, measurement records before other files.
+        `listed` is S3's list of all objects of the launch. At most MOST_FILES uploads of each
+        machine are accepted. Measurement records take precedence over other files.
         """
         found, count = list[tuple[Answer, Path]](), Counter[str]()
         for stored in sorted(listed, key=lambda stored: "/out/records/" not in stored["Key"]):

@@ -152,7 +152,7 @@ class Ec2Market:
 
     @cached_property
     def _live_types(self) -> dict[str, list[InstanceType]]:
-        """Return {region: its types from AWS that match [ec2] `instance_types`}."""
+        """Return {region: types that AWS offers there and that match [ec2] `instance_types`}."""
         patterns, found = self.choices.instance_types, {}
         families = image_families(self.choices.ami_parameter)
         for region in self.choices.regions:
@@ -181,10 +181,10 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the instance types that the section [ec2] selects from the packaged snapshot.
+    """Return the instance types that ship with Srift and that `choices` (section [ec2]) selects.
 
-    The section is `choices`. It selects a type if the type matches one of its `instance_types`, and
-    if the snapshot has the type in at least one of its `regions`.
+    A type is selected if it matches one of the section's `instance_types`, and is offered in at
+    least one of the section's `regions`.
     """
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)

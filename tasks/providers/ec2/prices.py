@@ -214,10 +214,10 @@ def other_usd_per_hour(*, public: bool) -> float:
 
 
 def most_usd_per_hour_beside(gib: float) -> float:
-    """Return an upper bound in dollars per hour on what one machine costs on top of its instance.
+    """Return an upper bound on the cost of one machine besides its instance price.
 
-    The bound includes a volume of `gib` GiB, a public IP address and S3 requests, at the prices of
-    the most expensive region. The spending caps use this bound.
+    The bound is in dollars per hour. It includes a volume of `gib` GiB, a public IP address and S3
+    requests, at the prices of the most expensive region. The spending caps use this bound.
     """
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
@@ -255,8 +255,9 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
     """Return this account's price in dollars per hour, and why it differs from the public price.
 
-    The reason is "" if the prices do not differ. The price is None if neither `public` nor
-    [ec2.prices] has one. A price in [ec2.prices] takes precedence over [ec2.discounts].
+    `public` is the public price; None if unknown. A price in [ec2.prices] takes precedence over a
+    discount in [ec2.discounts]. Without a price in [ec2.prices], an unknown public price gives
+    None. The reason is "" if the prices do not differ.
     """
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
     if fixed := getattr(terms.prices.get(name), f"{key}_usd_per_hour", None):

@@ -31,9 +31,9 @@ _REMEMBERED = timedelta(days=30)
 class Reaper:
     """One search of all leases and regions for machines that must end.
 
-    `sentences` says what was ended or needs attention. `unswept` maps each region or lease that
-    could not be checked or ended to the reason. `regions` has the regions to check. `busy` has the
-    regions of the leases whose machines did not end.
+    `sentences` says what was ended or needs attention. `regions` has the regions to check.
+    `unswept` is {region or lease: why it could not be checked or ended}. `busy` has the regions in
+    which a lease's machines did not end.
     """
 
     def __init__(self, machines: Ec2Machines, now: datetime, all_of_them: bool) -> None:

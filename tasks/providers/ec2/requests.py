@@ -44,9 +44,10 @@ class LaunchSpec:
 
     @property
     def usd_per_hour_more(self) -> float:
-        """Return what one machine is expected to cost on top of its instance, in dollars per hour.
+        """Return the expected cost of one machine besides its instance price, in dollars per hour.
 
-        The result includes the volume, S3 requests and, if machines have one, a public IP address.
+        The cost includes the volume and S3 requests. It includes a public IP address if machines
+        get one.
         """
         storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
         return storage + other_usd_per_hour(public=self.choices.public)
@@ -60,7 +61,7 @@ class LaunchSpec:
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
     def name(self, *purpose: str) -> str:
-        """Return the name of a resource: "srift-" and a hash of the lease and of `purpose`."""
+        """Return the name of an AWS resource: "srift-" and a hash of the lease id and `purpose`."""
         return f"srift-{self.token(*purpose)[:16]}"
 
 

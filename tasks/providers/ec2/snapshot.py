@@ -28,7 +28,7 @@ FILE = Path(__file__).with_name("snapshot.json.gz")
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The packaged instance types and prices.
+    """The instance types and on-demand prices that ship with Srift.
 
     `usd[region][type]` is the on-demand price in dollars per hour; None if unknown. A region has
     only the types that it offers. `several_interfaces` has the types that need several network

@@ -38,7 +38,8 @@ class CpuShares:
     def enforces(self, cores: float) -> bool:
         """Return True if a host can be limited to `cores` cores.
 
-        Without quotas, only whole numbers of cores can be enforced.
+        If cgroup quotas cannot be set, hosts are pinned to cores, and `cores` must be a whole
+        number.
         """
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
@@ -185,10 +186,10 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
 
 
 def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy with CPU quotas.
+    """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy that may have quotas.
 
-    `version` is the cgroup version, 1 or 2. `cgroup` is the folder of this process's cgroup in this
-    hierarchy. A hierarchy of version 2 is also yielded if it has no CPU quotas.
+    These are the v1 hierarchies with the cpu controller, and every v2 hierarchy. `version` is the
+    cgroup version, 1 or 2. `cgroup` is the folder of this process's cgroup in the hierarchy.
     """
     paths = {
         controller: path.lstrip("/")

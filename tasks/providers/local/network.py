@@ -174,11 +174,12 @@ class HostNetwork:
         bandwidth_gbps: float,
         prefix: int = 24,
     ) -> Host:
-        """Start a host that waits for `go` and then runs `command`.
+        """Start a host that runs `command` when `Host.go` is called.
 
-        mark: a `HostMark` as text, which becomes part of the command line.
+        mark: a `HostMark` as text, which becomes an argument of the host's first process.
         log: file for the output of `command`.
-        address: IPv4 address of the host. Not used without namespaces, like the bandwidth.
+        address: IPv4 address of the host. Ignored if this computer cannot make namespaces.
+        bandwidth_gbps: limit in each direction. Ignored if this computer cannot make namespaces.
         prefix: length of the address's network prefix in bits.
         Raises ProviderError if the host cannot be started or connected to the bridge.
         """
@@ -269,7 +270,7 @@ def detect() -> Isolation:
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command` with the limited rights of a host, without a network.
+    """Return a command that runs `command` without a network and without the privileges of root.
 
     Returns `command` unchanged if this computer cannot make namespaces.
     """
@@ -282,12 +283,12 @@ def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
 def without_files(
     isolation: Isolation, paths: Sequence[object], command: Sequence[str]
 ) -> list[str]:
-    """Return a command that runs `command` with a network, but without the files of this user.
+    """Return a command that runs `command` with network access, but hides this user's files.
 
-    `command` sees only the system's files and `paths`. It may write to the first two paths: the
-    folder of code, in which it runs, and the folder of its Python environment. Its file system is
-    mounted at a new folder `root` beside the folder of code. Returns `command` unchanged if this
-    computer cannot make namespaces.
+    `command` sees only the system's files and `paths`. The first path is the folder of its code,
+    which is its working directory. The second path is the folder of its Python environment. It may
+    write to these two folders. Its root file system is mounted at a new folder `root` beside the
+    folder of code. Returns `command` unchanged if this computer cannot make namespaces.
     """
     if not isolation.namespaces:
         return list(command)
