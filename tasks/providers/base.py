@@ -100,7 +100,7 @@ class EndedLease:
     dollars; None if it is unknown. `refusals` has one sentence for each failed launch attempt.
     `outcome` is one of:
 
-    released   the process that made the launch ended it, or tried to and the reaper finished
+    released   the process that made the launch ended it, or the reaper did after that had failed
     reaped     the reaper ended the launch
     refused    no machine was launched
     """
@@ -173,10 +173,10 @@ class RunningCluster(Protocol):
         """Return the cost in dollars since the machines were acquired; None if it is unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Set the cost of downloads from S3 to `usd` dollars for each machine of the cluster.
+        """Add `usd` dollars to each machine's cost for its downloads from S3.
 
-        A machine that replaces a lost machine later gets the same cost. Does nothing on a provider
-        without S3.
+        Replaces the amount of an earlier call. A machine that later replaces a lost machine gets
+        the same amount. Does nothing on a provider without S3.
         """
         return
 
@@ -278,7 +278,7 @@ class Provider(Protocol):
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
         """Return `offers` with the prices that this account pays, its discounts included.
 
-        The cost of volumes and public IP addresses is added. The method is idempotent.
+        The cost of volumes, public IP addresses and S3 requests is added. The method is idempotent.
         """
         return list(offers)
 

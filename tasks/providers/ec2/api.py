@@ -221,7 +221,7 @@ class Ec2Api:
         """Return {instance id: description} from DescribeInstances.
 
         The result has the machines with an id in `ids`, all of `tags`, and a state in `states`. An
-        empty argument is no condition. Ids that EC2 does not know are left out.
+        empty argument adds no condition. Ids that EC2 does not know are left out.
         """
         filters = tag_filters(tags or {})
         filters |= {"instance-state-name": states} if states else {}

@@ -164,10 +164,11 @@ def baseline_gbps(answer: Answer) -> float:
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
-    """Return the indices of the network cards that support EFA, at most as many as EC2 allows.
+    """Return the indices of the network cards to which a launch attaches EFA interfaces.
 
-    The result is empty if the type does not support EFA. On some types (p6-b300), the first card
-    does not support EFA, but others do.
+    These are the first cards that support EFA, up to EC2's maximum number of EFA interfaces. The
+    result is empty if the type does not support EFA. On some types (p6-b300), the first card does
+    not support EFA, but others do.
     """
     network = answer["NetworkInfo"]
     if not network.get("EfaSupported"):
@@ -212,8 +213,9 @@ def wanted(
 def name_filters(patterns: Iterable[str]) -> list[str]:
     """Convert `patterns` of [ec2] instance_types to values of EC2's filter `instance-type`.
 
-    The values match every type that `patterns` match, and may match more. EC2 knows no brackets, so
-    that `g[56].*` becomes `g?.*`. The pattern `gpu` becomes `g*` and `p*`.
+    The values match every type that a pattern matches, and possibly others. EC2's filters have no
+    character sets such as `[56]`, so that `g[56].*` becomes `g?.*`. The pattern `gpu` becomes `g*`
+    and `p*`.
     """
     found = [re.sub(r"\[.*?\]", "?", pattern) for pattern in patterns if pattern != GPU]
     return found + ([f"{letter}*" for letter in _GPU_FAMILIES] if GPU in patterns else [])

@@ -81,7 +81,7 @@ class Ec2Cluster(RunningCluster):
         except OSError as error:
             raise ProviderError(
                 f"the record of launch {self.lease_id} could not be written ({error}), so its "
-                "machines are ended. Free disk space, and run `srift reap` to end those still there"
+                "machines are ended. Free disk space, and run `srift reap` in case some still run"
             ) from error
         self.mirror.serve(self.lease)
         self.mirror.sync()
@@ -325,10 +325,10 @@ class Ec2Cluster(RunningCluster):
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with the prices that the cost of the launch is computed from.
+        """Return the cluster with the prices from which the cost of the launch is computed.
 
-        A spot cluster gets the current spot prices. It keeps its prices if AWS does not respond. An
-        on-demand cluster always keeps its prices. The account's prices and discounts from
+        A spot cluster gets the current spot prices, but keeps its prices if AWS does not report
+        any. An on-demand cluster keeps its prices. The account's prices and discounts from
         srift.toml are then applied.
         """
         now, members = self._api.now(), list(cluster.members)

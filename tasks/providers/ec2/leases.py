@@ -266,9 +266,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
-        A lease without machines gets the outcome "refused" instead of `outcome`. If it has no
-        refusals either, it is deleted and returned unchanged. If lease.json cannot be written, the
-        lease on disk stays open until the reaper closes it.
+        A lease without machines gets the outcome "refused" instead of `outcome`. A lease without
+        machines and without refusals is deleted, and returned unchanged. If lease.json cannot be
+        written, no error is raised, and the lease on disk stays open until the reaper closes it.
         """
         if not lease.machines and not lease.refusals:
             self.forget(lease.lease_id)

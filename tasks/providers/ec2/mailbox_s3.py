@@ -138,8 +138,9 @@ class Mirror:
     def _fetch(self, stored: Answer, path: Path) -> bool:
         """Download the S3 object `stored` to `path`. Return False if it must be tried again later.
 
-        `stored` is the object's entry in S3's list. An object is skipped, and True returned, if S3
-        no longer has it, or if a file and a folder would need the same path.
+        `stored` is the object's entry in S3's list. Two kinds of objects are skipped, and True is
+        returned: objects that S3 no longer has, and objects whose local path is taken by a folder
+        or leads through a file.
         """
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
@@ -183,10 +184,12 @@ def _version(stored: Answer) -> tuple[str, datetime]:
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     """Return True if the upload `name` of `machine` may be downloaded.
 
-    Only uploads of at most MOST_BYTES with a plain name are allowed. Of a machine that has been
-    replaced, only records and logs are allowed. The `*` in an IAM policy also matches slashes, so
-    that a machine may upload to `<folder of another machine>/out/<its folder>/`. Such uploads are
-    refused: folders are named after the aws:userid, which has a colon, and _NAME allows no colon.
+    An upload may have at most MOST_BYTES, and its name must match _NAME. Only records and logs are
+    accepted from a machine that has been replaced.
+
+    The `*` in an IAM policy also matches slashes, so that a machine can upload to
+    `<folder of another machine>/out/<its folder>/`. Such an upload is refused, because the name of
+    a machine's folder (the aws:userid) has a colon, and _NAME does not allow colons.
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
@@ -197,7 +200,7 @@ def _free_path(path: Path, key: str, content: bytes) -> Path:
     """Return where to store an upload: `path`, unless a different measurement record is there.
 
     A replaced machine and its replacement may both have uploaded a record of the same run. The
-    record that arrives second is stored in a folder that is named after its machine.
+    second record to arrive is then stored in a separate folder, whose name has the machine's id.
     """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path

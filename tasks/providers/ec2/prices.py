@@ -178,7 +178,8 @@ def download_usd(
     The machine in `region` downloads `files` objects of `size` bytes in total.
 
     source: the bucket's region; "" if unknown.
-    public: True if machines have public IP addresses; otherwise a NAT gateway's fees are included.
+    public: True if machines have public IP addresses. If False, a NAT gateway's fees are included.
+    nat_usd_per_gb: fee of the NAT gateway in dollars per GB.
     """
     rate = 0.0 if public else nat_usd_per_gb
     if source != region:
@@ -227,10 +228,11 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
-    """Return `offers` at this account's prices, plus the cost of volume, IP address and requests.
+    """Return `offers` at this account's prices, including all costs besides the instance price.
 
-    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. The
-    offer's `price_source` says so if its price is an estimate that ships with Srift. The function
+    These are the cost of the volume, the public IP address and S3 requests, per machine and hour.
+    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. If an
+    offer's price is an estimate that ships with Srift, its `price_source` says this. The function
     is idempotent.
     """
     found = []

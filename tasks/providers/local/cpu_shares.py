@@ -234,10 +234,11 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Return {usable core: load from the hosts of other launches than `lease_id`}.
+    """Return {usable core: load}, where the load comes from the hosts of all other launches.
 
-    The load is the CPU time that these hosts may use, as a fraction of the core. A host's number of
-    cores is spread evenly over the cores to which it is pinned.
+    The load is the CPU time that these hosts may use, as a fraction of the core. Hosts of the
+    launch `lease_id` do not count. A host with 1.5 cores that is pinned to two cores adds a load of
+    0.75 to both.
     """
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():

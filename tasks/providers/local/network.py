@@ -321,6 +321,6 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(
-        f"a network namespace was not ready within {_START_S:.0f} s. Its process has the exit "
-        f"status {process.poll()} (None: it still runs)"
+        f"a network namespace was not ready within {_START_S:.0f} s, or its process ended too "
+        f"early. Exit status of the process: {process.poll()} (None: it still runs)"
     )

@@ -131,8 +131,8 @@ class LocalProvider(LocalMachine, Provider):
     ) -> list[str]:
         """End a lease if `reap` must end it. Return a sentence about it, or [] if nothing was done.
 
-        `lease` is None if the lease has no lease.json; its processes are then ended. The processes
-        that an ended lease left running are ended too.
+        `lease` is None if the lease has no lease.json. Its processes are then ended, and its
+        records are kept. If the lease has already ended, processes that still run are ended.
         """
         why = "it has no lease.json"
         if lease is not None:
