@@ -7,9 +7,9 @@ files through a folder, the mailbox.
 
 ProviderError
 +-- NoCapacity       no machines are available now; the flow stores the refusal and continues
-+-- NotSupported     this machine or account can never serve the request
++-- NotSupported     this computer or account can never serve the request
 +-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still be running
-+-- NotSwept         the reaper could not check every region and lease; lists what it ended
++-- NotSwept         the reaper could not check the regions and leases that the error names
 """
 
 import json
@@ -38,7 +38,7 @@ class NoCapacity(ProviderError):
 
 
 class NotSupported(ProviderError):
-    """The provider can never serve the request on this machine or account."""
+    """The provider can never serve the request with this computer or account."""
 
 
 class LeaseUnreadable(ProviderError):
@@ -86,7 +86,7 @@ class Lease:
     def usd_until(self, now: datetime) -> float | None:
         """Return the cost in dollars from the start until `now`; None if the price is unknown.
 
-        The machines end at the deadline, so that time after it costs nothing.
+        Time after the deadline is not counted, because the machines end themselves at the deadline.
         """
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
@@ -152,7 +152,7 @@ class RunningCluster(Protocol):
         """Apply the CPU quotas of the instance types.
 
         Call this when all workers are ready to measure. Start-up is not measured and runs without
-        quotas.
+        quotas. Does nothing on a provider without CPU quotas.
         """
         return
 
@@ -170,7 +170,7 @@ class RunningCluster(Protocol):
         """
 
     def usd_so_far(self) -> float | None:
-        """Return the cost in dollars since the machines were acquired; None if it is unknown."""
+        """Return the cost in dollars since the machines were acquired; None if unknown."""
 
     def note_download(self, usd: float) -> None:
         """Add `usd` dollars to each machine's cost for its downloads from S3.
@@ -194,7 +194,7 @@ class RunningCluster(Protocol):
             file.unlink(missing_ok=True)
 
     def revoke(self, index: int) -> None:
-        """Simulate a spot interruption: end the machine at once.
+        """Simulate a spot interruption: end the machine with rank `index` at once.
 
         Does nothing on a provider with a real spot market.
         """

@@ -144,13 +144,13 @@ def _gib(described: Answer) -> float:
 
 
 def baseline_gbps(answer: Answer) -> float:
-    """Return the sustained network rate in Gbit/s, summed over the cards that a launch attaches.
+    """Return the sustained network rate of a machine in Gbit/s.
 
-    A launch attaches the cards that support EFA, or the first card if none does (see `efa_cards`).
-    Peak rates ("Up to 25 Gigabit") are not used, because they last only for minutes. The sum is
-    limited to the rate that EC2 states for the whole machine, because some types list the whole
-    rate for each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four cards). Raises
-    ValueError if a rate is unknown.
+    This is the sum of the rates of the cards in `efa_cards`, or the rate of the first card if the
+    type does not support EFA. Peak rates ("Up to 25 Gigabit") are not used, because they last only
+    for minutes. The sum is limited to the rate that EC2 states for the whole machine, because some
+    types list the whole rate for each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four
+    cards). Raises ValueError if a rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)
@@ -164,7 +164,7 @@ def baseline_gbps(answer: Answer) -> float:
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
-    """Return the indices of the network cards to which a launch attaches EFA interfaces.
+    """Return the indices of the network cards that can have an EFA interface in a launch.
 
     These are the first cards that support EFA, up to EC2's maximum number of EFA interfaces. The
     result is empty if the type does not support EFA. On some types (p6-b300), the first card does

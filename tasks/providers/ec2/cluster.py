@@ -260,9 +260,10 @@ class Ec2Cluster(RunningCluster):
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
         """Send the group's CreateFleet request.
 
-        Returns the ids of the launched machines, and the error that the caller raises if there are
-        too few. After an unclear response, EC2 may have launched machines nevertheless. This method
-        then searches for them by their tags, and raises AwsRefused if the search fails.
+        Returns the ids of the launched machines, and the error that the caller must raise if there
+        are fewer ids than requested machines. If EC2's response does not say whether machines were
+        launched, this method searches for them by their tags. Raises AwsRefused if the search
+        fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
@@ -348,7 +349,7 @@ class Ec2Cluster(RunningCluster):
     def _another(self, rank: int) -> bool:
         """Replace the machine with this rank.
 
-        The old machine is ended first, so that the hourly cost never exceeds that of the cluster.
+        The old machine is ended first, so that the cost per hour never exceeds the cluster's price.
         Returns False if the old machine does not end or EC2 refuses the new machine. Raises
         AwsRefused if AWS refuses to end the old machine, and NoCapacity if the machines' deadline
         has passed.

@@ -239,24 +239,26 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         """Add the costs of leases to `spent_file`. Create the file if it is missing.
 
         The argument is {lease id: (month in which it ended as YYYY-MM, cost in dollars)}. Raises
-        OSError if the file cannot be written.
+        ProviderError if the existing file cannot be read, and OSError if it cannot be written.
         """
         with self.locked():
             replace_durably(self.spent_file, {**(self.spent() or {}), **spent})
 
     def note_spent(self, lease_id: str, ended_at: datetime, usd: float) -> None:
-        """Store the cost of a lease in `spent_file`. Raises OSError if it cannot be written.
+        """Store the cost of a lease in `spent_file`.
 
         Does nothing if the file is missing, because a new file would lack the cost of earlier
-        leases.
+        leases. Raises ProviderError if the file cannot be read, and OSError if it cannot be
+        written.
         """
         if self.spent() is not None:
             self.begin_spent({lease_id: (f"{ended_at:%Y-%m}", usd)})
 
     def forget_ended(self, lease_id: str) -> None:
-        """Store the cost of an ended lease, and delete the lease.
+        """Store the cost of an ended lease in `spent_file`, and delete the lease.
 
-        Raises ProviderError if the lease still runs or is unreadable.
+        Raises ProviderError if the machines may still run, or if the lease or `spent_file` cannot
+        be read.
         """
         lease = self.read(lease_id)
         if lease and lease.ended_at:

@@ -184,8 +184,8 @@ def _version(stored: Answer) -> tuple[str, datetime]:
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     """Return True if the upload `name` of `machine` may be downloaded.
 
-    An upload may have at most MOST_BYTES, and its name must match _NAME. Only records and logs are
-    accepted from a machine that has been replaced.
+    An upload may have at most MOST_BYTES, and its name must match the pattern _NAME. Only records
+    and logs are accepted from a machine that has been replaced.
 
     The `*` in an IAM policy also matches slashes, so that a machine can upload to
     `<folder of another machine>/out/<its folder>/`. Such an upload is refused, because the name of

@@ -95,7 +95,7 @@ def spot_offers(
     """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
     `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file, or {}. A
-    type that is missing in the file gets the highest interruption rate that such a file can state.
+    type that is missing from the file gets the highest interruption rate that the file can state.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []

@@ -1,6 +1,6 @@
-"""End abandoned leases of this SRIFT_HOME, and machines with Srift's tags past their deadline.
+"""End abandoned launches of this SRIFT_HOME, and machines with Srift's tags past their deadline.
 
-A lease is the record of a launch. It is abandoned if the process that made the launch has died. The
+A launch is abandoned if the process that made it has died. A lease is the record of a launch. The
 reaper checks the regions of srift.toml, the regions of the leases on disk, and all regions that it
 checked in the last 30 days, because a lease folder may have been moved away. At the end, it raises
 NotSwept if it could not check a region or lease, or could not end a machine.
@@ -44,10 +44,10 @@ class Reaper:
         self.regions, self.busy = set(machines.choices.regions), set[str]()
 
     def reap(self) -> list[str]:
-        """End abandoned leases, and machines past their deadline, in all regions.
+        """End abandoned launches, and machines past their deadline, in all known regions.
 
-        Returns a sentence for each lease or machine that was ended or needs attention. If something
-        cannot be checked or ended, the rest is still done before NotSwept is raised.
+        Returns a sentence for each launch or machine that was ended or needs attention. If
+        something cannot be checked or ended, the rest is still done before NotSwept is raised.
         """
         with self.leases.locked():
             for lease_id in self.leases.ids():

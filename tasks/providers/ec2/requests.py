@@ -1,9 +1,9 @@
 """Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
 The machines of a launch share a zone, a security group that admits only them, and a placement group
-if their types allow it. Names and client tokens are hashes of the lease (the record of the launch)
-and the purpose of the request, so that a repeated request creates nothing twice. This module does
-not call AWS.
+if their types allow it. Resource names and client tokens are hashes of the launch's lease id and
+the purpose of the request, so that a repeated request creates nothing twice. This module does not
+call AWS.
 """
 
 import base64
@@ -55,7 +55,7 @@ class LaunchSpec:
     def token(self, *purpose: str) -> str:
         """Return the client token of a request, by which AWS recognizes a repeated request.
 
-        The token is a hash of the lease and of `purpose`, such as ("fleet", name of the group).
+        The token is a hash of the lease id and `purpose`, such as ("fleet", name of the group).
         """
         words = (self.choices.deployment, self.controller, self.lease_id, *purpose)
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]

@@ -138,7 +138,7 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
     """Return the machines that the lease lacks, because EC2's response to a request got lost.
 
     `shown` is {instance id: description} of the machines that EC2 lists with the lease's tags. The
-    result has those of them that the lease lacks.
+    result has the machines in `shown` that the lease lacks.
 
     EC2 stops listing a machine about an hour after its end. A request that got no response may
     therefore have launched machines that are not in `shown`. This is assumed if the request is

@@ -176,7 +176,7 @@ class HostNetwork:
     ) -> Host:
         """Start a host that runs `command` when `Host.go` is called.
 
-        mark: a `HostMark` as text, which becomes an argument of the host's first process.
+        mark: a `HostMark` as text, which becomes an argument of the host's first processes.
         log: file for the output of `command`.
         address: IPv4 address of the host. Ignored if this computer cannot make namespaces.
         bandwidth_gbps: limit in each direction. Ignored if this computer cannot make namespaces.

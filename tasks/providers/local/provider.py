@@ -129,7 +129,7 @@ class LocalProvider(LocalMachine, Provider):
     def _end(
         self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
-        """End a lease if `reap` must end it. Return a sentence about it, or [] if nothing was done.
+        """End a launch if `reap` must end it. Return what was done as a sentence, or [].
 
         `lease` is None if the lease has no lease.json. Its processes are then ended, and its
         records are kept. If the lease has already ended, processes that still run are ended.
