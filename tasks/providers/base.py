@@ -100,7 +100,7 @@ class EndedLease:
     dollars; None if it is unknown. `refusals` has one sentence for each failed launch attempt.
     `outcome` is one of:
 
-    released   the process that made the launch ended it, or the reaper did after that had failed
+    released   the process that made the launch ended it; the reaper may have finished this
     reaped     the reaper ended the launch
     refused    no machine was launched
     """
@@ -173,10 +173,10 @@ class RunningCluster(Protocol):
         """Return the cost in dollars since the machines were acquired; None if unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Add `usd` dollars to each machine's cost for its downloads from S3.
+        """Set each machine's download cost to `usd` dollars, in addition to its other costs.
 
-        Replaces the amount of an earlier call. A machine that later replaces a lost machine gets
-        the same amount. Does nothing on a provider without S3.
+        This is the cost of one machine's downloads from S3. A machine that later replaces a lost
+        machine gets the same download cost. Does nothing on a provider without S3.
         """
         return
 

@@ -1,8 +1,8 @@
 """Store the records of EC2 launches, the leases: SRIFT_HOME/leases-ec2/<lease_id>/lease.json.
 
-A lease lists every request for machines of one launch, and is written before each request. If the
-process that makes the launch is killed, the reaper finds the machines of these requests by their
-tags, ends them and adds up their cost.
+A lease lists every request for machines of one launch, and is written to disk before each request.
+If the process that makes the launch is killed, the reaper finds the machines of these requests by
+their tags, ends them and adds up their cost.
 """
 
 import json

@@ -197,10 +197,11 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return where to store an upload: `path`, unless a different measurement record is there.
+    """Return the local path for an upload, which is usually `path`.
 
-    A replaced machine and its replacement may both have uploaded a record of the same run. The
-    second record to arrive is then stored in a separate folder, whose name has the machine's id.
+    If `path` already has a different measurement record, the upload goes to a separate folder,
+    whose name has the machine's id. This happens if a replaced machine and its replacement have
+    both uploaded a record of the same run.
     """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path

@@ -22,7 +22,7 @@ ESTIMATED = f"packaged prices outside {LISTED_REGION} are estimates"
 
 
 def known_price(value: object) -> float | None:
-    """Return `value` as dollars if it is a positive, finite number; else None."""
+    """Return a price from AWS as a float; None unless it is a positive, finite number."""
     try:
         usd = float(str(value))
     except ValueError:

@@ -114,10 +114,11 @@ class Reaper:
             self.busy.add(lease.region)
 
     def _sweep(self, region: str) -> None:
-        """End the machines in `region` that are past their deadline or have no open lease.
+        """End the machines in `region` that are past their deadline or abandoned.
 
-        Machines that another SRIFT_HOME launched are ended only past their deadline. Security
-        groups, placement groups and launch templates that are no longer needed are deleted.
+        A machine of this SRIFT_HOME is abandoned if its lease has ended or is missing. Machines of
+        another SRIFT_HOME are ended only past their deadline. Security groups, placement groups and
+        launch templates that are no longer needed are deleted.
         """
         why: dict[str, str] = {}
         ours = (

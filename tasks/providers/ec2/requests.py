@@ -201,7 +201,7 @@ def requests_of(
 
 
 def shortened(request: Request) -> Request:
-    """Return `request` for printing. If it has a user-data script, a phrase replaces the script."""
+    """Return `request` for printing, with a placeholder instead of a user-data script."""
     if "LaunchTemplateData" not in request:
         return request
     data = request["LaunchTemplateData"] | {"UserData": "(the script that starts the agent)"}

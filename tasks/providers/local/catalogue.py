@@ -78,7 +78,7 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return a sentence for each thing that cannot be measured here, with reason and fix."""
+        """Return one sentence for each thing that cannot be measured here, with reason and fix."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -125,7 +125,7 @@ class LocalMachine:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
                 f"{wanted or taken:g} cores are needed, but hosts may use {most_cores():g} in all. "
-                f"Leases {held} use some. `srift reap` ends hosts whose controller process died."
+                f"Leases {held} use some of them. `srift reap` ends hosts whose controller died."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(

@@ -60,7 +60,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
         """Mark a lease as ended, and delete its code and scratch files. Its mailbox stays.
 
         Does nothing if there is no lease or if it has already ended. If the disk is full, the lease
-        stays open and the reaper ends it later.
+        stays open until the reaper closes it.
         """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:

@@ -109,8 +109,8 @@ class Isolation:
 class Host:
     """A running host. Its agent, which takes measurements, starts when `go` is called.
 
-    `inner_pid` is the PID of the first process inside the host's namespaces. Without namespaces, it
-    is the PID of `process`.
+    `inner_pid` is the PID of the first process inside the host's namespaces. If hosts have no
+    namespaces, it is the PID of `process`.
     """
 
     process: subprocess.Popen[bytes]
@@ -145,10 +145,10 @@ class HostNetwork:
         self.switch: subprocess.Popen[bytes] | None = None
 
     def open(self, log: Path) -> None:
-        """Start the process that keeps the network bridge alive. Does nothing without namespaces.
+        """Start the process that keeps the network bridge alive.
 
-        The process writes its output to the file `log`. Raises ProviderError on failure; the caller
-        must then call `close`.
+        Does nothing if this computer cannot make namespaces. The process writes its output to the
+        file `log`. Raises ProviderError on failure; the caller must then call `close`.
         """
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
@@ -304,7 +304,7 @@ def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def _tbf(bandwidth_gbps: float) -> str:
     """Return the arguments of `tc` that limit one direction of a link to `bandwidth_gbps`.
 
-    The token bucket must be large enough for the bytes of one timer tick.
+    The token bucket holds at least the bytes that the link sends in one timer tick.
     """
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"

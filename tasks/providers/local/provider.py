@@ -102,12 +102,13 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End overdue and abandoned launches, and hosts of this SRIFT_HOME without a lease.json.
+        """End overdue and abandoned launches, and hosts whose lease.json is missing.
 
-        A launch is overdue if its deadline has passed, and abandoned if the process that made it
-        has died. If `all_of_them` is True, every launch is ended. Returns a sentence for each
-        launch that was ended or could not be ended. Raises NotSwept at the end if a lease.json
-        cannot be read; the hosts of this launch continue to run.
+        Only launches and hosts of this SRIFT_HOME are ended. A launch is overdue if its deadline
+        has passed, and abandoned if the process that made it has died. If `all_of_them` is True,
+        every launch is ended. Returns a sentence for each launch that was ended or could not be
+        ended. Raises NotSwept at the end if a lease.json cannot be read. The hosts of this launch
+        then continue to run.
         """
         if not self.store.root.is_dir():
             return []
