@@ -316,10 +316,9 @@ def plain(text: str) -> str:
 def json_of_node(text: str, **options: Any) -> Any:
     """Parse JSON text that a machine wrote. `options` are passed to `json.loads`.
 
-    String values are cut and cleaned by `plain`, because users read them in a terminal. Keys stay
-    as they are.
-
-    Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
+    String values are shortened and stripped of control codes (see `plain`), because users read them
+    in a terminal. Keys stay as they are. Raises ValueError if the text is not JSON or has more than
+    MAX_JSON_DEPTH nested levels.
     """
     too_deep = ValueError(f"it has more than {MAX_JSON_DEPTH} nested levels")
 
@@ -343,7 +342,7 @@ def json_of_node(text: str, **options: Any) -> Any:
 def read_object(file: Path) -> dict[str, Any] | None:
     """Return the JSON object in `file`; None if the file is missing or has no valid JSON object.
 
-    An object with more than MAX_JSON_DEPTH levels is not valid.
+    An object with more than MAX_JSON_DEPTH nested levels is not valid.
     """
     try:
         body = json_of_node(file.read_text())

@@ -34,7 +34,8 @@ class HeldLease:
     """The fields of lease.json that all providers share.
 
     `controller` is the process that launched the machines. `boot_id` is the kernel's id of the boot
-    during which it ran. `ended_at`, `usd` (the cost) and `outcome` are set when the launch ends.
+    in which this process was started. `ended_at`, `usd` (the cost) and `outcome` are set when the
+    launch ends.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)

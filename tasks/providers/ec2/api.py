@@ -78,7 +78,7 @@ def _session() -> Any:
 
 @contextmanager
 def asking(action: str, region: str) -> Iterator[None]:
-    """Convert botocore's exceptions to AwsRefused, whose message names `action` and `region`."""
+    """Convert botocore's exceptions in the block to AwsRefused for `action` in `region`."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -290,7 +290,8 @@ def tag_filters(tags: Mapping[str, str]) -> Filters:
 def spot_advisor() -> Answer:
     """Return the content of AWS's public Spot Advisor file: interruption rates by instance type.
 
-    The result is {} if the file cannot be read, or if an AWS_ENDPOINT_URL replaces AWS.
+    The result is {} if the file cannot be read, or if the environment variable AWS_ENDPOINT_URL or
+    AWS_ENDPOINT_URL_<service> is set.
     """
     if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
         return {}

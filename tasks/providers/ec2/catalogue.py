@@ -260,7 +260,7 @@ class TypeFacts:
 
 
 def facts_of(answer: Answer) -> TypeFacts:
-    """Convert a description from DescribeInstanceTypes to the facts that a launch needs."""
+    """Convert a description from DescribeInstanceTypes to a TypeFacts."""
     strategies = answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
     return TypeFacts(grouped="cluster" in strategies, efa_cards=efa_cards(answer))
 

@@ -289,7 +289,7 @@ class Ec2Cluster(RunningCluster):
         return [], unclear[0]
 
     def _create(self, action: str, request: Answer) -> None:
-        """Create a resource that costs nothing, unless it already exists."""
+        """Create an AWS resource that is free of charge. Does nothing if it already exists."""
         self._api.ask_unless(("there",), action, self.lease.region, **request)
 
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
@@ -384,7 +384,7 @@ class Ec2Cluster(RunningCluster):
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
     def _look(self) -> bool:
-        """Read the machines' states from EC2, and store the times at which machines ended.
+        """Read the machines' states from EC2, and store in the lease when machines ended.
 
         Returns False if AWS does not respond.
         """

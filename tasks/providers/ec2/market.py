@@ -37,9 +37,10 @@ NO_BUCKET = (
 
 
 class Ec2Market:
-    """The instance types and offers of EC2 under the settings `choices`, the section [ec2].
+    """The instance types and offers of EC2.
 
-    `clients` and `clock` replace boto3's clients and the real clock if they are not None.
+    `choices` is the section [ec2] of srift.toml. `clients` and `clock` replace boto3's clients and
+    the real clock if they are not None.
     """
 
     name = "ec2"
@@ -74,8 +75,8 @@ class Ec2Market:
     def known_offers(self) -> list[Offer]:
         """Return the latest offers from AWS, followed by the offers that ship with Srift.
 
-        Offers of an earlier call of `offers` are reused. Without them, AWS is queried now. If this
-        query fails, only the offers that ship with Srift are returned.
+        The offers from AWS are those of the last call of `offers`. If there are none, AWS is
+        queried now. If this query fails, only the offers that ship with Srift are returned.
         """
         if not self._latest_offers:
             with suppress(ProviderError):

@@ -27,8 +27,8 @@ _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 class CpuShares:
     """Limits the CPU time of hosts, with one cgroup per host below the folder `base`.
 
-    `version` is the cgroup version, 1 or 2. If `why_not` is not empty, it says why quotas cannot be
-    set, for example by an ordinary user. `add` then pins each host to whole cores instead.
+    `version` is the cgroup version, 1 or 2. If this process cannot set quotas, `why_not` says why,
+    and `add` pins each host to whole cores instead. Otherwise `why_not` is "".
     """
 
     version: int = 0
@@ -134,7 +134,7 @@ def _pin(pids: Collection[int], cores: float) -> None:
             pinned = os.sched_getaffinity(pid)
             free -= pinned if len(pinned) < len(usable) else set()
     if len(free) < cores:
-        raise NoCapacity(f"a host needs {int(cores)} free cores, but {len(free)} are free")
+        raise NoCapacity(f"a host needs {int(cores)} free cores, but only {len(free)} are free")
     for pid in pids:
         os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 

@@ -50,11 +50,12 @@ class LocalProvider(LocalMachine, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[LocalCluster]:
-        """Start hosts, on which agents measure, yield the cluster, and end them after the block.
+        """Start the hosts and their agents, yield the cluster, and end the hosts after the block.
 
-        The mailbox (the folder with the hosts' files) is kept. Raises NoCapacity if this computer
-        has too few cores or other hosts use them, NotSupported if the hosts can never run here for
-        another reason, and ProviderError if hosts cannot be started.
+        An agent is the program that measures on a host. The mailbox (the folder with the hosts'
+        files) is kept. Raises NoCapacity if this computer has too few cores or other hosts use
+        them, NotSupported if the hosts can never run here for another reason, and ProviderError if
+        hosts cannot be started.
         """
         if why := self.fits(cluster):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
