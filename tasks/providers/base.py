@@ -7,9 +7,9 @@ files through a folder, the mailbox.
 
 ProviderError
 +-- NoCapacity       no machines are available now; the flow stores the refusal and continues
-+-- NotSupported     this machine or account can never serve the request
++-- NotSupported     this computer or account can never serve the request
 +-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still be running
-+-- NotSwept         the reaper could not check every region and lease; lists what it ended
++-- NotSwept         the reaper could not check the regions and leases that the error names
 """
 
 import json
@@ -38,7 +38,7 @@ class NoCapacity(ProviderError):
 
 
 class NotSupported(ProviderError):
-    """The provider can never serve the request on this machine or account."""
+    """The provider can never serve the request with this computer or account."""
 
 
 class LeaseUnreadable(ProviderError):
@@ -48,9 +48,9 @@ class LeaseUnreadable(ProviderError):
 class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
-    `unswept` maps each region or lease that was not checked, or whose machines did not end, to the
-    reason. `done` has one sentence for each lease or machine that the search ended or could not
-    end. `provider` is the provider's name, or "" if several providers are affected.
+    `unswept` is {region or lease: why it could not be checked or its machines did not end}. `done`
+    has one sentence for each lease or machine that the search ended or could not end. `provider` is
+    the provider's name, or "" if several providers are affected.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -86,7 +86,7 @@ class Lease:
     def usd_until(self, now: datetime) -> float | None:
         """Return the cost in dollars from the start until `now`; None if the price is unknown.
 
-        The machines end at the deadline, so that time after it costs nothing.
+        Time after the deadline is not counted, because the machines end themselves at the deadline.
         """
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
@@ -100,7 +100,7 @@ class EndedLease:
     dollars; None if it is unknown. `refusals` has one sentence for each failed launch attempt.
     `outcome` is one of:
 
-    released   the process that made the launch ended it, or tried to and the reaper finished
+    released   the process that made the launch ended it; the reaper may have finished this
     reaped     the reaper ended the launch
     refused    no machine was launched
     """
@@ -152,7 +152,7 @@ class RunningCluster(Protocol):
         """Apply the CPU quotas of the instance types.
 
         Call this when all workers are ready to measure. Start-up is not measured and runs without
-        quotas.
+        quotas. Does nothing on a provider without CPU quotas.
         """
         return
 
@@ -170,13 +170,13 @@ class RunningCluster(Protocol):
         """
 
     def usd_so_far(self) -> float | None:
-        """Return the cost in dollars since the machines were acquired; None if it is unknown."""
+        """Return the cost in dollars since the machines were acquired; None if unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Set the cost of downloads from S3 to `usd` dollars for each machine of the cluster.
+        """Set each machine's download cost to `usd` dollars, in addition to its other costs.
 
-        A machine that replaces a lost machine later gets the same cost. Does nothing on a provider
-        without S3.
+        This is the cost of one machine's downloads from S3. A machine that later replaces a lost
+        machine gets the same download cost. Does nothing on a provider without S3.
         """
         return
 
@@ -194,7 +194,7 @@ class RunningCluster(Protocol):
             file.unlink(missing_ok=True)
 
     def revoke(self, index: int) -> None:
-        """Simulate a spot interruption: end the machine at once.
+        """Simulate a spot interruption: end the machine with rank `index` at once.
 
         Does nothing on a provider with a real spot market.
         """
@@ -202,7 +202,7 @@ class RunningCluster(Protocol):
 
 
 class Provider(Protocol):
-    """A source of machines. Methods with a body are defaults that a provider may keep."""
+    """A source of machines. A provider may inherit or override each method that has a body."""
 
     name: str
 
@@ -278,7 +278,7 @@ class Provider(Protocol):
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
         """Return `offers` with the prices that this account pays, its discounts included.
 
-        The cost of volumes and public IP addresses is added. The method is idempotent.
+        The cost of volumes, public IP addresses and S3 requests is added. The method is idempotent.
         """
         return list(offers)
 
@@ -287,7 +287,7 @@ class Provider(Protocol):
         return []
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the offers of the snapshot that ships with Srift, with the date of its prices."""
+        """Return the offers that ship with Srift. Each states the date of its price."""
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
@@ -316,10 +316,9 @@ def plain(text: str) -> str:
 def json_of_node(text: str, **options: Any) -> Any:
     """Parse JSON text that a machine wrote. `options` are passed to `json.loads`.
 
-    String values are cut and cleaned by `plain`, because users read them in a terminal. Keys stay
-    as they are.
-
-    Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
+    String values are shortened and stripped of control codes (see `plain`), because users read them
+    in a terminal. Keys stay as they are. Raises ValueError if the text is not JSON or has more than
+    MAX_JSON_DEPTH nested levels.
     """
     too_deep = ValueError(f"it has more than {MAX_JSON_DEPTH} nested levels")
 
@@ -343,7 +342,7 @@ def json_of_node(text: str, **options: Any) -> Any:
 def read_object(file: Path) -> dict[str, Any] | None:
     """Return the JSON object in `file`; None if the file is missing or has no valid JSON object.
 
-    An object with more than MAX_JSON_DEPTH levels is not valid.
+    An object with more than MAX_JSON_DEPTH nested levels is not valid.
     """
     try:
         body = json_of_node(file.read_text())

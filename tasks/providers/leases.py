@@ -34,7 +34,8 @@ class HeldLease:
     """The fields of lease.json that all providers share.
 
     `controller` is the process that launched the machines. `boot_id` is the kernel's id of the boot
-    during which it ran. `ended_at`, `usd` (the cost) and `outcome` are set when the launch ends.
+    in which this process was started. `ended_at`, `usd` (the cost) and `outcome` are set when the
+    launch ends.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -211,11 +212,11 @@ class LeaseFolder(Generic[L]):
         return found
 
     def held(self) -> list[Lease]:
-        """Return the held leases and the unreadable leases, as the provider interface's `Lease`.
+        """Return the held leases and the unreadable leases.
 
-        A lease is held while its machines may run or some of their files are not on this computer
-        yet. The price of an unreadable lease is None, its start and deadline are the modification
-        time of its folder, and its controller counts as alive.
+        A lease is held while its machines may run, or while some of their files are not on this
+        computer yet. An unreadable lease has the price None, the modification time of its folder as
+        start and deadline, and `controller_alive` = True.
         """
         found, unreadable = self.read_all()
         held = [lease.held() for lease in found if lease.is_held]

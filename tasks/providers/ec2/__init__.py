@@ -1,1 +1,1 @@
-"""The EC2 provider: offers, launches and their records (leases), and file exchange through S3."""
+"""Provide EC2 machines: offers, launches, their records (leases), and file exchange through S3."""

@@ -78,7 +78,7 @@ def _session() -> Any:
 
 @contextmanager
 def asking(action: str, region: str) -> Iterator[None]:
-    """Convert botocore's exceptions to AwsRefused, whose message names `action` and `region`."""
+    """Convert botocore's exceptions in the block to AwsRefused for `action` in `region`."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -221,7 +221,7 @@ class Ec2Api:
         """Return {instance id: description} from DescribeInstances.
 
         The result has the machines with an id in `ids`, all of `tags`, and a state in `states`. An
-        empty argument is no condition. Ids that EC2 does not know are left out.
+        empty argument adds no condition. Ids that EC2 does not know are left out.
         """
         filters = tag_filters(tags or {})
         filters |= {"instance-state-name": states} if states else {}
@@ -290,7 +290,8 @@ def tag_filters(tags: Mapping[str, str]) -> Filters:
 def spot_advisor() -> Answer:
     """Return the content of AWS's public Spot Advisor file: interruption rates by instance type.
 
-    The result is {} if the file cannot be read, or if an AWS_ENDPOINT_URL replaces AWS.
+    The result is {} if the file cannot be read, or if the environment variable AWS_ENDPOINT_URL or
+    AWS_ENDPOINT_URL_<service> is set.
     """
     if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
         return {}
@@ -312,10 +313,10 @@ class Store:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """Return S3's entries (key, size, ETag) for the objects below `prefix`, and a time.
+        """Return (list of the objects below `prefix`, time at which S3 sent the list's first page).
 
-        The time is that of the first page, as Unix time on S3's clock. No more pages are read once
-        there are more than `most` entries.
+        Each object is S3's entry for it, with key, size and ETag. The time is Unix time on S3's
+        clock. No further page is requested once the list has more than `most` entries.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

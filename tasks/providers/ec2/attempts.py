@@ -54,9 +54,9 @@ def attempts(
 
     The first attempt uses the cluster's market. If this market is spot and `markets` includes
     "on-demand", an on-demand attempt follows. An attempt covers those `zones` in which all instance
-    types of the cluster have a known price; without such a zone, the attempt is left out. Prices
-    come from the cluster first, and otherwise from the first offer in `offers` for the same type,
-    zone and market.
+    types of the cluster have a known price. If there is no such zone, the attempt is left out. The
+    price of a type in a zone and market is the cluster's price if it has one, or else the price of
+    the first match in `offers`.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -96,10 +96,11 @@ def attempts(
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
-    On-demand, this is the list price. For spot, it is SPOT_MARGIN times the current spot price, but
-    at most the list price of `on_demand` if that is known, and at least the current spot price. The
-    account's discount is not subtracted, because EC2 compares bids with list prices. If the price
-    in [ec2.prices] is higher, it is the result, so that the spending caps count what is paid.
+    For on-demand, this is the list price. For spot, it is SPOT_MARGIN times the current spot price,
+    limited to the list price of `on_demand` if that is known, but at least the current spot price.
+    The account's discount is not subtracted, because EC2 compares bids with list prices. If the
+    price in [ec2.prices] is higher, that price is returned, so that the spending caps count what is
+    paid.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

@@ -144,13 +144,13 @@ def _gib(described: Answer) -> float:
 
 
 def baseline_gbps(answer: Answer) -> float:
-    """Return the sustained network rate in Gbit/s, summed over the cards that a launch attaches.
+    """Return the sustained network rate of a machine in Gbit/s.
 
-    A launch attaches the cards that support EFA, or the first card if none does (see `efa_cards`).
-    Peak rates ("Up to 25 Gigabit") are not used, because they last only for minutes. The sum is
-    limited to the rate that EC2 states for the whole machine, because some types list the whole
-    rate for each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four cards). Raises
-    ValueError if a rate is unknown.
+    This is the sum of the rates of the cards in `efa_cards`, or the rate of the first card if the
+    type does not support EFA. Peak rates ("Up to 25 Gigabit") are not used, because they last only
+    for minutes. The sum is limited to the rate that EC2 states for the whole machine, because some
+    types list the whole rate for each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four
+    cards). Raises ValueError if a rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)
@@ -164,10 +164,11 @@ def baseline_gbps(answer: Answer) -> float:
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
-    """Return the indices of the network cards that support EFA, at most as many as EC2 allows.
+    """Return the indices of the network cards that can have an EFA interface in a launch.
 
-    The result is empty if the type does not support EFA. On some types (p6-b300), the first card
-    does not support EFA, but others do.
+    These are the first cards that support EFA, up to EC2's maximum number of EFA interfaces. The
+    result is empty if the type does not support EFA. On some types (p6-b300), the first card does
+    not support EFA, but others do.
     """
     network = answer["NetworkInfo"]
     if not network.get("EfaSupported"):
@@ -212,8 +213,9 @@ def wanted(
 def name_filters(patterns: Iterable[str]) -> list[str]:
     """Convert `patterns` of [ec2] instance_types to values of EC2's filter `instance-type`.
 
-    The values match every type that `patterns` match, and may match more. EC2 knows no brackets, so
-    that `g[56].*` becomes `g?.*`. The pattern `gpu` becomes `g*` and `p*`.
+    The values match every type that a pattern matches, and possibly others. EC2's filters have no
+    character sets such as `[56]`, so that `g[56].*` becomes `g?.*`. The pattern `gpu` becomes `g*`
+    and `p*`.
     """
     found = [re.sub(r"\[.*?\]", "?", pattern) for pattern in patterns if pattern != GPU]
     return found + ([f"{letter}*" for letter in _GPU_FAMILIES] if GPU in patterns else [])
@@ -258,7 +260,7 @@ class TypeFacts:
 
 
 def facts_of(answer: Answer) -> TypeFacts:
-    """Convert a description from DescribeInstanceTypes to the facts that a launch needs."""
+    """Convert a description from DescribeInstanceTypes to a TypeFacts."""
     strategies = answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
     return TypeFacts(grouped="cluster" in strategies, efa_cards=efa_cards(answer))
 

@@ -81,7 +81,7 @@ class Ec2Cluster(RunningCluster):
         except OSError as error:
             raise ProviderError(
                 f"the record of launch {self.lease_id} could not be written ({error}), so its "
-                "machines are ended. Free disk space, and run `srift reap` to end those still there"
+                "machines are ended. Free disk space, and run `srift reap` in case some still run"
             ) from error
         self.mirror.serve(self.lease)
         self.mirror.sync()
@@ -95,7 +95,7 @@ class Ec2Cluster(RunningCluster):
         self.lease = lease
 
     def end(self) -> str:
-        """End every machine of the launch. Return "", or why some machines may still run."""
+        """End every machine of the launch. Return why some may still run; "" if all have ended."""
         self.lease, problem = end_machines(self._api, self.lease)
         with suppress(OSError):  # the reaper queries EC2 again
             self.keep(self.lease)
@@ -156,11 +156,12 @@ class Ec2Cluster(RunningCluster):
             return self._look() and not any(self._alive(machine) for machine in current)
 
     def _launch(self, attempts: Sequence[Attempt]) -> None:
-        """Try `attempts` in order until all machines of an attempt run.
+        """Try the launch attempts in order until all machines of one attempt run.
 
-        Raises NoCapacity if every attempt lacks capacity or the deadline has passed. Raises
-        AwsRefused if AWS refuses for another reason, and ProviderError if the machines of a refused
-        attempt do not end.
+        Ends the machines of a failed attempt before the next attempt. Raises NoCapacity if AWS
+        lacks capacity for every attempt or the machines' deadline has passed. Raises AwsRefused if
+        AWS refuses for another reason, and ProviderError if the machines of a failed attempt do not
+        end.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
@@ -259,9 +260,10 @@ class Ec2Cluster(RunningCluster):
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
         """Send the group's CreateFleet request.
 
-        Returns the ids of the launched machines, and the error that the caller raises if there are
-        too few. After an unclear response, EC2 may have launched machines nevertheless. This method
-        then searches for them by their tags, and raises AwsRefused if the search fails.
+        Returns the ids of the launched machines, and the error that the caller must raise if there
+        are fewer ids than requested machines. If EC2's response does not say whether machines were
+        launched, this method searches for them by their tags. Raises AwsRefused if the search
+        fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
@@ -287,7 +289,7 @@ class Ec2Cluster(RunningCluster):
         return [], unclear[0]
 
     def _create(self, action: str, request: Answer) -> None:
-        """Create a resource that costs nothing, unless it already exists."""
+        """Create an AWS resource that is free of charge. Does nothing if it already exists."""
         self._api.ask_unless(("there",), action, self.lease.region, **request)
 
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
@@ -324,10 +326,10 @@ class Ec2Cluster(RunningCluster):
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with the prices that the cost of the launch is computed from.
+        """Return the cluster with the prices from which the cost of the launch is computed.
 
-        A spot cluster gets the current spot prices. It keeps its prices if AWS does not respond. An
-        on-demand cluster always keeps its prices. The account's prices and discounts from
+        A spot cluster gets the current spot prices, but keeps its prices if AWS does not report
+        any. An on-demand cluster keeps its prices. The account's prices and discounts from
         srift.toml are then applied.
         """
         now, members = self._api.now(), list(cluster.members)
@@ -347,7 +349,7 @@ class Ec2Cluster(RunningCluster):
     def _another(self, rank: int) -> bool:
         """Replace the machine with this rank.
 
-        The old machine is ended first, so that the hourly cost never exceeds that of the cluster.
+        The old machine is ended first, so that the cost per hour never exceeds the cluster's price.
         Returns False if the old machine does not end or EC2 refuses the new machine. Raises
         AwsRefused if AWS refuses to end the old machine, and NoCapacity if the machines' deadline
         has passed.
@@ -382,7 +384,7 @@ class Ec2Cluster(RunningCluster):
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
     def _look(self) -> bool:
-        """Read the machines' states from EC2, and store the times at which machines ended.
+        """Read the machines' states from EC2, and store in the lease when machines ended.
 
         Returns False if AWS does not respond.
         """
@@ -433,9 +435,9 @@ class Ec2Cluster(RunningCluster):
     def _leaving_s(self, machine: Ec2Machine) -> float | None:
         """Return the seconds until the spot market takes the machine; None without a notice.
 
-        The machine reads the interruption notice from its metadata service and uploads it. The
-        seconds are measured on S3's clock. An uploaded rebalance recommendation does not count as a
-        notice. Any other content does not count either, because a machine may upload anything.
+        The machine reads the spot interruption notice from its metadata service and uploads it as
+        notice.json. A rebalance recommendation, or any other content of this file, does not count
+        as a notice. The seconds are measured on S3's clock.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

@@ -1,8 +1,8 @@
 """Store the records of EC2 launches, the leases: SRIFT_HOME/leases-ec2/<lease_id>/lease.json.
 
-A lease lists every request for machines of one launch, and is written before each request. If the
-process that makes the launch is killed, the reaper finds the machines of these requests by their
-tags, ends them and adds up their cost.
+A lease lists every request for machines of one launch, and is written to disk before each request.
+If the process that makes the launch is killed, the reaper finds the machines of these requests by
+their tags, ends them and adds up their cost.
 """
 
 import json
@@ -30,8 +30,8 @@ _SPENT = TypeAdapter(dict[str, tuple[str, _Dollars]])
 class Ec2Machine:
     """One EC2 instance of a launch.
 
-    `usd_per_hour` includes the volume, the public IP address and S3 requests. `group` is the group
-    of the `FleetRequest` that launched the machine. `current` is False before the whole cluster
+    `usd_per_hour` includes the volume, the public IP address and S3 requests. `group` is the same
+    as in the `FleetRequest` that launched the machine. `current` is False before the whole cluster
     runs, and after the machine has been replaced. `rank` is -1 if the machine was found only by its
     tags, because EC2's response got lost. `download_usd` is an upper bound in dollars on the cost
     of the machine's downloads.
@@ -219,10 +219,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
-        """Return {lease id: (month of its end as YYYY-MM, its cost in dollars)} from `spent_file`.
+        """Return {lease id: (month in which it ended as YYYY-MM, cost in dollars)}.
 
-        The file keeps the cost of leases that have been deleted. Returns None if it is missing.
-        Raises ProviderError if it cannot be read.
+        Reads `spent_file`, which keeps the cost of deleted leases. Returns None if the file is
+        missing. Raises ProviderError if the file cannot be read.
         """
         try:
             return _SPENT.validate_json(self.spent_file.read_bytes())
@@ -236,25 +236,29 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             ) from error
 
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
-        """Add costs of leases to `spent_file`, and create it if it is missing.
+        """Add the costs of leases to `spent_file`. Create the file if it is missing.
 
-        `spent` has the form of the result of `spent`. Raises OSError if the file cannot be written.
+        The argument is {lease id: (month in which it ended as YYYY-MM, cost in dollars)}. Raises
+        ProviderError if the existing file cannot be read, and OSError if it cannot be written.
         """
         with self.locked():
             replace_durably(self.spent_file, {**(self.spent() or {}), **spent})
 
     def note_spent(self, lease_id: str, ended_at: datetime, usd: float) -> None:
-        """Store the cost of a lease in `spent_file`. Raises OSError if it cannot be written.
+        """Store the cost of a lease in `spent_file`.
 
-        A missing file is not created, because a new file lacks the cost of earlier leases.
+        Does nothing if the file is missing, because a new file would lack the cost of earlier
+        leases. Raises ProviderError if the file cannot be read, and OSError if it cannot be
+        written.
         """
         if self.spent() is not None:
             self.begin_spent({lease_id: (f"{ended_at:%Y-%m}", usd)})
 
     def forget_ended(self, lease_id: str) -> None:
-        """Store the cost of an ended lease, and delete the lease.
+        """Store the cost of an ended lease in `spent_file`, and delete the lease.
 
-        Raises ProviderError if the lease still runs or is unreadable.
+        Raises ProviderError if the machines may still run, or if the lease or `spent_file` cannot
+        be read.
         """
         lease = self.read(lease_id)
         if lease and lease.ended_at:
@@ -264,9 +268,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
-        A lease without machines gets the outcome "refused" instead of `outcome`. If it has no
-        refusals either, it is deleted and returned unchanged. If lease.json cannot be written, the
-        lease on disk stays open until the reaper closes it.
+        A lease without machines gets the outcome "refused" instead of `outcome`. A lease without
+        machines and without refusals is deleted, and returned unchanged. If lease.json cannot be
+        written, no error is raised, and the lease on disk stays open until the reaper closes it.
         """
         if not lease.machines and not lease.refusals:
             self.forget(lease.lease_id)

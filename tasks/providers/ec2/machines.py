@@ -153,10 +153,11 @@ class Ec2Machines(Ec2Market):
         return Mirror(store, lease, self.lease_folder.mailbox(lease.lease_id))
 
     def _release(self, running: Ec2Cluster) -> str:
-        """End the machines and download their uploads. Return "", or why some may still run.
+        """End the machines and download their uploads.
 
-        The thread that exchanges files is joined only after the machines have ended, so that a slow
-        S3 does not keep them running.
+        Returns why some machines may still run; "" if all have ended. The thread that exchanges
+        files is joined only after the machines have ended, so that a slow S3 does not keep them
+        running.
         """
         launched, mirror = bool(running.lease.current), running.mirror
         try:

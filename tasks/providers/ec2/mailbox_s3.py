@@ -36,9 +36,10 @@ _KEPT = ("records/", "log-")  # files of a replaced machine that are still downl
 class Mirror:
     """Copies one launch's files between S3 and a local folder. Thread-safe.
 
-    `sync` exchanges files once. `start` starts a thread that sends changed files every second and
-    downloads new uploads every five seconds. `now_unix` is the time at which the last download
-    without errors began, as Unix time on S3's clock, or -inf before the first.
+    `sync` exchanges files once. `start` starts a thread that sends changed local files to S3 every
+    second, and downloads the machines' new uploads every five seconds. `now_unix` is the time at
+    which the last download without errors began, as Unix time on S3's clock, or -inf before the
+    first.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
@@ -118,10 +119,10 @@ class Mirror:
             polls += 1
 
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
-        """Return (S3 entry, local path) for each new or changed upload.
+        """Return (entry in `listed`, local path) for each new or changed upload.
 
-        `listed` has S3's entries for all objects of the launch. At most MOST_FILES uploads of each
-        machine are accepted, measurement records before other files.
+        `listed` is S3's list of all objects of the launch. At most MOST_FILES uploads of each
+        machine are accepted. Measurement records take precedence over other files.
         """
         found, count = list[tuple[Answer, Path]](), Counter[str]()
         for stored in sorted(listed, key=lambda stored: "/out/records/" not in stored["Key"]):
@@ -137,8 +138,9 @@ class Mirror:
     def _fetch(self, stored: Answer, path: Path) -> bool:
         """Download the S3 object `stored` to `path`. Return False if it must be tried again later.
 
-        `stored` is the object's entry in S3's list. An object is skipped, and True returned, if S3
-        no longer has it, or if a file and a folder would need the same path.
+        `stored` is the object's entry in S3's list. Two kinds of objects are skipped, and True is
+        returned: objects that S3 no longer has, and objects whose local path is taken by a folder
+        or leads through a file.
         """
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
@@ -182,10 +184,12 @@ def _version(stored: Answer) -> tuple[str, datetime]:
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     """Return True if the upload `name` of `machine` may be downloaded.
 
-    Only uploads of at most MOST_BYTES with a plain name are allowed. Of a machine that has been
-    replaced, only records and logs are allowed. The `*` in an IAM policy also matches slashes, so
-    that a machine may upload to `<folder of another machine>/out/<its folder>/`. Such uploads are
-    refused: folders are named after the aws:userid, which has a colon, and _NAME allows no colon.
+    An upload may have at most MOST_BYTES, and its name must match the pattern _NAME. Only records
+    and logs are accepted from a machine that has been replaced.
+
+    The `*` in an IAM policy also matches slashes, so that a machine can upload to
+    `<folder of another machine>/out/<its folder>/`. Such an upload is refused, because the name of
+    a machine's folder (the aws:userid) has a colon, and _NAME does not allow colons.
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
@@ -193,10 +197,11 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return where to store an upload: `path`, unless a different measurement record is there.
+    """Return the local path for an upload, which is usually `path`.
 
-    A replaced machine and its replacement may both have uploaded a record of the same run. The
-    record that arrives second is stored in a folder that is named after its machine.
+    If `path` already has a different measurement record, the upload goes to a separate folder,
+    whose name has the machine's id. This happens if a replaced machine and its replacement have
+    both uploaded a record of the same run.
     """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path

@@ -37,9 +37,10 @@ NO_BUCKET = (
 
 
 class Ec2Market:
-    """The instance types and offers of EC2 under the settings `choices`, the section [ec2].
+    """The instance types and offers of EC2.
 
-    `clients` and `clock` replace boto3's clients and the real clock if they are not None.
+    `choices` is the section [ec2] of srift.toml. `clients` and `clock` replace boto3's clients and
+    the real clock if they are not None.
     """
 
     name = "ec2"
@@ -74,8 +75,8 @@ class Ec2Market:
     def known_offers(self) -> list[Offer]:
         """Return the latest offers from AWS, followed by the offers that ship with Srift.
 
-        Offers of an earlier call of `offers` are reused. Without them, AWS is queried now. If this
-        query fails, only the offers that ship with Srift are returned.
+        The offers from AWS are those of the last call of `offers`. If there are none, AWS is
+        queried now. If this query fails, only the offers that ship with Srift are returned.
         """
         if not self._latest_offers:
             with suppress(ProviderError):
@@ -152,7 +153,7 @@ class Ec2Market:
 
     @cached_property
     def _live_types(self) -> dict[str, list[InstanceType]]:
-        """Return {region: its types from AWS that match [ec2] `instance_types`}."""
+        """Return {region: types that AWS offers there and that match [ec2] `instance_types`}."""
         patterns, found = self.choices.instance_types, {}
         families = image_families(self.choices.ami_parameter)
         for region in self.choices.regions:
@@ -181,10 +182,10 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the instance types that the section [ec2] selects from the packaged snapshot.
+    """Return the instance types that ship with Srift and that `choices` (section [ec2]) selects.
 
-    The section is `choices`. It selects a type if the type matches one of its `instance_types`, and
-    if the snapshot has the type in at least one of its `regions`.
+    A type is selected if it matches one of the section's `instance_types`, and is offered in at
+    least one of the section's `regions`.
     """
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)

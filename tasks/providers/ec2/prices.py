@@ -22,7 +22,7 @@ ESTIMATED = f"packaged prices outside {LISTED_REGION} are estimates"
 
 
 def known_price(value: object) -> float | None:
-    """Return `value` as dollars if it is a positive, finite number; else None."""
+    """Return a price from AWS as a float; None unless it is a positive, finite number."""
     try:
         usd = float(str(value))
     except ValueError:
@@ -95,7 +95,7 @@ def spot_offers(
     """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
     `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file, or {}. A
-    type that is missing in the file gets the highest interruption rate that such a file can state.
+    type that is missing from the file gets the highest interruption rate that the file can state.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []
@@ -178,7 +178,8 @@ def download_usd(
     The machine in `region` downloads `files` objects of `size` bytes in total.
 
     source: the bucket's region; "" if unknown.
-    public: True if machines have public IP addresses; otherwise a NAT gateway's fees are included.
+    public: True if machines have public IP addresses. If False, a NAT gateway's fees are included.
+    nat_usd_per_gb: fee of the NAT gateway in dollars per GB.
     """
     rate = 0.0 if public else nat_usd_per_gb
     if source != region:
@@ -214,10 +215,10 @@ def other_usd_per_hour(*, public: bool) -> float:
 
 
 def most_usd_per_hour_beside(gib: float) -> float:
-    """Return an upper bound in dollars per hour on what one machine costs on top of its instance.
+    """Return an upper bound on the cost of one machine besides its instance price.
 
-    The bound includes a volume of `gib` GiB, a public IP address and S3 requests, at the prices of
-    the most expensive region. The spending caps use this bound.
+    The bound is in dollars per hour. It includes a volume of `gib` GiB, a public IP address and S3
+    requests, at the prices of the most expensive region. The spending caps use this bound.
     """
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
@@ -227,10 +228,11 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
-    """Return `offers` at this account's prices, plus the cost of volume, IP address and requests.
+    """Return `offers` at this account's prices, including all costs besides the instance price.
 
-    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. The
-    offer's `price_source` says so if its price is an estimate that ships with Srift. The function
+    These are the cost of the volume, the public IP address and S3 requests, per machine and hour.
+    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. If an
+    offer's price is an estimate that ships with Srift, its `price_source` says this. The function
     is idempotent.
     """
     found = []
@@ -255,8 +257,9 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
     """Return this account's price in dollars per hour, and why it differs from the public price.
 
-    The reason is "" if the prices do not differ. The price is None if neither `public` nor
-    [ec2.prices] has one. A price in [ec2.prices] takes precedence over [ec2.discounts].
+    `public` is the public price; None if unknown. A price in [ec2.prices] takes precedence over a
+    discount in [ec2.discounts]. Without a price in [ec2.prices], an unknown public price gives
+    None. The reason is "" if the prices do not differ.
     """
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
     if fixed := getattr(terms.prices.get(name), f"{key}_usd_per_hour", None):

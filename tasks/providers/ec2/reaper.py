@@ -1,6 +1,6 @@
-"""End abandoned leases of this SRIFT_HOME, and machines with Srift's tags past their deadline.
+"""End abandoned launches of this SRIFT_HOME, and machines with Srift's tags past their deadline.
 
-A lease is the record of a launch. It is abandoned if the process that made the launch has died. The
+A launch is abandoned if the process that made it has died. A lease is the record of a launch. The
 reaper checks the regions of srift.toml, the regions of the leases on disk, and all regions that it
 checked in the last 30 days, because a lease folder may have been moved away. At the end, it raises
 NotSwept if it could not check a region or lease, or could not end a machine.
@@ -31,9 +31,9 @@ _REMEMBERED = timedelta(days=30)
 class Reaper:
     """One search of all leases and regions for machines that must end.
 
-    `sentences` says what was ended or needs attention. `unswept` maps each region or lease that
-    could not be checked or ended to the reason. `regions` has the regions to check. `busy` has the
-    regions of the leases whose machines did not end.
+    `sentences` says what was ended or needs attention. `regions` has the regions to check.
+    `unswept` is {region or lease: why it could not be checked or ended}. `busy` has the regions in
+    which a lease's machines did not end.
     """
 
     def __init__(self, machines: Ec2Machines, now: datetime, all_of_them: bool) -> None:
@@ -44,10 +44,10 @@ class Reaper:
         self.regions, self.busy = set(machines.choices.regions), set[str]()
 
     def reap(self) -> list[str]:
-        """End abandoned leases, and machines past their deadline, in all regions.
+        """End abandoned launches, and machines past their deadline, in all known regions.
 
-        Returns a sentence for each lease or machine that was ended or needs attention. If something
-        cannot be checked or ended, the rest is still done before NotSwept is raised.
+        Returns a sentence for each launch or machine that was ended or needs attention. If
+        something cannot be checked or ended, the rest is still done before NotSwept is raised.
         """
         with self.leases.locked():
             for lease_id in self.leases.ids():
@@ -114,10 +114,11 @@ class Reaper:
             self.busy.add(lease.region)
 
     def _sweep(self, region: str) -> None:
-        """End the machines in `region` that are past their deadline or have no open lease.
+        """End the machines in `region` that are past their deadline or abandoned.
 
-        Machines that another SRIFT_HOME launched are ended only past their deadline. Security
-        groups, placement groups and launch templates that are no longer needed are deleted.
+        A machine of this SRIFT_HOME is abandoned if its lease has ended or is missing. Machines of
+        another SRIFT_HOME are ended only past their deadline. Security groups, placement groups and
+        launch templates that are no longer needed are deleted.
         """
         why: dict[str, str] = {}
         ours = (

@@ -1,9 +1,9 @@
 """Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
 The machines of a launch share a zone, a security group that admits only them, and a placement group
-if their types allow it. Names and client tokens are hashes of the lease (the record of the launch)
-and the purpose of the request, so that a repeated request creates nothing twice. This module does
-not call AWS.
+if their types allow it. Resource names and client tokens are hashes of the launch's lease id and
+the purpose of the request, so that a repeated request creates nothing twice. This module does not
+call AWS.
 """
 
 import base64
@@ -44,9 +44,10 @@ class LaunchSpec:
 
     @property
     def usd_per_hour_more(self) -> float:
-        """Return what one machine is expected to cost on top of its instance, in dollars per hour.
+        """Return the expected cost of one machine besides its instance price, in dollars per hour.
 
-        The result includes the volume, S3 requests and, if machines have one, a public IP address.
+        The cost includes the volume and S3 requests. It includes a public IP address if machines
+        get one.
         """
         storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
         return storage + other_usd_per_hour(public=self.choices.public)
@@ -54,13 +55,13 @@ class LaunchSpec:
     def token(self, *purpose: str) -> str:
         """Return the client token of a request, by which AWS recognizes a repeated request.
 
-        The token is a hash of the lease and of `purpose`, such as ("fleet", name of the group).
+        The token is a hash of the lease id and `purpose`, such as ("fleet", name of the group).
         """
         words = (self.choices.deployment, self.controller, self.lease_id, *purpose)
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
     def name(self, *purpose: str) -> str:
-        """Return the name of a resource: "srift-" and a hash of the lease and of `purpose`."""
+        """Return the name of an AWS resource: "srift-" and a hash of the lease id and `purpose`."""
         return f"srift-{self.token(*purpose)[:16]}"
 
 
@@ -200,7 +201,7 @@ def requests_of(
 
 
 def shortened(request: Request) -> Request:
-    """Return `request` for printing. If it has a user-data script, a phrase replaces the script."""
+    """Return `request` for printing, with a placeholder instead of a user-data script."""
     if "LaunchTemplateData" not in request:
         return request
     data = request["LaunchTemplateData"] | {"UserData": "(the script that starts the agent)"}

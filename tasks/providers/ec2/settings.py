@@ -104,7 +104,7 @@ class Ec2(BaseModel):
     @field_validator("discounts", mode="before")
     @classmethod
     def _number_is_on_demand(cls, discounts: object) -> object:
-        """Treat a plain number as an on-demand discount, because Savings Plans exclude spot."""
+        """Convert plain numbers to on-demand discounts, because Savings Plans exclude spot."""
         if not isinstance(discounts, dict):
             return discounts
         return {

@@ -5,8 +5,8 @@
 estimates. The keys of the file are:
 
     made_on, prices_as_of   day of creation, and time of the list prices (UTC)
-    sources                 package, version, licence, notice, and what was taken
-    columns                 names of the values below, as in models.domain.cluster.InstanceType
+    sources                 of each source: package, version, licence, notice, and what was taken
+    columns                 names of the values in instance_types: fields of `InstanceType`
     several_interfaces      types that need several interfaces to reach their full network rate
     instance_types          type name -> values; the value `usd` maps a region to dollars per hour,
                             or to null if the price is unknown
@@ -28,7 +28,7 @@ FILE = Path(__file__).with_name("snapshot.json.gz")
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The packaged instance types and prices.
+    """The instance types and on-demand prices that ship with Srift.
 
     `usd[region][type]` is the on-demand price in dollars per hour; None if unknown. A region has
     only the types that it offers. `several_interfaces` has the types that need several network

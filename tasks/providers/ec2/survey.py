@@ -30,7 +30,7 @@ def launch_spec(
 
     `choices` is the section [ec2] of srift.toml. `controller` is the random name of this
     SRIFT_HOME. Raises NotSupported if the settings or the account do not allow the launch, and
-    AwsRefused if AWS refuses a request. Both messages say what to fix.
+    AwsRefused if AWS refuses a request. The messages of both errors say what to fix.
     """
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
@@ -97,10 +97,11 @@ def least_gib(image: Answer) -> int:
 def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str, str]]:
     """Return the VPC's id, and {zone: subnet id} for the machines.
 
-    If [ec2] subnet_ids is set, only these subnets are used. Otherwise the subnets with the tag
-    srift:deployment are used. If there are none and machines get public IP addresses, the default
-    VPC's subnets are used. If a zone has several subnets, the one with the smallest id is used.
-    Raises NotSupported if there is no subnet, or if the subnets are in several VPCs.
+    If [ec2] subnet_ids is set, only these subnets are used. Otherwise the subnets whose tag
+    srift:deployment has the value of [ec2] deployment are used. If there are none and machines get
+    public IP addresses, the default VPC's subnets are used. If a zone has several subnets, the one
+    with the smallest id is used. Raises NotSupported if there is no subnet, or if the subnets are
+    in several VPCs.
     """
     describe = partial(api.described, "Subnets", "ec2:DescribeSubnets", region)
     if choices.subnet_ids:

@@ -138,12 +138,13 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
     """Return the machines that the lease lacks, because EC2's response to a request got lost.
 
     `shown` is {instance id: description} of the machines that EC2 lists with the lease's tags. The
-    machines in `shown` that the lease lacks are returned.
+    result has the machines in `shown` that the lease lacks.
 
-    EC2 does not list machines that ended long ago. A request may have launched such machines if it
-    has no response, is older than FORGOTTEN, and has no machine in `shown` or in the lease. All its
-    machines are then returned, as if they had run until their deadline. The recorded cost may thus
-    be too high but never too low, so that spending caps hold.
+    EC2 stops listing a machine about an hour after its end. A request that got no response may
+    therefore have launched machines that are not in `shown`. This is assumed if the request is
+    older than FORGOTTEN (45 minutes), and neither `shown` nor the lease has a machine of its group.
+    The result then also has all machines of the request, as if they had run until their deadline.
+    The recorded cost may thus be too high but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -176,9 +177,9 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     """Return the latest time at which the machine can have ended itself.
 
-    The number of seconds after which a machine ends itself is computed at the request, but the
-    machine counts them from its start. The result is therefore the deadline, plus the seconds from
-    the request to the start, plus LATEST.
+    The seconds until the deadline are computed at the launch request, but the machine counts them
+    from its start. The result is therefore the deadline, plus the seconds from the request to the
+    start, plus LATEST, an allowance for boot and rounding.
     """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])

@@ -78,7 +78,7 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return a sentence for each thing that cannot be measured here, with reason and fix."""
+        """Return one sentence for each thing that cannot be measured here, with reason and fix."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -114,18 +114,18 @@ class LocalMachine:
     def refuse_if_taken(self, wanted: float) -> None:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
-        The hosts of every SRIFT_HOME and user on this computer count. If `wanted` is 0, NoCapacity
-        is raised if the running hosts use more cores than this computer offers. Where hosts cannot
-        have separate networks, only one host may run. NoCapacity is then also raised if `wanted` is
-        above 0 and a host is running.
+        The hosts of every SRIFT_HOME and user on this computer count. If `wanted` is 0, this method
+        checks only that the running hosts do not use more cores than this computer offers. If hosts
+        cannot have separate networks, only one host may run. NoCapacity is then also raised if
+        `wanted` is above 0 and a host is running.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
         if taken + wanted > most_cores() + 1e-9:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
-                f"{wanted or taken:g} cores are needed. All hosts may use {most_cores():g}, and "
-                f"leases {held} use some. `srift reap` ends hosts whose controller process died."
+                f"{wanted or taken:g} cores are needed, but hosts may use {most_cores():g} in all. "
+                f"Leases {held} use some of them. `srift reap` ends hosts whose controller died."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(

@@ -99,9 +99,9 @@ class LocalCluster(RunningCluster):
     def replace(self, node: int) -> bool:
         """End the host `node` and start a new host in its place, at a new address.
 
-        Returns False if hosts have no separate networks, if srift.toml does not set `spot_replaced`
-        for this type, or if too few cores are free. Raises ProviderError if the new host cannot be
-        started.
+        Returns False if hosts have no separate networks, if too few cores are free, or if the
+        host's type does not have `spot_replaced = true` (replace lost hosts) in srift.toml. Raises
+        ProviderError if the new host cannot be started.
         """
         instance = self.cluster.members[node].instance_type
         if not self._machine.specs[instance.name].spot_replaced or self.network.switch is None:
@@ -125,7 +125,7 @@ class LocalCluster(RunningCluster):
         return True
 
     def usd_so_far(self) -> float | None:
-        """Return the cost in dollars since `go` was called; None if a price is unknown."""
+        """Return the cost in dollars since `go` started the agents; None if a price is unknown."""
         price = self.cluster.usd_per_hour
         return None if price is None else price * (time.monotonic() - self._began) / 3600
 

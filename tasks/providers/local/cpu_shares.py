@@ -27,8 +27,8 @@ _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 class CpuShares:
     """Limits the CPU time of hosts, with one cgroup per host below the folder `base`.
 
-    `version` is the cgroup version, 1 or 2. If `why_not` is not empty, it says why quotas cannot be
-    set, for example by an ordinary user. `add` then pins each host to whole cores instead.
+    `version` is the cgroup version, 1 or 2. If this process cannot set quotas, `why_not` says why,
+    and `add` pins each host to whole cores instead. Otherwise `why_not` is "".
     """
 
     version: int = 0
@@ -38,7 +38,8 @@ class CpuShares:
     def enforces(self, cores: float) -> bool:
         """Return True if a host can be limited to `cores` cores.
 
-        Without quotas, only whole numbers of cores can be enforced.
+        If cgroup quotas cannot be set, hosts are pinned to cores, and `cores` must be a whole
+        number.
         """
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
@@ -133,7 +134,7 @@ def _pin(pids: Collection[int], cores: float) -> None:
             pinned = os.sched_getaffinity(pid)
             free -= pinned if len(pinned) < len(usable) else set()
     if len(free) < cores:
-        raise NoCapacity(f"a host needs {int(cores)} free cores, but {len(free)} are free")
+        raise NoCapacity(f"a host needs {int(cores)} free cores, but only {len(free)} are free")
     for pid in pids:
         os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 
@@ -185,10 +186,10 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
 
 
 def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy with CPU quotas.
+    """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy that may have quotas.
 
-    `version` is the cgroup version, 1 or 2. `cgroup` is the folder of this process's cgroup in this
-    hierarchy. A hierarchy of version 2 is also yielded if it has no CPU quotas.
+    These are the v1 hierarchies with the cpu controller, and every v2 hierarchy. `version` is the
+    cgroup version, 1 or 2. `cgroup` is the folder of this process's cgroup in the hierarchy.
     """
     paths = {
         controller: path.lstrip("/")
@@ -233,10 +234,11 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Return {usable core: load from the hosts of other launches than `lease_id`}.
+    """Return {usable core: load}, where the load comes from the hosts of all other launches.
 
-    The load is the CPU time that these hosts may use, as a fraction of the core. A host's number of
-    cores is spread evenly over the cores to which it is pinned.
+    The load is the CPU time that these hosts may use, as a fraction of the core. Hosts of the
+    launch `lease_id` do not count. A host with 1.5 cores that is pinned to two cores adds a load of
+    0.75 to both.
     """
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():

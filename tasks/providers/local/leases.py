@@ -1,8 +1,9 @@
 """Store the leases of local hosts, and end everything that belongs to a lease.
 
-A lease is the record of a launch. A process belongs to the lease whose folder its PYTHONPATH is in,
-and a cgroup to the lease whose id is in its name. A lease's folder contains code/node/, a copy of
-the agent's code, so that an edit of the checkout never reaches a running host.
+A lease is the record of a launch. A process belongs to a lease if its PYTHONPATH is inside the
+lease's folder. A cgroup belongs to a lease if its name has the lease's id. A lease's folder
+contains code/node/, a copy of the agent's code, so that an edit of the checkout never reaches a
+running host.
 """
 
 import os
@@ -59,7 +60,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
         """Mark a lease as ended, and delete its code and scratch files. Its mailbox stays.
 
         Does nothing if there is no lease or if it has already ended. If the disk is full, the lease
-        stays open and the reaper ends it later.
+        stays open until the reaper closes it.
         """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:

@@ -109,8 +109,8 @@ class Isolation:
 class Host:
     """A running host. Its agent, which takes measurements, starts when `go` is called.
 
-    `inner_pid` is the PID of the first process inside the host's namespaces. Without namespaces, it
-    is the PID of `process`.
+    `inner_pid` is the PID of the first process inside the host's namespaces. If hosts have no
+    namespaces, it is the PID of `process`.
     """
 
     process: subprocess.Popen[bytes]
@@ -145,10 +145,10 @@ class HostNetwork:
         self.switch: subprocess.Popen[bytes] | None = None
 
     def open(self, log: Path) -> None:
-        """Start the process that keeps the network bridge alive. Does nothing without namespaces.
+        """Start the process that keeps the network bridge alive.
 
-        The process writes its output to the file `log`. Raises ProviderError on failure; the caller
-        must then call `close`.
+        Does nothing if this computer cannot make namespaces. The process writes its output to the
+        file `log`. Raises ProviderError on failure; the caller must then call `close`.
         """
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
@@ -174,11 +174,12 @@ class HostNetwork:
         bandwidth_gbps: float,
         prefix: int = 24,
     ) -> Host:
-        """Start a host that waits for `go` and then runs `command`.
+        """Start a host that runs `command` when `Host.go` is called.
 
-        mark: a `HostMark` as text, which becomes part of the command line.
+        mark: a `HostMark` as text, which becomes an argument of the host's first processes.
         log: file for the output of `command`.
-        address: IPv4 address of the host. Not used without namespaces, like the bandwidth.
+        address: IPv4 address of the host. Ignored if this computer cannot make namespaces.
+        bandwidth_gbps: limit in each direction. Ignored if this computer cannot make namespaces.
         prefix: length of the address's network prefix in bits.
         Raises ProviderError if the host cannot be started or connected to the bridge.
         """
@@ -269,7 +270,7 @@ def detect() -> Isolation:
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command` with the limited rights of a host, without a network.
+    """Return a command that runs `command` without a network and without the privileges of root.
 
     Returns `command` unchanged if this computer cannot make namespaces.
     """
@@ -282,12 +283,12 @@ def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
 def without_files(
     isolation: Isolation, paths: Sequence[object], command: Sequence[str]
 ) -> list[str]:
-    """Return a command that runs `command` with a network, but without the files of this user.
+    """Return a command that runs `command` with network access, but hides this user's files.
 
-    `command` sees only the system's files and `paths`. It may write to the first two paths: the
-    folder of code, in which it runs, and the folder of its Python environment. Its file system is
-    mounted at a new folder `root` beside the folder of code. Returns `command` unchanged if this
-    computer cannot make namespaces.
+    `command` sees only the system's files and `paths`. The first path is the folder of its code,
+    which is its working directory. The second path is the folder of its Python environment. It may
+    write to these two folders. Its root file system is mounted at a new folder `root` beside the
+    folder of code. Returns `command` unchanged if this computer cannot make namespaces.
     """
     if not isolation.namespaces:
         return list(command)
@@ -303,7 +304,7 @@ def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def _tbf(bandwidth_gbps: float) -> str:
     """Return the arguments of `tc` that limit one direction of a link to `bandwidth_gbps`.
 
-    The token bucket must be large enough for the bytes of one timer tick.
+    The token bucket holds at least the bytes that the link sends in one timer tick.
     """
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"
@@ -320,6 +321,6 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(
-        f"a network namespace was not ready within {_START_S:.0f} s. Its process has the exit "
-        f"status {process.poll()} (None: it still runs)"
+        f"a network namespace was not ready within {_START_S:.0f} s, or its process ended too "
+        f"early. Exit status of the process: {process.poll()} (None: it still runs)"
     )

@@ -50,7 +50,7 @@ class HostMark:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the HostMark in `text`, an argument of a command line; None if it has none."""
+        """Return the mark that a command-line argument stands for; None if it is not a mark."""
         try:
             mark, home, lease_id, index, cores = text.split(":")
             return cls(home, lease_id, int(index), float(cores)) if mark == _MARK else None

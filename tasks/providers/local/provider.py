@@ -50,11 +50,12 @@ class LocalProvider(LocalMachine, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[LocalCluster]:
-        """Start hosts, on which agents measure, yield the cluster, and end them after the block.
+        """Start the hosts and their agents, yield the cluster, and end the hosts after the block.
 
-        The mailbox (the folder with the hosts' files) is kept. Raises NoCapacity if this computer
-        has too few cores or other hosts use them, NotSupported if the hosts can never run here for
-        another reason, and ProviderError if hosts cannot be started.
+        An agent is the program that measures on a host. The mailbox (the folder with the hosts'
+        files) is kept. Raises NoCapacity if this computer has too few cores or other hosts use
+        them, NotSupported if the hosts can never run here for another reason, and ProviderError if
+        hosts cannot be started.
         """
         if why := self.fits(cluster):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
@@ -102,12 +103,13 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End overdue and abandoned launches, and hosts of this SRIFT_HOME without a lease.json.
+        """End overdue and abandoned launches, and hosts whose lease.json is missing.
 
-        A launch is overdue if its deadline has passed, and abandoned if the process that made it
-        has died. If `all_of_them` is True, every launch is ended. Returns a sentence for each
-        launch that was ended or could not be ended. Raises NotSwept at the end if a lease.json
-        cannot be read; the hosts of this launch continue to run.
+        Only launches and hosts of this SRIFT_HOME are ended. A launch is overdue if its deadline
+        has passed, and abandoned if the process that made it has died. If `all_of_them` is True,
+        every launch is ended. Returns a sentence for each launch that was ended or could not be
+        ended. Raises NotSwept at the end if a lease.json cannot be read. The hosts of this launch
+        then continue to run.
         """
         if not self.store.root.is_dir():
             return []
@@ -129,10 +131,10 @@ class LocalProvider(LocalMachine, Provider):
     def _end(
         self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
-        """End a lease if `reap` must end it. Return a sentence about it, or [] if nothing was done.
+        """End a launch if `reap` must end it. Return what was done as a sentence, or [].
 
-        `lease` is None if the lease has no lease.json; its processes are then ended. The processes
-        that an ended lease left running are ended too.
+        `lease` is None if the lease has no lease.json. Its processes are then ended, and its
+        records are kept. If the lease has already ended, processes that still run are ended.
         """
         why = "it has no lease.json"
         if lease is not None:
