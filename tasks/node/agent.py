@@ -62,7 +62,7 @@ class Agent:
         self.plan_text = ""
 
     def run(self) -> NoReturn:
-        """Run plans until `done.json` appears, the deadline passes or a signal arrives."""
+        """Run plans until the deadline, a signal, or the file `done.json` in the mailbox."""
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.leave(128 + number))
@@ -147,7 +147,7 @@ class Agent:
         """Return the command that runs `node.prepare` and then torchrun on this machine.
 
         All nodes connect to the first node. An elastic run starts with the nodes that are present,
-        and other nodes may join later. It does not survive the loss of the first node.
+        and other nodes may join later. An elastic run fails if the first node is lost.
         """
         layout, item = RankLayout.of(plan), plan.elastic
         host, port = plan.addresses[layout.host], plan.port + plan.attempt

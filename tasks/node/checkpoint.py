@@ -47,10 +47,10 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The checkpoints of one training, in a folder that outlives the machines.
+    """The checkpoints of one training run, in a folder that outlives the machines.
 
     `step-<n>.pt` is the training state after step n. `step-<n>.json` is its manifest, with the
-    step, the size in bytes and the checksum. The manifest is written when the state is on disk. A
+    step, the size in bytes and the checksum. A manifest is written after its state is on disk. A
     state without a matching manifest is ignored. Files are written atomically and never changed, so
     an S3 prefix could replace the folder.
     """

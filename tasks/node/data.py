@@ -33,9 +33,10 @@ def folder_of(mailbox: Path, digest: str) -> Path:
 
 
 def failure_of(mailbox: Path, digest: str) -> Path:
-    """Return the path of the file that says why the download of these data failed.
+    """Return the path of the file with the reason why the download of a workload's data failed.
 
-    The file exists only after a failure. `digest` identifies the data.
+    The file exists only after a failure. `mailbox` is the folder in which the controller and this
+    machine exchange files. `digest` identifies the data.
     """
     return mailbox / "data" / f"{digest}.failed"
 

@@ -193,9 +193,10 @@ class Launch(Worker):
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_rank(self, item: Item, values: Sequence[float]) -> list[float]:
-        """Return `values`, which has one value per rank of the run `item`, in the order of ranks.
+        """Return `values` sorted by rank.
 
-        `values` is in the order of the all-reduce ring (see RankLayout.sending).
+        `values` has one value per rank of the run `item`, in the order of the all-reduce ring (see
+        RankLayout.sending).
         """
         pairs = sorted(zip(self.layout.sending_ranks(item), values, strict=True))
         return [value for _, value in pairs]

@@ -77,10 +77,10 @@ def profile(
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
     """Measure the forward, backward and optimizer time and the peak memory for one batch size.
 
-    The repeats are sorted by total time. Each time is the mean over the middle half of them, so
-    that the times add up to a typical step. `forward_s` includes the time to clear the gradients
-    and `input_s`, the time to make the batch. `loading` has the result of `_loading` for each
-    repeat.
+    The step is repeated, and the repeats are sorted by total time. Each returned time is the mean
+    over the middle half of the repeats, so that the times add up to a typical step. `input_s` is
+    the time to make the batch. `forward_s` includes `input_s` and the time to clear the gradients.
+    `loading` has the result of `_loading` for each repeat.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -135,10 +135,10 @@ def thread_counters() -> list[float]:
 def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float, float]:
     """Return (CPU seconds, seconds of waiting for storage, bytes read) per sample.
 
-    `before` and `after` are the thread's counters before and after it made a batch. The bytes
-    are the larger of two counters: bytes requested by read calls, and bytes fetched from storage.
-    Memory-mapped files are fetched without read calls, and files in the page cache are read without
-    a fetch.
+    `before` and `after` are the results of `thread_counters` before and after this thread made a
+    batch of `batch` samples. The number of bytes is the larger of two counters: bytes requested by
+    read calls, and bytes fetched from storage. Memory-mapped files are fetched without read calls,
+    and files in the page cache are read without a fetch.
     """
     wall_s, processor_s, queued_s, asked, stored = (
         (now - then) / batch for now, then in zip(after, before, strict=True)

@@ -269,7 +269,7 @@ class RankLayout:
 
     @property
     def host(self) -> int:
-        """Return the first node of the attempt. The other nodes connect to this node."""
+        """Return the first node that takes part. The other nodes connect to this node."""
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
@@ -282,7 +282,8 @@ class RankLayout:
     def placed(self, item: Item) -> Item:
         """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
 
-        Returns `item` itself if `sending` is empty or the run has fewer than LEAST_ORDERED nodes.
+        Returns `item` itself if `sending`, the order of the ring, is empty, or if the run has fewer
+        than LEAST_ORDERED nodes.
         """
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item

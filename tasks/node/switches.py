@@ -88,9 +88,9 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose activations checkpointing recomputes in the backward pass.
+    """Return modules that consist of several layers each.
 
-    Each of them has several layers.
+    With activation checkpointing, the backward pass recomputes the activations inside them.
     """
 
     def is_deep(module: nn.Module) -> bool:

@@ -237,10 +237,10 @@ class Delivery:
 
 
 def serve(given: argparse.Namespace) -> None:
-    """Run the machine until its agent ends.
+    """Run the agent and transfer files, until the agent ends or the machine's deadline is near.
 
-    If the machine could not do its work, upload `failed.json` with the reason. `given` has the
-    options of the command line. Raises OSError if the metadata service does not return the
+    `given` has the options of the command line. If the machine could not do its work, `failed.json`
+    is uploaded with the reason. Raises OSError if the metadata service does not return the
     machine's id.
     """
     ends = time.monotonic() + given.deadline_s

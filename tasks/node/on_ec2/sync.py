@@ -151,7 +151,7 @@ class Outbox:
         return sorted(found, key=lambda name: (not _is_record(name), _is_log(name), name))
 
     def records_wait(self) -> bool:
-        """Return True if a record has not been uploaded yet."""
+        """Return True if a measurement record on disk has not been uploaded yet."""
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
@@ -204,7 +204,7 @@ class Outbox:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Return the content and the mark of a file.
+        """Return (content, mark) of a file. The mark changes when the content changes.
 
         Returns None if it is not a regular file of the user `owner`. For a log, the content is the
         last _LARGEST_BYTES bytes. For other files, it has at most one byte more than this limit,

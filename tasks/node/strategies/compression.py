@@ -14,8 +14,8 @@ ddp-mstopk    only the largest entries are sent between machines, with error fee
               All ranks sum in the same order, so they end with the same bits [Shi et al. 2021].
 
 ddp-powersgd and ddp-mstopk do not compress the first steps, because DistributedDataParallel
-rebuilds its buckets after the first step. MSTopK picks entries that are not finite first, so that
-every rank receives them as in ddp.
+rebuilds its buckets after the first step. ddp-mstopk picks infinities and NaN before all other
+entries, so that every rank receives them as in ddp.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.

@@ -122,8 +122,8 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
             shared = uses[id(table.weight)] > 1
             if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
                 raise ValueError(
-                    f"strategy {name}: {path} must be used only once, and without sparse gradients,"
-                    f" max_norm and scale_grad_by_freq; use {DDP}"
+                    f"strategy {name}: the embedding table {path} shares its weight, or uses"
+                    f" sparse gradients, max_norm or scale_grad_by_freq; use {DDP}"
                 )
 
 
