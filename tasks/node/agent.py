@@ -1,10 +1,10 @@
 """The agent, a process that reports a machine to the controller and runs plans with torchrun.
 
 The controller is the process that launched the machine. Agent and controller exchange files through
-a folder, the mailbox. The agent never imports torch. When torchrun ends, the agent writes
-`finished-<a>.json`, where `a` is the number of the attempt, and waits for the next attempt. The
-agent ends, with all its descendant processes, when `done.json` appears, at its deadline, or on
-SIGTERM or SIGINT.
+a folder, the mailbox. The agent never imports torch. An attempt is one start of torchrun on all
+machines that take part; attempts are numbered from 1. When torchrun ends in attempt a, the agent
+writes `finished-<a>.json`, and waits for the next attempt. The agent ends, with all its descendant
+processes, when `done.json` appears, at its deadline, or on SIGTERM or SIGINT.
 """
 
 import argparse
@@ -92,7 +92,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the plan in the mailbox if it is for a new attempt, else None."""
+        """Return the mailbox's plan if its attempt number exceeds the last plan's number, else None."""
         try:
             text = (self.mailbox / "plan.json").read_text()
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class Agent:
         return plan if plan.attempt > self.attempt else None
 
     def start(self, plan: Plan) -> None:
-        """Start torchrun for `plan`, if this machine takes part in the attempt."""
+        """Start torchrun for `plan`, if this machine takes part in it."""
         self.attempt = plan.attempt
         devices = RankLayout.of(plan).devices
         if not plan.items or self.node not in devices:

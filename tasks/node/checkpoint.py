@@ -61,9 +61,9 @@ class Checkpoints:
     def write(self, step: int, state: dict[str, Any], **more: Any) -> None:
         """Write `state` and its manifest.
 
-        The entries of `more` are added to the manifest, and also `seconds`, the time to serialise
-        the state and write it to disk. Afterwards, the last _KEPT states are kept, and older states
-        are deleted. All manifests are kept. Raises OSError if a file cannot be written.
+        The manifest also has the entries of `more`, and `seconds`, the time to serialise the state
+        and write it to disk. Afterwards, all states except the last _KEPT are deleted. All
+        manifests are kept. Raises OSError if a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
         path = self.folder / f"step-{step:09d}.pt"

@@ -168,7 +168,10 @@ class _Store:
     """
 
     def __init__(self, path: str, digest: bytes, samples: int, room: float) -> None:
-        """Open the file. Raises OSError if that fails, or if another user owns the file."""
+        """Open or create the file of the cache. The class describes the arguments.
+
+        Raises OSError if that fails, or if another user owns the file.
+        """
         if path:
             follow = 0 if path.startswith("/proc/") else os.O_NOFOLLOW
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | follow, 0o600)

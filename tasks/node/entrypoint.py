@@ -31,7 +31,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as 
 
 
 class WorkloadError(Exception):
-    """The entrypoint is missing, returns wrong objects, or returns a model with unused weights."""
+    """The entrypoint is missing, or returns wrong objects or a model with unused parameters."""
 
 
 @dataclass(kw_only=True)

@@ -45,10 +45,10 @@ _MEMORY_OF_DDP = 8
 def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
     """Compare the losses of the strategy of the run `item` with those of ddp.
 
-    `build(shared=)` builds the workload on this rank. Every rank must call this function. If ddp
-    cannot train the model here, the reason is printed and nothing is compared. Raises NotMeasured
-    if the losses differ, ValueError if the strategy cannot train the model, and the errors of the
-    workload.
+    `build` builds the workload on this rank; its argument `shared` is True if the strategy shards
+    the model. Every rank must call this function. If ddp cannot train the model here, the reason is
+    printed and nothing is compared. Raises NotMeasured if the losses differ, ValueError if the
+    strategy cannot train the model, and the errors of the workload.
     """
     batch = min(*item.batches, _MAX_BATCH)
     batches: list[Any] = []

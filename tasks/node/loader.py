@@ -76,7 +76,7 @@ class Loader:
         """Return the inputs and the target of the next `batch` samples.
 
         After the last batch of the data, it starts again with the first batch. Raises LoaderError
-        if the data have no complete batch, or if a batch has another number of samples. Also raises
+        if the data have no complete batch, or if a batch does not have `batch` samples. Also raises
         the errors of torch and of user code.
         """
         if self._rebuilt is None or self._rebuilt.batch_size != batch:

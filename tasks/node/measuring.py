@@ -196,10 +196,11 @@ def enough(
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
-    """Return the number of steps in the next block.
+    """Return the number of steps in the next block of a measurement.
 
-    This is half of `least`, but at least two. If fewer steps are left until `most`, it is the
-    number of steps left, but at least one. `seconds` has the time of each step so far.
+    The measurement takes from `least` to `most` steps. `seconds` has the time of each step so far.
+    A block has half of `least` steps, but at least two. If fewer steps are left until `most`, it
+    has only these, but at least one.
     """
     return max(1, min(max(2, least // 2), most - len(seconds)))
 

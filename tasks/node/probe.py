@@ -1,4 +1,4 @@
-"""Measure the network: all-reduces of several sizes, and messages between pairs of machines."""
+"""Measure the network: time all-reduces of several sizes, and messages between two machines."""
 
 import time
 from functools import partial

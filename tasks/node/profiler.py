@@ -147,10 +147,10 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Yield the numbers 0, 1, 2, ... of the repeats until `max_s` seconds have passed.
+    """Yield 0, 1, 2, ..., a number for each repeat of a measurement, for about `max_s` seconds.
 
-    The caller does not use the times of the first `left_out` repeats. They are followed by at least
-    _MIN_REPEATS repeats, even if this takes longer than `max_s`, and by at most _MAX_REPEATS.
+    The first `left_out` repeats are a warm-up, whose times the caller does not use. After them,
+    there are at least _MIN_REPEATS repeats, even if `max_s` has passed, and at most _MAX_REPEATS.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):

@@ -1,8 +1,9 @@
 """Define the plan that a controller writes, the records that nodes write back, and their JSON.
 
 The controller is the process that launched the nodes (machines). Controller and nodes exchange
-files through the mailbox, a folder or, for EC2, an S3 prefix. These are its files, where `a` is the
-number of the attempt, from 1. This module imports only the standard library.
+files through the mailbox, a folder or, for EC2, an S3 prefix. An attempt is one start of torchrun
+on all nodes that take part. These are the files of the mailbox, where `a` is the number of an
+attempt, counted from 1. This module imports only the standard library.
 
     controller
         plan.json           the Plan; a rewrite with a higher attempt number starts a new attempt
@@ -115,7 +116,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True if a machine must check at its start that it has these devices (GPUs)."""
+        """Return True if the devices are GPUs, whose presence a machine must check at its start."""
         return self.name not in (CPU, ANY)
 
 
@@ -181,13 +182,13 @@ class Plan:
     """The work of one launch of torchrun: node addresses, workloads and runs.
 
     expected: the devices that each node must have. A node that lacks them fails.
-    port: the base of torchrun's port on the first node, to which the attempt number is added.
+    port: torchrun's port on the first node is this number plus the attempt number.
     timeout_s: seconds after which a collective fails. torch's default would be half an hour.
     join_s: seconds that nodes wait for each other at the start, because a new machine reads torch
         from a slow disk. A node with GPUs may use up to `join_s` seconds more to check them first.
     prepare_s: seconds that nodes may take to install requirements.
     patience_s: seconds available to repeat measurements during which the hypervisor took CPU time.
-    ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
+    ranks: the nodes that take part in this start of torchrun, in ascending order; empty means all.
     pairs: True if the machines first measure the link between each pair of machines.
     checkpoints: the checkpoint folder of an elastic run. All nodes share the folder, and it
         outlives the nodes.
@@ -248,7 +249,7 @@ class RankLayout:
     def of(cls, plan: Plan) -> RankLayout:
         """Assign ranks to the nodes and devices of `plan`.
 
-        Raises ValueError if a run needs a node that does not take part in the attempt.
+        Raises ValueError if a run needs a node that does not take part in this start of torchrun.
         """
         devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
         for item in plan.items:

@@ -109,7 +109,7 @@ class TimedSteps:
             before = scaler.get_scale()
             if before < _MIN_SCALE:
                 raise NotMeasured(
-                    "gradients in fp16 overflow at every scale: train in bf16 or fp32"
+                    "gradients in fp16 overflow at every loss scale: train in bf16 or fp32"
                 )
             self.train()
         for _ in range(self.workers):

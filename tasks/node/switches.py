@@ -1,6 +1,6 @@
 """Apply switches, optional features of a run, to a model. Several switches are joined by "+".
 
-checkpointing   activations inside a block are recomputed in the backward pass
+checkpointing   the backward pass recomputes the activations inside modules of several layers
 compile         torch.compile; the time of compilation counts as start-up, not as step time
 offload         sharded weights, gradients and optimizer states stay in host memory; implemented in
                 strategies/

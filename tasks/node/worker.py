@@ -2,8 +2,7 @@
 
 The controller is the process that launched the machines. Its plan has items; each item is one
 measurement run. If a workload fails before its first collective, only its run fails. If a rank
-fails inside a collective, torchrun ends, and the controller starts the next attempt without that
-run.
+fails inside a collective, torchrun ends, and the controller starts it again without that run.
 """
 
 import re

@@ -370,7 +370,7 @@ def divisible_runs(model: nn.Module) -> list[Run]:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of `module`. An nn.Sequential in an nn.Sequential yields its children."""
+    """Yield the children of `module`, and flatten an nn.Sequential inside an nn.Sequential."""
     for child in module.children():
         is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
         yield from _leaves(child) if is_nested else [child]
