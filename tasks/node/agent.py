@@ -92,7 +92,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the mailbox's plan if its attempt number exceeds the last plan's number, else None."""
+        """Return the mailbox's plan if it requests a new start of torchrun (an attempt), else None."""
         try:
             text = (self.mailbox / "plan.json").read_text()
         except FileNotFoundError:

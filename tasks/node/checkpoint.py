@@ -1,4 +1,4 @@
-"""Time how long a run needs for a checkpoint, and store the checkpoints of elastic runs."""
+"""Time how long writing a checkpoint takes, and store the checkpoints of elastic runs."""
 
 import io
 import json

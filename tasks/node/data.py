@@ -42,7 +42,7 @@ def failure_of(mailbox: Path, digest: str) -> Path:
 
 
 def data_path(mailbox: Path, workload: WorkloadFile) -> str:
-    """Return the folder on this machine with the workload's data; "" if it takes no data.
+    """Return the folder on this machine with the workload's data; "" if the workload has none.
 
     Raises DataMissing if the download failed, or if the folder does not exist or cannot be read.
     """

@@ -64,7 +64,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         needed = _MEMORY_OF_DDP * built.gradient_bytes * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if built.device.type == "cpu" and max(of_ranks(needed / memory, group)) > 1:
-            raise RuntimeError("the comparison needs more memory than this machine has")
+            raise RuntimeError("the comparison with ddp needs more memory than this machine has")
         batches.extend(built.make_batch(batch) for _ in range(_STEPS - len(batches)))
         left = iter(copy.deepcopy(batches))
         built.make_batch = lambda _: next(left)

@@ -159,7 +159,7 @@ class Launch(Worker):
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
         """Create the process group of `ranks`. Every rank of the launch must call this method.
 
-        `order` is passed to torch's `new_group`.
+        `order` has keyword arguments for torch's `new_group`.
         """
         timeout: Any = timedelta(seconds=self.plan.timeout_s)
         group: dist.ProcessGroup = dist.new_group(

@@ -259,7 +259,7 @@ class RankLayout:
                 elif node in item.needs:
                     raise ValueError(
                         f"run {item.run_id} needs node {node}, which does not take part"
-                        " in the attempt"
+                        " in this start of torchrun"
                     )
         return cls(devices=devices)
 
@@ -391,8 +391,8 @@ def write_file(path: Path, content: bytes) -> None:
     """Write `content` to `path` atomically, so that readers never see an incomplete file.
 
     The content is written to a temporary file in the same folder and flushed to disk, and the file
-    is renamed. A symbolic link at either path is replaced, not followed. Raises OSError if a step
-    fails.
+    is renamed. A symbolic link at either path is replaced, not followed. Raises OSError if the file
+    cannot be written or renamed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")

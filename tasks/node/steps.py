@@ -1,4 +1,4 @@
-"""Train on one rank, to time steps with and without communication, or to record losses.
+"""Run the training steps of this rank: time them with and without communication, or record losses.
 
 Data parallelism averages gradients over W ranks. The mean loss of rank i is multiplied by
 W b_i / B, so that unequal batches b_i train like one global batch of B samples. Steps are timed in

@@ -120,7 +120,7 @@ def _modules(
 
 
 def uses_of(module: nn.Module) -> Counter[int]:
-    """Return, for the id of each parameter of `module`, under how many names it is registered.
+    """Return {id of a parameter: number of names under which `module` has this parameter}.
 
     A parameter that several submodules share has several names.
     """

@@ -208,7 +208,7 @@ def abort(
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return True if `error` is a lost connection rather than an error of the workload."""
+    """Return True if `error` means that the connection to another rank is lost."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and bool(_PEER_LOST.search(str(error)))
     )

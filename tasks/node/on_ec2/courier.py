@@ -4,7 +4,8 @@ It is started as `python -m node.on_ec2.courier`. The agent and the workloads ru
 user, whom the courier blocks from the machine's credentials. The courier transfers files between
 the machine and S3, uploads EC2's notices, and downloads the data that the controller (the process
 that launched the machine) names. It retries after errors of S3 or of the disk. At the end, it
-always powers the machine off with the program `shutdown` on PATH, which emulated hosts replace.
+always powers the machine off with the first program `shutdown` on PATH. Emulated hosts put another
+`shutdown` there.
 """
 
 import argparse

@@ -136,8 +136,9 @@ class Outbox:
     def waiting(self) -> list[str]:
         """Return the names of new and changed files: first records, then other files, then logs.
 
-        A record is uploaded only once. At most _MOST_FILES records and as many other files are
-        uploaded. The limits are separate, so that other files cannot block records.
+        A record is uploaded only once. In total, at most _MOST_FILES records and at most
+        _MOST_FILES other files are uploaded. The limits are separate, so that other files cannot
+        block records.
         """
         count, found = Counter(map(_is_record, self._states)), []
         for name, mark in self._marks():
@@ -172,7 +173,7 @@ class Outbox:
     def _upload(self, name: str) -> None:
         """Upload a file. If the file is too large, upload the reason in `refused.json` instead.
 
-        Does nothing if it is not a regular file of the user `owner`.
+        Does nothing if `name` is not a regular file of the user `owner`.
         """
         read = self._read(name)
         if read is None:  # it is gone, or it is no longer a regular file of the owner

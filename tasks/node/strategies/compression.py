@@ -75,7 +75,7 @@ class SparseExchange:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def summed(self, index: int, gradient: Tensor) -> Tensor:
-        """Return the sum of the largest entries of `gradient` over ranks; other entries are 0.
+        """Return the sum of `gradient` over ranks, with only each machine's largest entries.
 
         `gradient` and the result have shape (d,). The entries that were not sent in earlier steps
         are added first. Those that are not sent now are kept in `residuals[index]`, where `index`

@@ -91,7 +91,8 @@ def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
     """Raise ValueError if strategy `name` cannot divide the model among the devices.
 
-    Only tensor parallelism and strategy tables can fail here. `machines` lists the number of devices of each machine.
+    Only tensor parallelism and strategy tables can fail here. `machines` lists the number of
+    devices of each machine.
     """
     if name in TENSOR:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
