@@ -92,7 +92,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the mailbox's plan if it requests a new start of torchrun (an attempt), else None."""
+        """Return the plan in the mailbox if its attempt number has increased, else None."""
         try:
             text = (self.mailbox / "plan.json").read_text()
         except FileNotFoundError:

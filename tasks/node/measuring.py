@@ -198,7 +198,7 @@ def enough(
 def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
     """Return the number of steps in the next block of a measurement.
 
-    The measurement takes from `least` to `most` steps. `seconds` has the time of each step so far.
+    A measurement has from `least` to `most` steps. `seconds` has the time of each step so far.
     A block has half of `least` steps, but at least two. If fewer steps are left until `most`, it
     has only these, but at least one.
     """

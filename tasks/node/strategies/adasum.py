@@ -119,8 +119,8 @@ def combine(
     values: a one-dimensional tensor with the values of several parameters, one after another.
     sizes: the number of elements of each parameter in `values`.
     distance: only recursive calls pass this argument. Rank r exchanges halves of `values` with rank
-        r xor `distance`, combines its half, calls this function for it with twice the distance,
-        and sends the result back.
+        r xor `distance`, combines its half, calls this function for the combined half with twice
+        the distance, and sends the result back.
     Raises RuntimeError if a rank does not respond within the group's timeout.
     """
     rank = dist.get_rank(group)
