@@ -1,9 +1,9 @@
 """Check that strategies that should train exactly like ddp have the same losses as ddp.
 
 The strategy and ddp train a few steps from the same weights on the same small batches. Dropout is
-off, because the ranks of tensor parallelism draw other masks than those of ddp. The first loss
-differs if the strategy computes another model or loss. The last loss also differs if the strategy
-updates the weights differently.
+off, because the dropout masks of tensor parallelism differ from those of ddp. The first loss
+differs if the strategy computes a different model or loss. The last loss also differs if the
+strategy updates the weights differently.
 
     |loss - plain| <= max(1e-5 |plain|, 10 spread)     in the first and the last step
 

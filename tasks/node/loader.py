@@ -1,4 +1,4 @@
-"""Rebuild a workload's DataLoader for another batch size, and control its worker processes.
+"""Rebuild a workload's DataLoader for a new batch size, and control its worker processes.
 
 The rebuilt loader keeps the user's settings, except for the batch size and the timeout, which is at
 most _MAX_WAIT_S. A map-style dataset is sampled at random with replacement, with a different seed

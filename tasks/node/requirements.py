@@ -161,7 +161,7 @@ def is_plain(line: str, root: Path) -> bool:
 
 
 def _create(environment: Path) -> None:
-    """Create an environment without pip that imports this Python's packages."""
+    """Create an environment that has no pip and can import this Python's packages."""
     shutil.rmtree(environment, ignore_errors=True)  # the rest of a failed installation
     venv.create(environment, symlinks=True)
     packages = next(environment.glob("lib/python*/site-packages"))
