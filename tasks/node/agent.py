@@ -254,7 +254,10 @@ def clean_environment(scratch: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the agent: `python -m node --mailbox DIR --node I --address A --deadline UNIX`."""
+    """Run the agent: `python -m node --mailbox DIR --node I --address A --deadline UNIX`.
+
+    I is this machine's index in the cluster, A its IP address, UNIX its deadline as a Unix time.
+    """
     parser = argparse.ArgumentParser(prog="node")
     parser.add_argument("--mailbox", type=Path, required=True, help="shared with the controller")
     parser.add_argument("--node", type=int, required=True, help="index in the cluster")

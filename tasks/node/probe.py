@@ -133,8 +133,8 @@ class _Links:
     def sharing(self, together: dict[Pair, float]) -> float:
         """Return how much pairs delay each other when they send at the same time, from 0 to 1.
 
-        0 means not at all, and 1 means as if all pairs shared one link. The keys of `together` are
-        the pairs. Its values are their times in seconds when each pair sends alone.
+        0 means not at all, and 1 means as if all pairs shared one link. `together` maps each pair
+        to its time in seconds when it sends alone.
         """
         mine_s = 0.0
         meet(self.group)

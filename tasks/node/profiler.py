@@ -171,7 +171,7 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
     """Return a dictionary for each of DDP's gradient buckets, in the order in which they are ready.
 
-    It has `bytes`, the size of the bucket, and `ready_fraction`, the fraction of the backward
+    Each has `bytes`, the size of the bucket, and `ready_fraction`, the fraction of the backward
     pass's time after which the bucket is ready (the mean over several passes). The first two passes
     are not measured, because DDP rebuilds its buckets after the first pass.
     """

@@ -94,7 +94,7 @@ class WorkloadFile:
     def process_key(self) -> tuple[Any, ...]:
         """Return a tuple that is equal for workloads that can run in the same process.
 
-        It has the folder, the requirements and the environment variables. It is empty for a
+        The tuple has the folder, the requirements and the environment variables. It is empty for a
         workload that needs none of these.
         """
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
@@ -220,7 +220,7 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return the longest time in seconds that a node waits for torchrun on the other nodes.
+        """Return how many seconds a node waits at most for torchrun to start on the other nodes.
 
         Before they start torchrun, the other nodes may check devices and install requirements.
         """

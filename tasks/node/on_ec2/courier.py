@@ -114,7 +114,7 @@ class Delivery:
         self.leaving = True
 
     def serve(self) -> str:
-        """Start the agent, and transfer files until it has ended and its files are uploaded.
+        """Start the agent, and transfer files until the agent has ended and its files are uploaded.
 
         Stops earlier if the deadline is near. Returns why the machine could not do its work; "" if
         it could. Raises OSError if the agent cannot be started.
@@ -292,8 +292,8 @@ def deliver(
 def main() -> None:
     """Run the courier, and power the machine off at the end even if the courier fails.
 
-    EC2 terminates a machine that powers off. If `shutdown` fails, the bootstrap script and a timer
-    that was set at boot end the machine.
+    EC2 terminates a machine that powers off. If `shutdown` fails, the bootstrap script or a timer
+    that was set at boot powers the machine off.
     """
     parser = argparse.ArgumentParser(prog="node.on_ec2.courier")
     for name in ("bucket", "prefix", "region", "lease", "role-id", "user", "python"):
