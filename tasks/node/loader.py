@@ -100,8 +100,8 @@ class Loader:
     def as_in_later_epochs(self) -> None:
         """Make later batches take as long as in later epochs, when the dataset's caches are full.
 
-        This caches a few samples, and later batches are drawn from these samples. Does nothing if
-        the dataset has no cache. Raises the errors of the dataset.
+        This method caches a few samples, and later batches are drawn from these samples. Does
+        nothing if the dataset has no cache. Raises the errors of the dataset.
         """
         dataset: Any = self.given.dataset
         caches = list(_caches(dataset))

@@ -190,9 +190,9 @@ def abort(
 ) -> NoReturn:
     """Exit, so that torchrun ends the other ranks. Write a failed record first.
 
-    No record is written if `error` means that a peer was lost, because the controller then finds
-    the reason. Each rank that fails writes the record, because torchrun may end the run's first
-    rank before it can write.
+    No record is written if `error` means that a peer was lost, because the cause is then a failure
+    elsewhere. Each rank that fails writes the record, because torchrun may end the run's first rank
+    before it can write.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER
