@@ -62,7 +62,8 @@ class Patience:
     def taken_share(self) -> float:
         """Return the fraction of CPU time that the hypervisor took in the run's accepted blocks.
 
-        A block that was repeated is not accepted. Returns 0 if the accepted blocks have too few CPU ticks for a precise fraction.
+        A block that was repeated is not accepted. Returns 0 if the accepted blocks have too few CPU
+        ticks for a precise fraction.
         """
         return _share(self.taken, self.wanted)
 

@@ -107,7 +107,8 @@ def install(
     runs. While another process creates the environment, this function waits. `workload` is the name
     for messages. Unless `builds` is True, pip installs only wheels, because a build runs the
     package's code. `confine` maps pip's command to a command that runs pip with fewer rights.
-    Raises NotInstalled if pip fails, takes longer than INSTALL_S seconds, or would have to build.
+    Raises NotInstalled if pip fails, takes longer than INSTALL_S seconds, or would have to build a
+    package.
     """
     failed = f"requirements of workload {workload} could not be installed"
     if not builds:
