@@ -1,10 +1,10 @@
 """The agent, a process that reports a machine to the controller and runs plans with torchrun.
 
 The controller is the process that launched the machine. Agent and controller exchange files through
-a folder, the mailbox. The agent never imports torch. When torchrun ends, the agent writes
-`finished-<a>.json`, where `a` is the number of the attempt, and waits for the next attempt. The
-agent ends, with all its descendant processes, when `done.json` appears, at its deadline, or on
-SIGTERM or SIGINT.
+a folder, the mailbox. The agent never imports torch. An attempt is one start of torchrun on all
+machines that take part; attempts are numbered from 1. When torchrun ends in attempt a, the agent
+writes `finished-<a>.json`, and waits for the next attempt. The agent ends, with all its descendant
+processes, when `done.json` appears, at its deadline, or on SIGTERM or SIGINT.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Agent:
         self.plan_text = ""
 
     def run(self) -> NoReturn:
-        """Run plans until `done.json` appears, the deadline passes or a signal arrives."""
+        """Run plans until the deadline, a signal, or the file `done.json` in the mailbox."""
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.leave(128 + number))
@@ -92,7 +92,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the plan in the mailbox if it is for a new attempt, else None."""
+        """Return the plan in the mailbox if its attempt number has increased, else None."""
         try:
             text = (self.mailbox / "plan.json").read_text()
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class Agent:
         return plan if plan.attempt > self.attempt else None
 
     def start(self, plan: Plan) -> None:
-        """Start torchrun for `plan`, if this machine takes part in the attempt."""
+        """Start torchrun for `plan`, if this machine takes part in it."""
         self.attempt = plan.attempt
         devices = RankLayout.of(plan).devices
         if not plan.items or self.node not in devices:
@@ -147,7 +147,7 @@ class Agent:
         """Return the command that runs `node.prepare` and then torchrun on this machine.
 
         All nodes connect to the first node. An elastic run starts with the nodes that are present,
-        and other nodes may join later. It does not survive the loss of the first node.
+        and other nodes may join later. An elastic run fails if the first node is lost.
         """
         layout, item = RankLayout.of(plan), plan.elastic
         host, port = plan.addresses[layout.host], plan.port + plan.attempt
@@ -254,7 +254,10 @@ def clean_environment(scratch: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the agent: `python -m node --mailbox DIR --node I --address A --deadline UNIX`."""
+    """Run the agent: `python -m node --mailbox DIR --node I --address A --deadline UNIX`.
+
+    I is this machine's index in the cluster, A its IP address, UNIX its deadline as a Unix time.
+    """
     parser = argparse.ArgumentParser(prog="node")
     parser.add_argument("--mailbox", type=Path, required=True, help="shared with the controller")
     parser.add_argument("--node", type=int, required=True, help="index in the cluster")

@@ -111,8 +111,8 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     notes: a list of warnings about probable mistakes.
     figures: None if the steps failed, else a dictionary of measured values. It has step_s, losses
         (first and last), peak_bytes, parameters, gradient_bytes, input_s (the seconds per step to
-        make a batch or to wait for the loader), and queued_share (the share of the seconds that
-        this thread waited for a CPU).
+        make a batch or to wait for the loader), and queued_share (the fraction of the steps' time
+        in which this thread waited for a CPU).
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None

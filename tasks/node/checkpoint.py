@@ -1,4 +1,4 @@
-"""Time how long a run needs for a checkpoint, and store the checkpoints of elastic runs."""
+"""Time how long writing a checkpoint takes, and store the checkpoints of elastic runs."""
 
 import io
 import json
@@ -47,10 +47,10 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The checkpoints of one training, in a folder that outlives the machines.
+    """The checkpoints of one training run, in a folder that outlives the machines.
 
     `step-<n>.pt` is the training state after step n. `step-<n>.json` is its manifest, with the
-    step, the size in bytes and the checksum. The manifest is written when the state is on disk. A
+    step, the size in bytes and the checksum. A manifest is written after its state is on disk. A
     state without a matching manifest is ignored. Files are written atomically and never changed, so
     an S3 prefix could replace the folder.
     """
@@ -61,9 +61,9 @@ class Checkpoints:
     def write(self, step: int, state: dict[str, Any], **more: Any) -> None:
         """Write `state` and its manifest.
 
-        The entries of `more` are added to the manifest, and also `seconds`, the time to serialise
-        the state and write it to disk. Afterwards, the last _KEPT states are kept, and older states
-        are deleted. All manifests are kept. Raises OSError if a file cannot be written.
+        The manifest also has the entries of `more`, and `seconds`, the time to serialise the state
+        and write it to disk. Afterwards, all states except the last _KEPT are deleted. All
+        manifests are kept. Raises OSError if a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
         path = self.folder / f"step-{step:09d}.pt"

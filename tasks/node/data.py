@@ -33,15 +33,16 @@ def folder_of(mailbox: Path, digest: str) -> Path:
 
 
 def failure_of(mailbox: Path, digest: str) -> Path:
-    """Return the path of the file that says why the download of these data failed.
+    """Return the path of the file with the reason why the download of a workload's data failed.
 
-    The file exists only after a failure. `digest` identifies the data.
+    The file exists only after a failure. `mailbox` is the folder in which the controller and this
+    machine exchange files. `digest` identifies the data.
     """
     return mailbox / "data" / f"{digest}.failed"
 
 
 def data_path(mailbox: Path, workload: WorkloadFile) -> str:
-    """Return the folder on this machine with the workload's data; "" if it takes no data.
+    """Return the folder on this machine with the workload's data; "" if the workload has none.
 
     Raises DataMissing if the download failed, or if the folder does not exist or cannot be read.
     """

@@ -129,7 +129,7 @@ class Cached(Dataset[Any]):
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Replace the cache by an empty cache in memory with the fraction `share` of its limit.
+        """Replace the cache by an empty cache in memory with `share` times the limit in bytes.
 
         Srift calls this method to time steps as in later epochs, with only some of the samples. A
         few samples in a folder would be in the page cache anyway, so memory gives the same times.
@@ -168,7 +168,10 @@ class _Store:
     """
 
     def __init__(self, path: str, digest: bytes, samples: int, room: float) -> None:
-        """Open the file. Raises OSError if that fails, or if another user owns the file."""
+        """Open or create the file of the cache. The class describes the arguments.
+
+        Raises OSError if that fails, or if another user owns the file.
+        """
         if path:
             follow = 0 if path.startswith("/proc/") else os.O_NOFOLLOW
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | follow, 0o600)
@@ -198,7 +201,7 @@ class _Store:
         return bool(self._full)
 
     def get(self, at: int) -> bytes | None:
-        """Return the pickle of sample `at`; None if it is missing or damaged."""
+        """Return the pickle of the sample with index `at`; None if it is missing or damaged."""
         try:
             entry = os.pread(self._file, _ENTRY.size, _HEAD_BYTES + at * _ENTRY.size)
             begin, size, checksum = _ENTRY.unpack(entry)
@@ -210,7 +213,7 @@ class _Store:
         return content if _checksum(content, at) == checksum else None
 
     def put(self, at: int, content: bytes) -> None:
-        """Store the pickle of sample `at` if there is room and no other process has stored it.
+        """Store the pickle of the sample at index `at`, unless it is stored or there is no room.
 
         If it cannot be stored, a warning is logged once, and the cache counts as full.
         """

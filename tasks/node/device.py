@@ -1,4 +1,4 @@
-"""Select the device of this rank, and read its clock and peak memory."""
+"""Select this rank's device, wait until it is idle, move data to it, and read its peak memory."""
 
 import contextlib
 import ctypes

@@ -62,7 +62,7 @@ def missing_devices(expected: Devices, names: Sequence[str]) -> str:
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
-    """Return an error message if a run used another device than expected; "" if it did not.
+    """Return an error message if a run used a device that is not the expected device, else "".
 
     Only the devices' names are compared. Both sequences have one entry per machine. If `expected`
     is shorter, the remaining machines are not checked.

@@ -31,7 +31,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as 
 
 
 class WorkloadError(Exception):
-    """The entrypoint is missing, returns wrong objects, or returns a model with unused weights."""
+    """The entrypoint is missing, or returns wrong objects or a model with unused parameters."""
 
 
 @dataclass(kw_only=True)
@@ -109,7 +109,7 @@ def build(
 
     All ranks get equal weights but draw different data.
 
-    folder: the folder with the workload's file, or with the folder of its unpacked archive.
+    folder: the folder that contains the workload's Python file, or the unpacked archive's folder.
     workload: the workload. Its `data` must be a folder on this machine (see data.data_path).
     seed: the seed of the weights. The seed of the data also depends on `rank`.
     computing: the precision, and the device on which the workload computes.
@@ -173,9 +173,9 @@ def build(
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     """Import the workload's Python module, and return it.
 
-    If the workload names a module, it is imported by this name, so only once in a process.
-    Otherwise the code file is executed. Raises WorkloadError if the code file is not a
-    Python file, and the errors of the user's code.
+    If `workload.module` is set, Python imports this module, and executes it only once in a process.
+    Otherwise, every call executes the workload's code file. Raises WorkloadError if the code file
+    is not a Python file, and the errors of the user's code.
     """
     if workload.module:
         root = str(folder / workload.folder)

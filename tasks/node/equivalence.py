@@ -1,9 +1,9 @@
 """Check that strategies that should train exactly like ddp have the same losses as ddp.
 
 The strategy and ddp train a few steps from the same weights on the same small batches. Dropout is
-off, because the ranks of tensor parallelism draw other masks than those of ddp. The first loss
-differs if the strategy computes another model or loss. The last loss also differs if the strategy
-updates the weights differently.
+off, because the dropout masks of tensor parallelism differ from those of ddp. The first loss
+differs if the strategy computes a different model or loss. The last loss also differs if the
+strategy updates the weights differently.
 
     |loss - plain| <= max(1e-5 |plain|, 10 spread)     in the first and the last step
 
@@ -45,10 +45,10 @@ _MEMORY_OF_DDP = 8
 def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
     """Compare the losses of the strategy of the run `item` with those of ddp.
 
-    `build(shared=)` builds the workload on this rank. Every rank must call this function. If ddp
-    cannot train the model here, the reason is printed and nothing is compared. Raises NotMeasured
-    if the losses differ, ValueError if the strategy cannot train the model, and the errors of the
-    workload.
+    `build` builds the workload on this rank; its argument `shared` is True if the strategy shards
+    the model. Every rank must call this function. If ddp cannot train the model here, the reason is
+    printed and nothing is compared. Raises NotMeasured if the losses differ, ValueError if the
+    strategy cannot train the model, and the errors of the workload.
     """
     batch = min(*item.batches, _MAX_BATCH)
     batches: list[Any] = []
@@ -64,7 +64,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         needed = _MEMORY_OF_DDP * built.gradient_bytes * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if built.device.type == "cpu" and max(of_ranks(needed / memory, group)) > 1:
-            raise RuntimeError("the comparison needs more memory than this machine has")
+            raise RuntimeError("the comparison with ddp needs more memory than this machine has")
         batches.extend(built.make_batch(batch) for _ in range(_STEPS - len(batches)))
         left = iter(copy.deepcopy(batches))
         built.make_batch = lambda _: next(left)

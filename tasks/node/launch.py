@@ -43,7 +43,7 @@ _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 class Worker:
     """A process that torchrun started on one device of the machine `node`.
 
-    reports: True for the first rank of a node, which writes the armed and progress files.
+    reports: True for the first rank of a node, which writes armed-<a>.json and progress.json.
     described: the device, in the form in which records describe it.
     """
 
@@ -94,7 +94,7 @@ class Worker:
         return dict(json.loads(go.read_text()))
 
     def begin(self, item: Item) -> None:
-        """Report that the run `item` begins."""
+        """Tell the controller, in the file progress.json, that the run `item` begins."""
         if self.reports:
             self.report("progress.json", {"attempt": self.plan.attempt, "run_id": item.run_id})
 
@@ -122,8 +122,8 @@ class Launch(Worker):
 
     devices: the device of each rank.
     written: the names of the workloads whose checkpoint this rank has timed.
-    equal: a text for each run whose losses were found equal to those of ddp. It has the run's
-        workload, strategy, precision and ranks.
+    equal: a set with a text for each combination of workload, strategy, precision and ranks whose
+        losses were equal to those of ddp.
     pairs: the links between machines, as returned by probe.pairs. It is empty if they were not
         measured, and on every rank except the first of each machine.
     """
@@ -159,7 +159,7 @@ class Launch(Worker):
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
         """Create the process group of `ranks`. Every rank of the launch must call this method.
 
-        `order` is passed to torch's `new_group`.
+        `order` has keyword arguments for torch's `new_group`.
         """
         timeout: Any = timedelta(seconds=self.plan.timeout_s)
         group: dist.ProcessGroup = dist.new_group(
@@ -193,9 +193,10 @@ class Launch(Worker):
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_rank(self, item: Item, values: Sequence[float]) -> list[float]:
-        """Return `values`, which has one value per rank of the run `item`, in the order of ranks.
+        """Return `values` sorted by rank.
 
-        `values` is in the order of the all-reduce ring (see RankLayout.sending).
+        `values` has one value per rank of the run `item`, in the order of the all-reduce ring (see
+        RankLayout.sending).
         """
         pairs = sorted(zip(self.layout.sending_ranks(item), values, strict=True))
         return [value for _, value in pairs]

@@ -1,4 +1,4 @@
-"""Rebuild a workload's DataLoader for another batch size, and control its worker processes.
+"""Rebuild a workload's DataLoader for a new batch size, and control its worker processes.
 
 The rebuilt loader keeps the user's settings, except for the batch size and the timeout, which is at
 most _MAX_WAIT_S. A map-style dataset is sampled at random with replacement, with a different seed
@@ -76,7 +76,7 @@ class Loader:
         """Return the inputs and the target of the next `batch` samples.
 
         After the last batch of the data, it starts again with the first batch. Raises LoaderError
-        if the data have no complete batch, or if a batch has another number of samples. Also raises
+        if the data have no complete batch, or if a batch does not have `batch` samples. Also raises
         the errors of torch and of user code.
         """
         if self._rebuilt is None or self._rebuilt.batch_size != batch:
@@ -100,8 +100,8 @@ class Loader:
     def as_in_later_epochs(self) -> None:
         """Make later batches take as long as in later epochs, when the dataset's caches are full.
 
-        This caches a few samples, and later batches are drawn from these samples. Does nothing if
-        the dataset has no cache. Raises the errors of the dataset.
+        This method caches a few samples, and later batches are drawn from these samples. Does
+        nothing if the dataset has no cache. Raises the errors of the dataset.
         """
         dataset: Any = self.given.dataset
         caches = list(_caches(dataset))

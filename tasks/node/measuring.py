@@ -1,11 +1,11 @@
-"""Control measurements: start ranks together, repeat disturbed blocks, stop at precise results.
+"""Decide when a measurement is repeated because of a busy host, and when it is precise enough.
 
-A block is a group of consecutive steps. Time is stolen while a virtual CPU is ready to run but the
-hypervisor does not run it; /proc/stat counts this time (see proc(5)). Stolen time makes steps
-slower. It comes in phases of seconds to minutes, so repeating a block helps. The record has the
-stolen fraction of the accepted blocks. Other tenants also slow steps down through shared caches and
-lower clock rates, which stolen time does not show. The reference computation (reference.py) before
-and after each block shows both effects.
+Steps are timed in blocks of consecutive steps. CPU time is stolen while a virtual CPU is ready to
+run but the hypervisor does not run it; /proc/stat counts this time (see proc(5)). Stolen time makes
+steps slower. It comes in phases of seconds to minutes. Therefore a block with much stolen time is
+repeated. The run's record has the stolen fraction of the blocks that were not repeated. Other
+tenants also slow steps down through shared caches and lower clock rates, which stolen time does not
+show. A fixed reference computation (reference.py) before and after each block shows both effects.
 """
 
 import math
@@ -62,12 +62,13 @@ class Patience:
     def taken_share(self) -> float:
         """Return the fraction of CPU time that the hypervisor took in the run's accepted blocks.
 
-        Returns 0 if the blocks have too few CPU ticks for a precise fraction.
+        A block that was repeated is not accepted. Returns 0 if the accepted blocks have too few CPU
+        ticks for a precise fraction.
         """
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Clear the figures of the previous run. `left_s` stays: the runs of a launch share it."""
+        """Clear the figures of the previous run. Keep `left_s`, which a launch's runs share."""
         self.taken = self.wanted = 0.0
         self.references = []
 
@@ -79,8 +80,8 @@ class Patience:
 
         reference_s: for each machine, the median time in seconds over blocks on its slowest device.
         reference_blocks: the number of blocks.
-        reference_spread: for each device, the standard deviation over blocks is divided by the
-            median. This is the root mean square of these quotients.
+        reference_spread: the root mean square, over devices, of a device's standard deviation over
+            blocks divided by its median.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank or min(map(min, by_rank)) <= 0:
@@ -196,10 +197,11 @@ def enough(
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
-    """Return the number of steps in the next block.
+    """Return the number of steps in the next block of a measurement.
 
-    This is half of `least`, but at least two. If fewer steps are left until `most`, it is the
-    number of steps left, but at least one. `seconds` has the time of each step so far.
+    A measurement has from `least` to `most` steps. `seconds` has the time of each step so far.
+    A block has half of `least` steps, but at least two. If fewer steps are left until `most`, it
+    has only these, but at least one.
     """
     return max(1, min(max(2, least // 2), most - len(seconds)))
 

@@ -43,7 +43,7 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
 
 
 def main() -> NoReturn:
-    """Prepare the machine, and replace this process by the command in its arguments.
+    """Prepare the machine, then replace this process by the command in its arguments.
 
     If the preparation fails, write a failed record for every run on this node, and exit. The last
     line of the log then states the reason.

@@ -1,4 +1,4 @@
-"""Measure the network: all-reduces of several sizes, and messages between pairs of machines."""
+"""Measure the network: time all-reduces of several sizes, and messages between two machines."""
 
 import time
 from functools import partial
@@ -115,7 +115,10 @@ class _Links:
         self.sizes = [0] * dist.get_world_size(group)
 
     def sweep(self) -> tuple[Matrix, Matrix]:
-        """Measure each pair once. Return (latency, time per byte) as (n, n) arrays in seconds."""
+        """Measure each pair of ranks once, and return two arrays, both in seconds.
+
+        They are the latency and the time per byte, with a row and a column for each rank.
+        """
         latency_s, byte_s = [0.0] * len(self.sizes), [0.0] * len(self.sizes)
         for pair in combinations(range(len(self.sizes)), 2):
             meet(self.group)
@@ -130,8 +133,8 @@ class _Links:
     def sharing(self, together: dict[Pair, float]) -> float:
         """Return how much pairs delay each other when they send at the same time, from 0 to 1.
 
-        0 means not at all, and 1 means as if all pairs shared one link. The keys of `together` are
-        the pairs. Its values are their times in seconds when each pair sends alone.
+        0 means not at all, and 1 means as if all pairs shared one link. `together` maps each pair
+        to its time in seconds when it sends alone.
         """
         mine_s = 0.0
         meet(self.group)
@@ -144,7 +147,7 @@ class _Links:
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
     def _slower(self, mine: list[float]) -> Matrix:
-        """Return the (n, n) matrix of times between ranks; for each pair, the larger of both times.
+        """Return the matrix of the times between ranks: for each pair, the larger of both times.
 
         `mine` lists the times that this rank measured to each rank. Both ranks of a pair measure.
         """
@@ -169,9 +172,10 @@ class _Links:
         return size
 
     def _steady_s(self, size: int, peer: int) -> float:
-        """Exchange `size` bytes with `peer` twice, and return the shorter time in seconds.
+        """Time two exchanges of `size` bytes with `peer`, and return the shorter time in seconds.
 
-        A first exchange is not timed, because a rate limit lets the first bytes pass at full speed.
+        An exchange before them is not timed, because a rate limit lets the first bytes pass at full
+        speed.
         """
         self._exchange_s(size, peer)
         return min(self._exchange_s(size, peer) for _ in range(2))

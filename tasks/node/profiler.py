@@ -77,10 +77,10 @@ def profile(
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
     """Measure the forward, backward and optimizer time and the peak memory for one batch size.
 
-    The repeats are sorted by total time. Each time is the mean over the middle half of them, so
-    that the times add up to a typical step. `forward_s` includes the time to clear the gradients
-    and `input_s`, the time to make the batch. `loading` has the result of `_loading` for each
-    repeat.
+    The step is repeated, and the repeats are sorted by total time. Each returned time is the mean
+    over the middle half of the repeats, so that the times add up to a typical step. `input_s` is
+    the time to make the batch. `forward_s` includes `input_s` and the time to clear the gradients.
+    `loading` has the result of `_loading` for each repeat.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -135,10 +135,10 @@ def thread_counters() -> list[float]:
 def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float, float]:
     """Return (CPU seconds, seconds of waiting for storage, bytes read) per sample.
 
-    `before` and `after` are the thread's counters before and after it made a batch. The bytes
-    are the larger of two counters: bytes requested by read calls, and bytes fetched from storage.
-    Memory-mapped files are fetched without read calls, and files in the page cache are read without
-    a fetch.
+    `before` and `after` are the results of `thread_counters` before and after this thread made a
+    batch of `batch` samples. The number of bytes is the larger of two counters: bytes requested by
+    read calls, and bytes fetched from storage. Memory-mapped files are fetched without read calls,
+    and files in the page cache are read without a fetch.
     """
     wall_s, processor_s, queued_s, asked, stored = (
         (now - then) / batch for now, then in zip(after, before, strict=True)
@@ -147,10 +147,10 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Yield the numbers 0, 1, 2, ... of the repeats until `max_s` seconds have passed.
+    """Yield 0, 1, 2, ..., a number for each repeat of a measurement, for about `max_s` seconds.
 
-    The caller does not use the times of the first `left_out` repeats. They are followed by at least
-    _MIN_REPEATS repeats, even if this takes longer than `max_s`, and by at most _MAX_REPEATS.
+    The first `left_out` repeats are a warm-up, whose times the caller does not use. After them,
+    there are at least _MIN_REPEATS repeats, even if `max_s` has passed, and at most _MAX_REPEATS.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):
@@ -171,7 +171,7 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
     """Return a dictionary for each of DDP's gradient buckets, in the order in which they are ready.
 
-    It has `bytes`, the size of the bucket, and `ready_fraction`, the fraction of the backward
+    Each has `bytes`, the size of the bucket, and `ready_fraction`, the fraction of the backward
     pass's time after which the bucket is ready (the mean over several passes). The first two passes
     are not measured, because DDP rebuilds its buckets after the first pass.
     """

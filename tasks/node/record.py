@@ -1,8 +1,9 @@
 """Define the plan that a controller writes, the records that nodes write back, and their JSON.
 
 The controller is the process that launched the nodes (machines). Controller and nodes exchange
-files through the mailbox, a folder or, for EC2, an S3 prefix. These are its files, where `a` is the
-number of the attempt, from 1. This module imports only the standard library.
+files through the mailbox, a folder or, for EC2, an S3 prefix. An attempt is one start of torchrun
+on all nodes that take part. These are the files of the mailbox, where `a` is the number of an
+attempt, counted from 1. This module imports only the standard library.
 
     controller
         plan.json           the Plan; a rewrite with a higher attempt number starts a new attempt
@@ -93,7 +94,7 @@ class WorkloadFile:
     def process_key(self) -> tuple[Any, ...]:
         """Return a tuple that is equal for workloads that can run in the same process.
 
-        It has the folder, the requirements and the environment variables. It is empty for a
+        The tuple has the folder, the requirements and the environment variables. It is empty for a
         workload that needs none of these.
         """
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
@@ -115,7 +116,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True if a machine must check at its start that it has these devices (GPUs)."""
+        """Return True if the devices are GPUs, whose presence a machine must check at its start."""
         return self.name not in (CPU, ANY)
 
 
@@ -181,13 +182,13 @@ class Plan:
     """The work of one launch of torchrun: node addresses, workloads and runs.
 
     expected: the devices that each node must have. A node that lacks them fails.
-    port: the base of torchrun's port on the first node, to which the attempt number is added.
+    port: torchrun's port on the first node is this number plus the attempt number.
     timeout_s: seconds after which a collective fails. torch's default would be half an hour.
     join_s: seconds that nodes wait for each other at the start, because a new machine reads torch
         from a slow disk. A node with GPUs may use up to `join_s` seconds more to check them first.
     prepare_s: seconds that nodes may take to install requirements.
     patience_s: seconds available to repeat measurements during which the hypervisor took CPU time.
-    ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
+    ranks: the nodes that take part in this start of torchrun, in ascending order; empty means all.
     pairs: True if the machines first measure the link between each pair of machines.
     checkpoints: the checkpoint folder of an elastic run. All nodes share the folder, and it
         outlives the nodes.
@@ -219,7 +220,7 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return the longest time in seconds that a node waits for torchrun on the other nodes.
+        """Return how many seconds a node waits at most for torchrun to start on the other nodes.
 
         Before they start torchrun, the other nodes may check devices and install requirements.
         """
@@ -248,7 +249,7 @@ class RankLayout:
     def of(cls, plan: Plan) -> RankLayout:
         """Assign ranks to the nodes and devices of `plan`.
 
-        Raises ValueError if a run needs a node that does not take part in the attempt.
+        Raises ValueError if a run needs a node that does not take part in this start of torchrun.
         """
         devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
         for item in plan.items:
@@ -258,7 +259,7 @@ class RankLayout:
                 elif node in item.needs:
                     raise ValueError(
                         f"run {item.run_id} needs node {node}, which does not take part"
-                        " in the attempt"
+                        " in this start of torchrun"
                     )
         return cls(devices=devices)
 
@@ -269,7 +270,7 @@ class RankLayout:
 
     @property
     def host(self) -> int:
-        """Return the first node of the attempt. The other nodes connect to this node."""
+        """Return the first node that takes part. The other nodes connect to this node."""
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
@@ -282,7 +283,8 @@ class RankLayout:
     def placed(self, item: Item) -> Item:
         """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
 
-        Returns `item` itself if `sending` is empty or the run has fewer than LEAST_ORDERED nodes.
+        Returns `item` itself if `sending`, the order of the ring, is empty, or if the run has fewer
+        than LEAST_ORDERED nodes.
         """
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
@@ -389,8 +391,8 @@ def write_file(path: Path, content: bytes) -> None:
     """Write `content` to `path` atomically, so that readers never see an incomplete file.
 
     The content is written to a temporary file in the same folder and flushed to disk, and the file
-    is renamed. A symbolic link at either path is replaced, not followed. Raises OSError if a step
-    fails.
+    is renamed. A symbolic link at either path is replaced, not followed. Raises OSError if the file
+    cannot be written or renamed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")

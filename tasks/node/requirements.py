@@ -107,11 +107,12 @@ def install(
     runs. While another process creates the environment, this function waits. `workload` is the name
     for messages. Unless `builds` is True, pip installs only wheels, because a build runs the
     package's code. `confine` maps pip's command to a command that runs pip with fewer rights.
-    Raises NotInstalled if pip fails, takes longer than INSTALL_S seconds, or would have to build.
+    Raises NotInstalled if pip fails, takes longer than INSTALL_S seconds, or would have to build a
+    package.
     """
     failed = f"requirements of workload {workload} could not be installed"
     if not builds:
-        failed += " from wheels alone (`allow_builds = true` permits to build others)"
+        failed += " from wheels alone (`allow_builds = true` also permits source builds)"
     environment.parent.mkdir(parents=True, exist_ok=True)
     python, marker = environment / "bin" / "python", environment / _MARKER
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
@@ -154,14 +155,14 @@ def lines_of(requirements: Path) -> list[str]:
 def is_plain(line: str, root: Path) -> bool:
     """Return True if pip installs the line of a requirements file without running package code.
 
-    `root` is the folder in which pip runs. The caller of pip forbids builds of packages by another
-    option.
+    `root` is the folder in which pip runs. This function does not consider builds of packages; the
+    pip option --only-binary forbids them.
     """
     return bool(_PLAIN.fullmatch(line)) and not (root / line.rpartition("@")[2].strip()).is_dir()
 
 
 def _create(environment: Path) -> None:
-    """Create an environment without pip that imports this Python's packages."""
+    """Create an environment that has no pip and can import this Python's packages."""
     shutil.rmtree(environment, ignore_errors=True)  # the rest of a failed installation
     venv.create(environment, symlinks=True)
     packages = next(environment.glob("lib/python*/site-packages"))
@@ -200,10 +201,10 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 
 
 def readable() -> list[str]:
-    """Return the paths that pip must be able to read: Python's folders and pip's settings.
+    """Return paths that pip must be able to read, such as Python's folders and a certificate.
 
-    The settings are values of environment variables, such as the path of a certificate. Some of
-    them are not paths.
+    The list also has the values of all environment variables that are passed to pip, although some
+    of them are not paths.
     """
     return [sys.base_prefix, *_packages(), *_carried().values()]
 

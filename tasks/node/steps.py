@@ -1,4 +1,4 @@
-"""Train on one rank, to time steps with and without communication, or to record losses.
+"""Run the training steps of this rank: time them with and without communication, or record losses.
 
 Data parallelism averages gradients over W ranks. The mean loss of rank i is multiplied by
 W b_i / B, so that unequal batches b_i train like one global batch of B samples. Steps are timed in
@@ -109,7 +109,7 @@ class TimedSteps:
             before = scaler.get_scale()
             if before < _MIN_SCALE:
                 raise NotMeasured(
-                    "gradients in fp16 overflow at every scale: train in bf16 or fp32"
+                    "gradients in fp16 overflow at every loss scale: train in bf16 or fp32"
                 )
             self.train()
         for _ in range(self.workers):

@@ -1,6 +1,6 @@
 """Apply switches, optional features of a run, to a model. Several switches are joined by "+".
 
-checkpointing   activations inside a block are recomputed in the backward pass
+checkpointing   the backward pass recomputes the activations inside modules of several layers
 compile         torch.compile; the time of compilation counts as start-up, not as step time
 offload         sharded weights, gradients and optimizer states stay in host memory; implemented in
                 strategies/
@@ -88,9 +88,9 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose activations checkpointing recomputes in the backward pass.
+    """Return modules that consist of several layers each.
 
-    Each of them has several layers.
+    With activation checkpointing, the backward pass recomputes the activations inside them.
     """
 
     def is_deep(module: nn.Module) -> bool:
@@ -120,7 +120,7 @@ def _modules(
 
 
 def uses_of(module: nn.Module) -> Counter[int]:
-    """Return, for the id of each parameter of `module`, under how many names it is registered.
+    """Return {id of a parameter: number of names under which `module` has this parameter}.
 
     A parameter that several submodules share has several names.
     """

@@ -17,7 +17,7 @@ _DECLARED: list[Any] = []  # keeps the torch.library.Library object and its decl
 
 
 def declare_what_did_not_load() -> None:
-    """Declare nms and qnms if torchvision is installed but its compiled library does not load."""
+    """Declare operators nms and qnms if torchvision is installed but its library does not load."""
     package = find_spec("torchvision")
     if _DECLARED or package is None or hasattr(torch.ops.torchvision, "nms"):
         return

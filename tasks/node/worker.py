@@ -2,8 +2,7 @@
 
 The controller is the process that launched the machines. Its plan has items; each item is one
 measurement run. If a workload fails before its first collective, only its run fails. If a rank
-fails inside a collective, torchrun ends, and the controller starts the next attempt without that
-run.
+fails inside a collective, torchrun ends, and the controller starts it again without that run.
 """
 
 import re
@@ -191,9 +190,9 @@ def abort(
 ) -> NoReturn:
     """Exit, so that torchrun ends the other ranks. Write a failed record first.
 
-    No record is written if `error` means that a peer was lost, because the controller then finds
-    the reason. Each rank that fails writes the record, because torchrun may end the run's first
-    rank before it can write.
+    No record is written if `error` means that a peer was lost, because the cause is then a failure
+    elsewhere. Each rank that fails writes the record, because torchrun may end the run's first rank
+    before it can write.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER
@@ -209,7 +208,7 @@ def abort(
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return True if `error` is a lost connection rather than an error of the workload."""
+    """Return True if `error` means that the connection to another rank is lost."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and bool(_PEER_LOST.search(str(error)))
     )

@@ -4,7 +4,8 @@ It is started as `python -m node.on_ec2.courier`. The agent and the workloads ru
 user, whom the courier blocks from the machine's credentials. The courier transfers files between
 the machine and S3, uploads EC2's notices, and downloads the data that the controller (the process
 that launched the machine) names. It retries after errors of S3 or of the disk. At the end, it
-always powers the machine off with the program `shutdown` on PATH, which emulated hosts replace.
+always powers the machine off with the first program `shutdown` on PATH. Emulated hosts put another
+`shutdown` there.
 """
 
 import argparse
@@ -113,7 +114,7 @@ class Delivery:
         self.leaving = True
 
     def serve(self) -> str:
-        """Start the agent, and transfer files until it has ended and its files are uploaded.
+        """Start the agent, and transfer files until the agent has ended and its files are uploaded.
 
         Stops earlier if the deadline is near. Returns why the machine could not do its work; "" if
         it could. Raises OSError if the agent cannot be started.
@@ -237,10 +238,10 @@ class Delivery:
 
 
 def serve(given: argparse.Namespace) -> None:
-    """Run the machine until its agent ends.
+    """Run the agent and transfer files, until the agent ends or the machine's deadline is near.
 
-    If the machine could not do its work, upload `failed.json` with the reason. `given` has the
-    options of the command line. Raises OSError if the metadata service does not return the
+    `given` has the options of the command line. If the machine could not do its work, `failed.json`
+    is uploaded with the reason. Raises OSError if the metadata service does not return the
     machine's id.
     """
     ends = time.monotonic() + given.deadline_s
@@ -291,8 +292,8 @@ def deliver(
 def main() -> None:
     """Run the courier, and power the machine off at the end even if the courier fails.
 
-    EC2 terminates a machine that powers off. If `shutdown` fails, the bootstrap script and a timer
-    that was set at boot end the machine.
+    EC2 terminates a machine that powers off. If `shutdown` fails, the bootstrap script or a timer
+    that was set at boot powers the machine off.
     """
     parser = argparse.ArgumentParser(prog="node.on_ec2.courier")
     for name in ("bucket", "prefix", "region", "lease", "role-id", "user", "python"):

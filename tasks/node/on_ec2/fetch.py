@@ -71,7 +71,7 @@ class Fetcher:
         if lacking > 0:
             raise ValueError(
                 "the disk is too small: raise `volume_gib` in the section [ec2] of srift.toml by"
-                f" at least {-(-lacking // 2**30)}"
+                f" at least {-(-lacking // 2**30)} GiB"
             )
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")

@@ -20,7 +20,7 @@ class MetadataError(OSError):
 
 
 class Metadata:
-    """The metadata service of this machine. Requests have a time limit and are repeated."""
+    """A client of this machine's metadata service. Requests have a time limit and are repeated."""
 
     def __init__(self) -> None:
         named = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
@@ -54,7 +54,7 @@ class Metadata:
                 if token and getattr(error, "code", None) == 404:
                     return None  # a 404 of the token request does not say that the path is missing
                 problem = error
-        raise MetadataError(f"the metadata service at {self.base} does not give {path}: {problem}")
+        raise MetadataError(f"the metadata service at {self.base} did not return {path}: {problem}")
 
     def require(self, path: str) -> str:
         """Return the value at `meta-data/<path>`. Raises MetadataError if it is missing."""

@@ -40,10 +40,10 @@ class MachineStore:
         self.client, self.bucket, self.root = client, bucket, root
 
     def get(self, name: str) -> bytes:
-        """Return the content of `in/<name>`."""
+        """Return the content of the S3 object `in/<name>` of this machine."""
         answer = self.client.get_object(Bucket=self.bucket, Key=f"{self.root}/in/{name}")
         return bytes(answer["Body"].read())
 
     def put(self, name: str, content: bytes) -> None:
-        """Write `content` to `out/<name>`."""
+        """Upload `content` to the S3 object `out/<name>` of this machine."""
         self.client.put_object(Bucket=self.bucket, Key=f"{self.root}/out/{name}", Body=content)

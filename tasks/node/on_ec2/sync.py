@@ -136,8 +136,9 @@ class Outbox:
     def waiting(self) -> list[str]:
         """Return the names of new and changed files: first records, then other files, then logs.
 
-        A record is uploaded only once. At most _MOST_FILES records and as many other files are
-        uploaded. The limits are separate, so that other files cannot block records.
+        A record is uploaded only once. In total, at most _MOST_FILES records and at most
+        _MOST_FILES other files are uploaded. The limits are separate, so that other files cannot
+        block records.
         """
         count, found = Counter(map(_is_record, self._states)), []
         for name, mark in self._marks():
@@ -151,7 +152,7 @@ class Outbox:
         return sorted(found, key=lambda name: (not _is_record(name), _is_log(name), name))
 
     def records_wait(self) -> bool:
-        """Return True if a record has not been uploaded yet."""
+        """Return True if a measurement record on disk has not been uploaded yet."""
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
@@ -172,7 +173,7 @@ class Outbox:
     def _upload(self, name: str) -> None:
         """Upload a file. If the file is too large, upload the reason in `refused.json` instead.
 
-        Does nothing if it is not a regular file of the user `owner`.
+        Does nothing if `name` is not a regular file of the user `owner`.
         """
         read = self._read(name)
         if read is None:  # it is gone, or it is no longer a regular file of the owner
@@ -204,7 +205,7 @@ class Outbox:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Return the content and the mark of a file.
+        """Return (content, mark) of a file. The mark changes when the content changes.
 
         Returns None if it is not a regular file of the user `owner`. For a log, the content is the
         last _LARGEST_BYTES bytes. For other files, it has at most one byte more than this limit,

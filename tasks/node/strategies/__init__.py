@@ -139,7 +139,7 @@ def _hook(
 
 
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
-    """Replace `optimizer.step` by the step of a ZeroRedundancyOptimizer with the same class.
+    """Replace `optimizer.step` by that of a ZeroRedundancyOptimizer of the optimizer's class.
 
     Each parameter is updated as a whole by one rank, so the weights equal those of DDP bit for bit.
     Raises TypeError if the optimizer's class cannot be constructed from its parameter groups and

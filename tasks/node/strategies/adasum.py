@@ -112,14 +112,15 @@ def leave_gradients(
 def combine(
     values: Tensor, sizes: Sequence[int], group: dist.ProcessGroup, distance: int = 1
 ) -> None:
-    """Replace the tensor `values` in place by its Adasum over the 2^m ranks of `group`.
+    """Replace the tensor `values` in place by its Adasum over the ranks of `group`.
 
-    Every rank must call this function.
+    The number of ranks must be a power of 2. Every rank must call this function.
 
     values: a one-dimensional tensor with the values of several parameters, one after another.
     sizes: the number of elements of each parameter in `values`.
-    distance: callers leave this at 1. A rank exchanges halves with the rank at this distance,
-        combines its half, recurses with twice the distance, and sends the combined half back.
+    distance: only recursive calls pass this argument. Rank r exchanges halves of `values` with rank
+        r xor `distance`, combines its half, calls this function for the combined half with twice
+        the distance, and sends the result back.
     Raises RuntimeError if a rank does not respond within the group's timeout.
     """
     rank = dist.get_rank(group)

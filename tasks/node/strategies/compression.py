@@ -14,8 +14,8 @@ ddp-mstopk    only the largest entries are sent between machines, with error fee
               All ranks sum in the same order, so they end with the same bits [Shi et al. 2021].
 
 ddp-powersgd and ddp-mstopk do not compress the first steps, because DistributedDataParallel
-rebuilds its buckets after the first step. MSTopK picks entries that are not finite first, so that
-every rank receives them as in ddp.
+rebuilds its buckets after the first step. ddp-mstopk picks infinities and NaN before all other
+entries, so that every rank receives them as in ddp.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -75,12 +75,12 @@ class SparseExchange:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def summed(self, index: int, gradient: Tensor) -> Tensor:
-        """Return the sum of the largest entries of `gradient` over ranks; other entries are 0.
+        """Return the sum of `gradient` over ranks, with only each machine's largest entries.
 
-        `gradient` and the result have shape (d,). The entries that were not sent in earlier steps
-        are added first. Those that are not sent now are kept in `residuals[index]`, where `index`
-        is the number of the bucket. Every rank must call this method. Raises RuntimeError if a rank
-        does not respond within the group's timeout.
+        `gradient` and the result have shape (d,). An entry that no machine sends is 0. The entries
+        that were not sent in earlier steps are added first. Those that are not sent now are kept in
+        `residuals[index]`, where `index` is the number of the bucket. Every rank must call this
+        method. Raises RuntimeError if a rank does not respond within the group's timeout.
         """
         devices, share = self.machines[0], ceil(len(gradient) / self.machines[0])
         machine, place = divmod(dist.get_rank(self.group), devices)

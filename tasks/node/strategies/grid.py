@@ -42,7 +42,7 @@ class Grid:
     """The peers of this rank in the grid. Each tuple of ranks includes the rank itself.
 
     row: the ranks that hold different features of the same samples.
-    column: the ranks that hold the blocks of a weight for the same outputs, but for other inputs.
+    column: the ranks whose blocks of a weight have the same outputs, but different inputs.
     depth: the ranks that hold copies of the same block of a weight.
     features: the ranks that hold the same features of different samples. These are the ranks at the
         same position in their row, in all rows and at all depths.
@@ -133,7 +133,7 @@ def _exchanged(x: Tensor, *exchange: Any) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """An exchange between ranks for autograd.
+    """An exchange of values between ranks that autograd can differentiate.
 
     The backward pass applies the transposed exchange to the gradients.
     """

@@ -55,8 +55,9 @@ def largest(values: Tensor, count: int) -> Tensor:
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
     """Return `count` positions, in ascending order, at which one of two boolean masks is True.
 
-    The positions are the first `count` positions of `first`. If `first` has fewer, the rest are
-    positions of `then` at equal intervals. Both masks have the same length.
+    The function takes the lowest positions at which `first` is True. If these are fewer than
+    `count`, it adds positions at which `then` is True, at equal intervals among all such positions.
+    Both masks have the same length.
     """
     taken = torch.nonzero(first).flatten()[:count]
     left, others = count - len(taken), torch.nonzero(then).flatten()

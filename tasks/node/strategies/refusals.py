@@ -89,9 +89,10 @@ def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
 
 
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
-    """Raise ValueError if tensor parallelism or `tables` cannot divide the model among devices.
+    """Raise ValueError if strategy `name` cannot divide the model among the devices.
 
-    `machines` lists the number of devices of each machine.
+    Only tensor parallelism and strategy tables can fail here. `machines` lists the number of
+    devices of each machine.
     """
     if name in TENSOR:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
@@ -122,8 +123,8 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
             shared = uses[id(table.weight)] > 1
             if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
                 raise ValueError(
-                    f"strategy {name}: {path} must be used only once, and without sparse gradients,"
-                    f" max_norm and scale_grad_by_freq; use {DDP}"
+                    f"strategy {name}: the embedding table {path} shares its weight, or uses"
+                    f" sparse gradients, max_norm or scale_grad_by_freq; use {DDP}"
                 )
 
 

@@ -23,8 +23,8 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
     """Make `optimizer` train new parameters instead of old parameters.
 
     `replaced` maps an old parameter to (new parameter, cut). The function `cut` returns the new
-    parameter's share of a tensor with the old shape. It is applied to optimizer states with this
-    shape, such as Adagrad's sums.
+    parameter's share of a tensor with the old shape. `cut` is applied to optimizer states with the
+    old shape, such as Adagrad's sums.
     """
     for held in optimizer.param_groups:
         held["params"] = [

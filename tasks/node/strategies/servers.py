@@ -7,9 +7,9 @@ Ranks push gradients and pull their mean, so every rank takes the same optimizer
 P machines with one device each, a server receives (P - 1) / S of the gradient bytes, and sends the
 same amount. In a ring all-reduce, a rank sends and receives 2 (P - 1) / P of the gradient bytes.
 
-In round r of a push, rank i sends to rank i + r (modulo P) if that rank is a server. In round r of
-a pull, server i sends to rank i + r. A server therefore exchanges with one peer at a time. Buckets
-are exchanged one after another, on a CPU while the backward pass continues.
+In round r of a push, rank i sends to rank i + r (modulo the number of ranks) if rank i + r is a
+server. In round r of a pull, server i sends to rank i + r. A server therefore exchanges with one
+peer at a time. Buckets are exchanged one after another, on a CPU while the backward pass continues.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.

@@ -95,8 +95,8 @@ def _choose_owners(
 class Lookup(nn.Module):
     """A module that replaces an embedding table whose weights are on one rank, the table's owner.
 
-    It sends the indices to the owner, and returns the rows that the owner sends back. `owner` is
-    -1 until the first forward pass.
+    It sends the indices to the owner, and returns the rows that the owner sends back. `owner`, the
+    owner's rank, is -1 until the first forward pass.
     """
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup) -> None:

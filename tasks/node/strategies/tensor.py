@@ -144,11 +144,12 @@ class Blocks:
 class _Linear(nn.Module):
     """This rank's block of a linear layer.
 
-    On a grid with one row, layers form pairs. `opens` is True for the first layer of a pair. The
-    input of the first layer and the output of the second layer have all features of this rank's
-    samples. Between the two layers, a rank has some of the features of all samples.
+    On a grid with one row, layers form pairs, and `opens` is True for the first layer of a pair.
+    The input of the first layer and the output of the second layer have this rank's samples with
+    all their features. Between the two layers, a rank has the samples of all ranks, but only some
+    of their features.
 
-    dim: the dimension of the inputs that counts the samples.
+    dim: the batch dimension of the inputs.
     order: an index that permutes the layer's outputs before they are divided among ranks.
     """
 
@@ -369,7 +370,7 @@ def divisible_runs(model: nn.Module) -> list[Run]:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of `module`. An nn.Sequential in an nn.Sequential yields its children."""
+    """Yield the children of `module`, and flatten an nn.Sequential inside an nn.Sequential."""
     for child in module.children():
         is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
         yield from _leaves(child) if is_nested else [child]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class Residual(nn.Module):
     """Two 3x3 convolutions with a shortcut.
 
-    The block uses group norm, because batch norm depends on the batch per device.
+    The block uses group norm, because batch norm depends on the batch size per device.
     """
 
     def __init__(self, channels: int) -> None:
