@@ -72,12 +72,12 @@ class Job:
 class Served:
     """The result of a launch.
 
-    mailbox: the folder with the machines' files; None if no machines were acquired.
+    mailbox: the folder with the files that machines wrote; None if no machines were acquired.
     outcome: how the last attempt ended, as text.
     lacked_devices: True if a machine lacked the devices that it must have.
     recorded: ids of the runs with a record from a machine.
-    usd: dollars of the machines; None if unknown.
-    rows: rows that this process made for runs without a record.
+    usd: cost of the machines in dollars; None if unknown.
+    rows: rows about runs without a record from a machine, and about the launch if it ended early.
     seconds: {phase of the launch: seconds spent in it}.
     over_cap: True if the launch was refused because of a dollar cap. No machine was requested then.
     lacked_data: {workload: why its data could not be fetched or its requirements installed}.
@@ -109,7 +109,10 @@ Watch = Callable[[str, int, float | None], None]
 
 
 class Stopwatch:
-    """Measures the phases of a launch. `lap` adds the seconds since the last lap to a phase."""
+    """Measures how long each phase of a launch takes.
+
+    `lap(phase)` adds the seconds since the previous `lap`, or since the start, to `phase`.
+    """
 
     def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
         self._seconds, self.clock = seconds, clock
@@ -181,8 +184,8 @@ def job_of(
 ) -> Job:
     """Return the job for `launch`. A run's id is the lease's id followed by a number.
 
-    deadline_s: seconds that the runs may take. The job's deadline adds START_UP_S for the start of
-        the hosts and torchrun.
+    deadline_s: seconds that the runs may take. The job's deadline is START_UP_S seconds longer, for
+        the start of the hosts and torchrun.
     data: {workload: the folder or S3 address from which machines read its data}.
 
     Raises SettingsError if a workload's code cannot be sent to machines, or if [ec2] emulated is
@@ -207,8 +210,8 @@ def job_of(
         # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "nothing was launched: a run that stops a machine on purpose needs local hosts, of"
-                " which the first is on-demand"
+                "nothing was launched: a run that stops a machine on purpose needs local hosts, and"
+                " the first host must be on-demand"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)

@@ -99,9 +99,9 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
 
 
 def _in_words(days: pd.DataFrame) -> str:
-    """Return a phrase about the observed interruptions of one instance type.
+    """Return a phrase with the observed number of interruptions of one instance type.
 
-    days: a row for each zone and day of spot machines of the type.
+    days: rows about the spot machines of this type, one for each zone and day.
     """
     count, hours = days["interruptions"].sum(), days["hours"].sum()
     return f"interruptions in {hours:.3g} machine-hours of own launches: {count}"

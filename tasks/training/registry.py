@@ -209,7 +209,7 @@ def promote(
 ) -> None:
     """Give the version `number` the alias `champion`, so that it becomes the model in use.
 
-    reason: why it is promoted. over: the version that was in use before; None if there was none.
+    reason: why it is promoted. over: the version that it replaces; None if it replaces none.
     """
     name, text = name_of(provider), str(number)
     with _client(home) as client:

@@ -65,10 +65,10 @@ def challenge(
 
 
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
-    """Fit a first model to the runs in the warehouse, promote it without scores, and return it.
+    """Fit a first model to the runs in the warehouse, promote it, and return it.
 
-    The next refresh computes the scores, which takes a minute. Returns None if the warehouse has no
-    runs. Raises Busy if a refresh is running.
+    Skips the cross-validation, which takes a minute. The next refresh does it. Returns None if the
+    warehouse has no runs. Raises Busy if a refresh is running.
     """
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):

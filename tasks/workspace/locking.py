@@ -95,7 +95,7 @@ def refuse_if_at_work(home: Path) -> None:
 def patience_s() -> float:
     """Return the seconds to wait for another refresh to end.
 
-    They are 6 hours if a Prefect deployment started this run, as the schedule does, else 0.
+    Returns six hours if a Prefect deployment started this run, as the schedule does, else 0.
     """
     from prefect.runtime import deployment
 

@@ -127,7 +127,7 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
                 yield name, entry.stat().st_size
             else:
                 raise BadData(
-                    f"{entry.path} is a broken link, link to a folder or special file: replace it"
+                    f"{entry.path} is a broken link, a folder link or a special file: replace it"
                 )
     except OSError as error:
         raise BadData(f"{error.filename} cannot be read: {error.strerror}") from None
