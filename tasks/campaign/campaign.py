@@ -111,9 +111,9 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    The launches are chosen by means of all measurements so far. If there is a model in use
-    (`champion`), they are chosen again after each launch. Without a model, a whole list of launches
-    is yielded before the next list is chosen. Clusters that the provider refused are tried again
+    Each choice of launches uses all measurements so far. If there is a model in use (`champion`),
+    launches are chosen again after each launch. Without a model, a whole list of launches is
+    yielded before the next list is chosen. Clusters that the provider refused are tried again
     only when no other launch is left to buy. If [campaign] elastic_runs is set, the last launches
     measure the cost of losing a local machine.
     """

@@ -182,7 +182,7 @@ def _known(case: Case) -> set[str]:
 
 
 def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
-    """Return the runs of a launch of `cluster`: missing profiles, and one training run.
+    """Return the runs to measure on `cluster`: missing profiles, and one training run.
 
     A profile measures compute times on one machine. A profile is missing if the warehouse has none
     for the instance type in the training run's mode (precision, strategy and switches).

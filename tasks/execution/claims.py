@@ -44,7 +44,7 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     """Release the dollars that this SRIFT_HOME reserved for refreshes that have no machines left.
 
     over: id of a refresh that has ended. Only the dollars of this refresh are released. If empty,
-        the dollars of all refreshes are released, except of a refresh that is running now.
+        the dollars of all refreshes are released, except those of a refresh that is running now.
     A failure is printed, not raised. The next `srift reap` tries again.
     """
     # list the files before reading leases: a campaign that begins during this call keeps its claim

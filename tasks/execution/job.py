@@ -77,7 +77,7 @@ class Served:
     lacked_devices: True if a machine lacked the devices that it must have.
     recorded: ids of the runs with a record from a machine.
     usd: cost of the machines in dollars; None if unknown.
-    rows: rows about runs without a record from a machine, and about the launch if it ended early.
+    rows: rows about runs without a record from a machine, and about a launch that ended early.
     seconds: {phase of the launch: seconds spent in it}.
     over_cap: True if the launch was refused because of a dollar cap. No machine was requested then.
     lacked_data: {workload: why its data could not be fetched or its requirements installed}.

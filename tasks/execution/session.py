@@ -69,7 +69,7 @@ class Session:
         self.start_up_s = running.ready_within_s / 2  # estimate until this launch's is measured
 
     def prepare(self) -> None:
-        """Write the run setups, data addresses, machines and workload code to the mailbox.
+        """Write the run setups, data addresses, list of machines and code to the mailbox.
 
         With these files, another process can load the launch's records if this process dies.
         """
@@ -194,7 +194,7 @@ class Session:
         return decision
 
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
-        """Record the loss of machines during the elastic run `run_id`, and request replacements.
+        """Store a loss of machines in the setup of the elastic run `run_id`. Request replacements.
 
         An elastic run measures the cost of losing a machine. It continues with fewer machines until
         the replacements join it.
@@ -271,8 +271,8 @@ class Session:
     def _run_attempt(self) -> AttemptEnd:
         """Run one attempt, and return how it ended.
 
-        It measures those remaining runs whose machines are all ready and which have the same
-        `_process_key`.
+        It measures a group of remaining runs whose machines are all ready. All runs in the group
+        have the same `_process_key`.
         """
         for node in self.joining & set(self.machines.here):
             waited_s = self.running.now_unix() - self.mailbox.ready_of(node)

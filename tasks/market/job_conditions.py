@@ -43,7 +43,7 @@ class Experience:
 
 
 def experience_of(workspace: Workspace) -> Experience:
-    """Fit the models to the launches in the warehouse. Without launches, return the priors.
+    """Return models fitted to the launches in the warehouse. Without launches, they are priors.
 
     For local hosts, interruptions and refusals are not fitted, because srift.toml states the rate
     of interruptions, and a local host is refused only if it does not fit on this computer. Before

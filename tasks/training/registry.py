@@ -114,7 +114,7 @@ def signature() -> ModelSignature:
 
 
 def example(model: StepTimeModel) -> pd.DataFrame:
-    """Return an input of one row, for which `model` has a prediction."""
+    """Return an example of an input, with one row that `model` can predict."""
     workload, mode = min(model.trained)
     (kind, *_) = sorted(model.measured_types) or model.instance_types
     row = {"workload": workload, "cluster": f"1x{kind}", "batch_per_device": "8"}

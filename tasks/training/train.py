@@ -42,7 +42,7 @@ class Challenger:
 def challenge(
     frames: Mapping[str, pd.DataFrame], champion: Champion | None, each: Each = side_by_side
 ) -> Challenger | None:
-    """Fit a new model, score it on held-out groups, and compare it with the model in use.
+    """Fit a new model, score it on held-out runs, and compare it with the model in use.
 
     frames: {name: measurements}, the result of `warehouse.reads.training_frames`.
     champion: the model in use, or None.

@@ -22,5 +22,8 @@ def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[
 
 
 def _print_to_stderr() -> None:
-    """Redirect standard output to standard error, so that libraries do not print into results."""
+    """Redirect standard output to standard error, because libraries may print.
+
+    The standard output of a command then has only its result.
+    """
     os.dup2(2, 1)

@@ -467,7 +467,8 @@ def load_settings(file: Path | None = None) -> Settings:
         )
     if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
         raise SettingsError(
-            f"{path} belongs to another user and may run code: if you trust it, cd {path.parent}"
+            f"{path} belongs to another user and may run code: if you trust it, run the command"
+            f" in {path.parent}"
         )
     try:
         body = tomllib.loads(path.read_text())
@@ -513,7 +514,7 @@ def _stated_by(variable: str) -> dict[str, Any]:
 
 
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merge the nested dictionary `changes` into `body`, whose values it replaces.
+    """Merge the nested dictionary `changes` into `body`. Values in `body` are replaced.
 
     Raises ValueError if `changes` has a dictionary where `body` has a plain value.
     """

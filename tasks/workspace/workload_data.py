@@ -48,7 +48,7 @@ class WorkloadData:
     digest: str
 
     def fetched_below(self, home: Path) -> Path:
-        """Return the folder below `home` for data that is downloaded from S3 for local hosts."""
+        """Return the folder below `home` for data that are downloaded from S3 for local hosts."""
         return home / "data" / self.digest
 
 
