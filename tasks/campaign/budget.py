@@ -299,7 +299,7 @@ class Tally:
     Attributes:
         cap_usd: the campaign's dollar cap.
         stop_at: the end of the campaign on the clock `time.monotonic`.
-        refresh_id: prefix of the campaign's lease ids.
+        refresh_id: id of the campaign's refresh. The ids of its launches begin with it.
         usd: dollars spent.
         runs: number of runs with a result from a machine, measured or failed.
         launches: number of launches, including refused launches.

@@ -305,7 +305,7 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return the frames without the runs and profiles of workloads that have changed.
+    """Return `frames`. Rows about changed workloads are removed from "runs" and "profiles".
 
     frames: {name: measurements}, the result of `reads.training_frames`.
     workloads: the definitions in srift.toml. A workload has changed if its digest is not the digest
@@ -406,7 +406,7 @@ def serve(
         provider: acquires the machines.
         job: the runs and their cluster.
         stop_at: the time to stop, as `clock.monotonic` returns it.
-        watch: is called with the progress of the job.
+        watch: is called with the progress of the job, as `job.Watch` describes.
         clock: the default is the real clock.
     """
     served = Served(lease_id=job.lease_id, lacked_data=dict(job.lacking))

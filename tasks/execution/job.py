@@ -182,7 +182,7 @@ def job_of(
     deadline_s: float,
     data: Mapping[str, str],
 ) -> Job:
-    """Return the job for `launch`. A run's id is the lease's id followed by a number.
+    """Return the job for `launch`. The id of a run is `lease_id` followed by a number.
 
     deadline_s: seconds that the runs may take. The job's deadline is START_UP_S seconds longer, for
         the start of the hosts and torchrun.

@@ -81,7 +81,7 @@ def all_lost_a_peer(finished: Sequence[Row]) -> bool:
 
 
 def refresh_of(lease_id: str) -> str:
-    """Return the id of the refresh that made a launch: the lease's id without its number."""
+    """Return the id of the refresh that made a launch: `lease_id` without its last number."""
     return lease_id.rpartition("-")[0]
 
 

@@ -37,7 +37,7 @@ Spent = Annotated[float, Field(ge=0)]  # seconds or a spread; may be 0
 class _Wire(BaseModel):
     """A JSON object from a machine, validated because machines may send wrong data.
 
-    Keys that are not fields of the class are kept.
+    Keys that are not fields of the class are kept, unless a subclass forbids them.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
@@ -154,7 +154,7 @@ class WireDevices(_Wire):
 
 
 class WireRecord(_Wire):
-    """The result of a run that a machine wrote: the JSON form of `node.record.Record`.
+    """A machine's record of the result of a run: the JSON form of `node.record.Record`.
 
     It is validated because machines may send wrong data.
     """

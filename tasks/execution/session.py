@@ -39,7 +39,7 @@ class Session:
     served: the result of the launch, which the session fills in.
     stop_at: the time to stop, on the clock of `laps`. If the acquired machines have a higher price
         than the requested machines, the session stops earlier and thus spends no more dollars.
-    watch: is called with the progress.
+    watch: is called with the progress, as `job.Watch` describes.
     laps: measures the phases of the launch.
     """
 

@@ -97,7 +97,7 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
-    """Return the reason why no machine can be bought in `market`; "" if an offer in it has a price."""
+    """Return why no machine can be bought in `market`, or "" if an offer in it has a price."""
     if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
         return ""
     return (
