@@ -294,7 +294,7 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """The counts, dollars and seconds of one campaign so far.
+    """The counts, dollars and seconds of one campaign (the launches of a refresh) so far.
 
     Attributes:
         cap_usd: the campaign's dollar cap.

@@ -437,7 +437,7 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return how a launch ended that was stopped by the exception `error` in this process.
+    """Return how a launch ended, after the exception `error` in this process stopped it.
 
     An OSError is reported as a failure to use the folder `mailbox`.
     """

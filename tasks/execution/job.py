@@ -42,7 +42,8 @@ class Job:
 
     expected: for each machine in rank order, the devices that it must have.
     items: the runs, in the form that machines receive.
-    run_setups: {run id: setup}, stored with the measurements.
+    run_setups: {run id: setup}, stored with the measurements. A setup is {column: value}, such as
+        the run's cluster, batch and prices.
     files: the description and the source code of each workload.
     lacking: {workload: the reason why its data are missing}.
     lose_after_s: {run id: seconds after which the machine with the highest rank is stopped}. Only
