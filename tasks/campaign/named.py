@@ -202,8 +202,8 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
         run = next((one for one in found.values() if one.global_batch >= least), None)
     if run is None:
         raise SettingsError(
-            f"{cluster.name} cannot train {case.workload.name} with its first precision, its first"
-            f" strategy and global batch {least} or more: name other machines or change global_batch"
+            f"{cluster.name} cannot train {case.workload.name} with its first precision and"
+            f" strategy and global batch {least} or more: name other machines, or change the batch"
         )
     lines = profiled_lines(mart_of(case.workspace, "profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}

@@ -234,7 +234,7 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     if requirements and requirements not in files:
         raise SourceRefused(
             "requirements",
-            f"the file {folder / requirements} is missing, hidden or a link out of the folder",
+            f"{folder / requirements} must exist, not be hidden, and not link out of the folder",
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if sum(sizes.values()) > MAX_BYTES or len(files) > MAX_FILES:
