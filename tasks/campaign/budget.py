@@ -182,10 +182,10 @@ def caps_of(
 
 
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
-    """Return a warning if launches have used most of the monthly dollar cap, else "".
+    """Return a warning if most of the monthly dollar cap is used, else "".
 
-    The used dollars are the spent dollars and the maximum that running machines may still cost. If
-    one of them is unknown, returns the reason instead.
+    The used dollars are those already spent, plus the maximum that running machines may still cost.
+    If one of these amounts is unknown, returns the reason instead of a warning.
     """
     if not workspace.spends_money:
         return ""
@@ -197,12 +197,12 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 
 
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
-    """Return the dollars of refreshes that ended in the month of `now`, and a problem.
+    """Return the cost in dollars of refreshes that ended in the month of `now`, and a problem.
 
-    If the cost of a refresh is unknown, or the record of costs in SRIFT_HOME (`Ec2Leases.spent`)
-    cannot be read, the dollars are infinite and the problem says why. Otherwise the problem is "".
-    A refresh that began in the previous month counts in full. Launches that are only in the record
-    of SRIFT_HOME, but not in the warehouse, count too.
+    A refresh that began in the previous month counts in full. Launches that are not in the
+    warehouse, but in the file of costs in SRIFT_HOME (`Ec2Leases.spent`), count too.
+    The problem is "" if all costs are known. If the cost of a refresh is unknown or the file cannot
+    be read, the problem says so, and the returned cost is infinite.
     """
     month = f"{now:%Y-%m}"
     recent = mart_of(workspace, "spend", month=month)
@@ -221,17 +221,17 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 
 def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
-    """Begin the record of this month's costs in SRIFT_HOME. Call this before buying machines.
+    """Create the file of this month's costs in SRIFT_HOME. Call this before buying machines.
 
-    With the record, the costs still count if the warehouse is lost or replaced. Does nothing if
-    there is a record and `stated` is None.
-    stated: this month's dollars according to the user, or None. If the warehouse and the record
-        have fewer dollars, the difference is added to the record.
+    With the file, the costs still count if the warehouse is lost or replaced. Does nothing if the
+    file exists and `stated` is None.
+    stated: this month's cost in dollars according to the user, or None. If the warehouse and the
+        file have a lower cost, the difference is added to the file.
 
     Raises:
         ProviderError: if `stated` is None and machines wrote to the S3 bucket this month, but
-            neither the warehouse nor the record has costs. Also if the bucket or the record cannot
-            be read.
+            neither the warehouse nor the file has costs. Also if the bucket or the file cannot be
+            read.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     if stated is None and leases.spent() is not None:
@@ -242,8 +242,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         reported, _ = store.listed(f"{ec2.prefix}/leases/")
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
             raise ProviderError(
-                f"nothing was bought: machines of this month reported to {ec2.bucket}, but neither"
-                f" the warehouse nor {leases.spent_file} has their dollars. Look at AWS's bill, and"
+                f"nothing was bought: machines wrote to {ec2.bucket} this month, but neither the"
+                f" warehouse nor {leases.spent_file} has their cost. Look at AWS's bill, and"
                 " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
     stored = mart_of(workspace, "lease_spend")
@@ -271,7 +271,7 @@ def _spot_margin(workspace: Workspace) -> float | None:
 
 
 def _beside(workspace: Workspace) -> float:
-    """Return the maximum dollars per hour of a machine's volume, address and requests."""
+    """Return the maximum dollars per hour of a machine's volume, public address and requests."""
     return most_usd_per_hour_beside(workspace.settings.ec2.volume_gib)
 
 
@@ -279,8 +279,8 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     """Return the maximum cost in dollars of a launch whose machines run until its deadline.
 
     lease: the record of the launch. Its `usd_per_hour` may be None.
-    dearest: {instance type: highest known dollars per hour}. The higher of the two prices counts.
-    Returns None if neither price is known.
+    dearest: {instance type: highest known dollars per hour}.
+    Uses the higher of the prices in `lease` and `dearest`. Returns None if neither is known.
     """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
@@ -294,16 +294,16 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """The counts, dollars and seconds of one campaign so far.
+    """The counts, dollars and seconds of one campaign (the launches of a refresh) so far.
 
     Attributes:
         cap_usd: the campaign's dollar cap.
         stop_at: the end of the campaign on the clock `time.monotonic`.
-        refresh_id: prefix of the campaign's lease ids.
+        refresh_id: id of the campaign's refresh. The ids of its launches begin with it.
         usd: dollars spent.
         runs: number of runs with a result from a machine, measured or failed.
         launches: number of launches, including refused launches.
-        by_status: {status: number of rows about runs and launches}.
+        by_status: {status, such as "measured": number of runs and launches with this status}.
         seconds: {phase: seconds that all launches spent in it}.
         notes: messages for the user.
         refused: clusters that the provider could not supply, or in which a machine lacked the
@@ -355,8 +355,8 @@ class Tally:
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time, on the clock `time.monotonic`, at which `launch` must end.
 
-        This is the end of the campaign. If the dollars that the campaign has left would be spent
-        earlier, it is the time at which they are spent.
+        This is the end of the campaign, or the time at which the campaign's remaining dollars will
+        be spent, whichever is earlier.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:

@@ -111,9 +111,9 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    A plan is a list of launches, chosen from all measurements so far. Without a model in use
-    (`champion` is None), all launches of a plan are yielded before the next plan is made. With a
-    model, a new plan is made after each launch. Clusters that the provider refused are tried again
+    Each choice of launches uses all measurements so far. If there is a model in use (`champion`),
+    launches are chosen again after each launch. Without a model, a whole list of launches is
+    yielded before the next list is chosen. Clusters that the provider refused are tried again
     only when no other launch is left to buy. If [campaign] elastic_runs is set, the last launches
     measure the cost of losing a local machine.
     """
@@ -172,8 +172,8 @@ def _obstacle(
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield launches that measure how much time a workload loses when it loses a machine.
 
-    There is a launch for each workload without this measurement, unless MOST_TRIES such launches
-    have failed. The launch uses recommended machines and stops one of them during the run. The
+    There is a launch for each workload without this measurement, unless MOST_TRIES runs of it have
+    failed. The launch uses a recommended cluster and stops one of its machines during the run. The
     machines must be local, because the run needs a shared folder for checkpoints.
     """
     runs = mart_of(workspace, "elastic_runs")
@@ -220,9 +220,9 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 def _failures(workspace: Workspace) -> pd.DataFrame:
     """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    These are network probes, and runs of workloads whose definition is still the same. Runs that
-    failed because of a machine, the data or the installation of requirements are left out, because
-    they may succeed next time.
+    The rows are about network probes, and about workloads that have not changed since the failure.
+    Runs that failed because of a machine, the data or the installation of requirements are left
+    out, because they may succeed next time.
     """
     failed = mart_of(workspace, "failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
@@ -291,8 +291,8 @@ def outdating(workspace: Workspace) -> str:
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
     """Return the launches that a refresh would make now.
 
-    A missing warehouse counts as an empty warehouse. If no offer in the market of [campaign] has a
-    price, a note is printed.
+    A missing warehouse counts as an empty warehouse. If no offer has a price in the market that
+    [campaign] sets, a note is printed.
     """
     provider = workspace.provider.name
     frames = reads.training_frames(workspace.warehouse, provider)
@@ -305,7 +305,7 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return the frames without the runs and profiles of workloads that have changed.
+    """Return `frames`. Rows about changed workloads are removed from "runs" and "profiles".
 
     frames: {name: measurements}, the result of `reads.training_frames`.
     workloads: the definitions in srift.toml. A workload has changed if its digest is not the digest
@@ -329,8 +329,9 @@ def serve_launch(
     The caller then loads the records from the mailbox (a folder or S3 prefix). If an exception or
     Ctrl-C stops the launch, this function loads them before it raises the exception.
 
-    No machine is acquired if the worst-case cost exceeds a cap. The result then has a row with
-    status "refused". No machine is acquired either if all workloads of the launch lack their data.
+    If `allowance` refuses the launch, such as for its worst-case cost, no machine is acquired and
+    the result has a row with status "refused". No machine is acquired either if all workloads of
+    the launch lack their data.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
@@ -395,8 +396,8 @@ def serve(
     """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
 
     Refused requests, errors of the provider and lost machines become rows of the result. If an
-    exception or Ctrl-C stops the job, the interrupted run gets a row too. OSError and
-    WorkloadChanged end only this job. All other exceptions are raised.
+    exception or Ctrl-C stops the job, the interrupted run gets a row too. ProviderError, OSError
+    and WorkloadChanged are not raised, so that the next job can run. All others are raised.
 
     The machines are always released. The records stay in the mailbox (a folder or S3 prefix) until
     they are loaded.
@@ -405,7 +406,7 @@ def serve(
         provider: acquires the machines.
         job: the runs and their cluster.
         stop_at: the time to stop, as `clock.monotonic` returns it.
-        watch: is called with the progress of the job.
+        watch: is called with the progress of the job, as `job.Watch` describes.
         clock: the default is the real clock.
     """
     served = Served(lease_id=job.lease_id, lacked_data=dict(job.lacking))
@@ -436,9 +437,9 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Describe the end of a launch that the exception `error` in this process stopped.
+    """Return how a launch ended, after the exception `error` in this process stopped it.
 
-    mailbox: the mailbox's folder. An OSError is reported as a failure to use this folder.
+    An OSError is reported as a failure to use the folder `mailbox`.
     """
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")

@@ -68,8 +68,8 @@ def planned(
 ) -> list[Row]:
     """Return a row for each launch: deadline, worst-case cost, AWS requests and messages.
 
-    An EC2 launch may cost at most what `tally` has left after the estimated cost of the launches
-    before it. If a cap refuses a launch, `refused` is True and `said` has only the reason.
+    The estimated cost of each EC2 launch is added to `tally` before the next launch is checked
+    against the caps. If a launch is refused, `refused` is True and `said` has only the reason.
     Otherwise `said` has messages about data and prices. The worst-case cost `worst_usd` is None for
     refused launches and for local hosts.
     clients: the AWS clients that look up data; None means boto3's.
@@ -104,7 +104,7 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return `offers`, with spot offers added if `market` is "spot" and no spot price is known.
+    """Return `offers`. If `market` is "spot" and no spot price is known, adds spot offers.
 
     The added offers have the on-demand prices, which are upper bounds of spot prices.
     market: the market in which the campaign buys.

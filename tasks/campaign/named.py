@@ -61,9 +61,9 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
     it is the lowest price in any market.
 
     Raises:
-        SettingsError: if the workload or an instance type is unknown, the workload has no code, a
-            text is not a cluster, no zone sells the machines together at a known price, or the
-            cluster cannot be launched.
+        SettingsError: if the workload is unknown or has no code. Also if a text does not name a
+            cluster of known instance types, if no zone sells the machines together at a known
+            price, or if the cluster cannot be launched.
     """
     if workspace.settings.stated(wish.workload).entrypoint is None:
         raise SettingsError(
@@ -77,7 +77,7 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
 def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluster:
     """Return the cluster that `text` names, such as "2xNAME+1xOTHER", at its lowest price.
 
-    Raises SettingsError if the text is not a cluster or the cluster cannot be launched.
+    Raises SettingsError if the text does not name a cluster, or if the cluster cannot be launched.
     """
     try:
         names = parse_cluster(text)
@@ -182,7 +182,7 @@ def _known(case: Case) -> set[str]:
 
 
 def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
-    """Return the runs of a launch of `cluster`: missing profiles, and one training run.
+    """Return the runs to measure on `cluster`: missing profiles, and one training run.
 
     A profile measures compute times on one machine. A profile is missing if the warehouse has none
     for the instance type in the training run's mode (precision, strategy and switches).
@@ -202,8 +202,8 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
         run = next((one for one in found.values() if one.global_batch >= least), None)
     if run is None:
         raise SettingsError(
-            f"{cluster.name} cannot train {case.workload.name} in its first precision and strategy"
-            f" with a global batch of at least {least}: name other machines, or change global_batch"
+            f"{cluster.name} cannot train {case.workload.name} with its first precision and"
+            f" strategy and global batch {least} or more: name other machines, or change the batch"
         )
     lines = profiled_lines(mart_of(case.workspace, "profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
@@ -237,11 +237,11 @@ def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
-    """Return launches with at most `count` runs that would improve a recommendation most.
+    """Return launches for the runs that would improve the recommendations most.
 
-    Runs on the same cluster in the same market share a launch. The `count` runs are taken from the
-    goals with a deadline or budget first. If no run would improve the recommendation for a goal,
-    the reason is printed.
+    There are at most `count` runs. Runs for goals with a deadline or budget are chosen before runs
+    for other goals. Runs on the same cluster in the same market share a launch. If no run would
+    improve the recommendation for a goal, the reason is printed.
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     found: dict[str, tuple[Cluster, PlannedRun]] = {}

@@ -1,4 +1,4 @@
-"""Reserve a refresh's dollars in the shared warehouse, so that a team keeps its monthly cap.
+"""Reserve a refresh's dollars in the shared warehouse, to keep a team within its monthly cap.
 
 A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines, and
 may not use dollars that earlier claims reserve. When the refresh has ended and no machine is left,
@@ -43,8 +43,8 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     """Release the dollars that this SRIFT_HOME reserved for refreshes that have no machines left.
 
-    over: id of a refresh that has ended, to release only its dollars. If empty, all refreshes are
-    considered except a refresh that is running now.
+    over: id of a refresh that has ended. Only the dollars of this refresh are released. If empty,
+        the dollars of all refreshes are released, except those of a refresh that is running now.
     A failure is printed, not raised. The next `srift reap` tries again.
     """
     # list the files before reading leases: a campaign that begins during this call keeps its claim
@@ -70,9 +70,10 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
-    """Return other installations' reservations of dollars that may be spent after `month_start`.
+    """Return the dollars that other installations have reserved, as rows of the mart `claims`.
 
-    A reservation is a row of the mart `claims`. The result is empty if no warehouse is shared.
+    A reservation is left out if its dollars could only be spent before `month_start`. The result is
+    empty if no warehouse is shared.
     before: id of a refresh. Reservations that were made after its reservation are left out.
     """
     if not _shares_a_month(workspace):
@@ -93,16 +94,16 @@ def _shares_a_month(workspace: Workspace) -> bool:
 
 
 def _folder(workspace: Workspace) -> Path:
-    """Return the folder with a file for each refresh for which this SRIFT_HOME reserved dollars.
+    """Return the folder that marks which reservations of dollars belong to this SRIFT_HOME.
 
-    A file's name is the refresh id. The files tell which reservations are those of this SRIFT_HOME,
-    because host names and paths may be changed or reused.
+    It has an empty file for each of these reservations, named after the refresh id. Host names and
+    paths would not identify a SRIFT_HOME, because they may be changed or reused.
     """
     return workspace.home / "claims"
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Return all installations' reservations of dollars that are not released, oldest first."""
+    """Return the unreleased reservations of dollars of all installations, oldest first."""
     found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     return rows_of(found.sort_values("noted_order"))
 

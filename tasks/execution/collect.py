@@ -120,9 +120,9 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
-    """Raise ProviderError unless every region was recently searched for overdue machines.
+    """Raise ProviderError if a region was not searched for overdue machines in the last hour.
 
-    Recently means at most SWEPT_WITHIN ago. Call this function before buying machines.
+    Call this function before buying machines.
     """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:

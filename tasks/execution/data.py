@@ -94,11 +94,11 @@ class DataCarrier:
         ] = {}  # by workload, because launches of a dry run share data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
-        """Return a transfer plan for each workload of one launch that has data.
+        """Return a transfer plan for each workload in `names` that has data. Transfers nothing.
 
-        Nothing is transferred. If a workload's data cannot be used, its plan has a `problem`. This
-        includes data that do not fit on an EC2 machine's volume together with the data of the
-        workloads that come first in `names`.
+        If a workload's data cannot be used, its plan has a `problem`. On EC2, each machine's volume
+        must hold the data of all workloads. A workload also has a `problem` if the volume cannot
+        hold its data in addition to the data of the workloads before it.
         names: the workloads of the launch. region: the region of its machines.
         """
         found, taken = [], 0
@@ -129,9 +129,10 @@ class DataCarrier:
     def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
         """Transfer the files of `plan` if needed, and return a plan that needs no transfer.
 
-        If the transfer fails, the returned plan has a `problem`. Before the transfer, the
-        warehouse stores the dollars of an upload and the size of the data that EC2 machines
-        download. Recommendations include the price of the downloads.
+        If the transfer fails, the returned plan has a `problem`. Before the transfer, this stores
+        the cost of an upload in the warehouse. It also stores the size of the data that EC2
+        machines will download, because recommendations include the cost of the downloads.
+        refresh_id: the refresh to which the cost of the upload is charged.
         """
         data, now = self._settings.data(plan.name), datetime.now(UTC)
         warehouse = self._workspace.warehouse

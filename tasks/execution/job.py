@@ -42,7 +42,8 @@ class Job:
 
     expected: for each machine in rank order, the devices that it must have.
     items: the runs, in the form that machines receive.
-    run_setups: {run id: setup}, stored with the measurements.
+    run_setups: {run id: setup}, stored with the measurements. A setup is {column: value}, such as
+        the run's cluster, batch and prices.
     files: the description and the source code of each workload.
     lacking: {workload: the reason why its data are missing}.
     lose_after_s: {run id: seconds after which the machine with the highest rank is stopped}. Only
@@ -72,12 +73,12 @@ class Job:
 class Served:
     """The result of a launch.
 
-    mailbox: the folder with the machines' files; None if no machines were acquired.
+    mailbox: the folder with the files that machines wrote; None if no machines were acquired.
     outcome: how the last attempt ended, as text.
     lacked_devices: True if a machine lacked the devices that it must have.
     recorded: ids of the runs with a record from a machine.
-    usd: dollars of the machines; None if unknown.
-    rows: rows that this process made for runs without a record.
+    usd: cost of the machines in dollars; None if unknown.
+    rows: rows about runs without a record from a machine, and about a launch that ended early.
     seconds: {phase of the launch: seconds spent in it}.
     over_cap: True if the launch was refused because of a dollar cap. No machine was requested then.
     lacked_data: {workload: why its data could not be fetched or its requirements installed}.
@@ -109,7 +110,10 @@ Watch = Callable[[str, int, float | None], None]
 
 
 class Stopwatch:
-    """Measures the phases of a launch. `lap` adds the seconds since the last lap to a phase."""
+    """Measures how long each phase of a launch takes.
+
+    `lap(phase)` adds the seconds since the previous `lap`, or since the start, to `phase`.
+    """
 
     def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
         self._seconds, self.clock = seconds, clock
@@ -179,10 +183,10 @@ def job_of(
     deadline_s: float,
     data: Mapping[str, str],
 ) -> Job:
-    """Return the job for `launch`. A run's id is the lease's id followed by a number.
+    """Return the job for `launch`. The id of a run is `lease_id` followed by a number.
 
-    deadline_s: seconds that the runs may take. The job's deadline adds START_UP_S for the start of
-        the hosts and torchrun.
+    deadline_s: seconds that the runs may take. The job's deadline is START_UP_S seconds longer, for
+        the start of the hosts and torchrun.
     data: {workload: the folder or S3 address from which machines read its data}.
 
     Raises SettingsError if a workload's code cannot be sent to machines, or if [ec2] emulated is
@@ -207,8 +211,8 @@ def job_of(
         # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "nothing was launched: a run that stops a machine on purpose needs local hosts, of"
-                " which the first is on-demand"
+                "nothing was launched: a run that stops a machine on purpose needs local hosts, and"
+                " the first host must be on-demand"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)

@@ -1,6 +1,7 @@
 """Track the machines of a running launch, and decide how to continue after a loss.
 
-`decide` is a pure function of the remaining runs and the time left. It returns one of:
+Some machines are lost, or have an interruption notice and will soon be lost. `decide` is a pure
+function of the remaining runs and the time left. It returns one of these decisions:
 
 go on     continue: the machine stays long enough, or no remaining run needs it
 replace   request another machine: there is enough time to start it and to measure with it
@@ -47,7 +48,7 @@ class RemainingWork:
 
 
 def expected_s(item: Item) -> float:
-    """Return the seconds that the run `item` usually takes at most."""
+    """Return the maximum seconds that the run `item` takes if no measurement is repeated."""
     return item.most_s + _OVERHEAD_S
 
 
@@ -147,11 +148,11 @@ class Machines:
         return None
 
     def lost(self) -> AttemptEnd | None:
-        """Find lost machines that are not in `gone` yet. Return them with a reason, else None.
+        """Find lost machines that are not in `gone` yet. Return None if there are none.
 
         First asks the provider which machines have ended. If none has ended, the machines without a
-        recent heartbeat count as lost. The reason is that of a single lost machine, preferably a
-        machine that the provider interrupted.
+        recent heartbeat count as lost. The result names all of them, but has the reason of only one
+        machine: a machine that the provider interrupted, if there is one.
         """
         self.states = self.running.nodes()
         states = enumerate(self.states)
@@ -197,7 +198,7 @@ class Machines:
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return the end of an attempt in which `nodes` were too slow. They count as lost.
+    """Return the end of an attempt in which `nodes` count as lost because they were too slow.
 
     what: the action that they did not complete within `within_s` seconds, such as "start torchrun".
     """

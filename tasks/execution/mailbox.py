@@ -88,9 +88,9 @@ class Mailbox:
         write_json(self.path / "done.json", {})
 
     def ready_of(self, node: int) -> float:
-        """Return the Unix time at which machine `node` reported itself.
+        """Return the Unix time at which machine `node` reported that it had started.
 
-        The time is that of the computer or S3 bucket which stores the mailbox. Raises OSError if
+        The clock is that of the computer or S3 service that stores the mailbox. Raises OSError if
         the machine has not reported itself.
         """
         return (self._node(node) / "ready.json").stat().st_mtime
@@ -125,10 +125,10 @@ class Mailbox:
         return [{**body, "node": node} for node, body in found if body]
 
     def silent(self, now_unix: float) -> set[int]:
-        """Return the nodes whose last heartbeat is older than SILENT_AFTER_S.
+        """Return the nodes whose last heartbeat is more than SILENT_AFTER_S seconds old.
 
-        A node that never sent a heartbeat is not silent. now_unix: the Unix time now, on the clock
-        of the computer or S3 bucket which stores the mailbox.
+        A node that never sent a heartbeat is not silent. now_unix: the current Unix time, by the
+        clock of the computer or S3 service that stores the mailbox.
         """
         return {
             int(file.parent.name.removeprefix("node-"))
@@ -214,9 +214,8 @@ class MachineLog:
         self.write()
 
     def replaced(self, node: int, at_s: float) -> None:
-        """Log that the machine that now serves as `node` is ready to measure.
+        """Log that the newest machine with the number `node` is ready to measure.
 
-        It is the first machine with this node number, or the last replacement.
         at_s: seconds from the start of the launch until the machine was ready.
         """
         row = self._newest(node)

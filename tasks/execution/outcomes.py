@@ -1,6 +1,6 @@
 """Describe how an attempt ended, and build rows for runs and launches without a record.
 
-An attempt is one torchrun of several runs.
+An attempt is one execution of torchrun, which measures several runs.
 """
 
 import signal
@@ -20,10 +20,10 @@ RunSetups = Mapping[str, RunSetup]
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
-    """How one attempt (a torchrun of several runs) ended.
+    """How one attempt (an execution of torchrun, which measures several runs) ended.
 
-    how: "finished"; "failed" if a run failed, which the next attempt leaves out; "lost" if machines
-        were lost; or "time" if the refresh has no time or money left.
+    how: "finished" if all runs ended, "failed" if a run failed, "lost" if machines were lost, or
+        "time" if the refresh has no time or money left.
     culprit: id of the run that failed or was being measured; empty if there is none.
     interrupted: True if the provider took a machine away or the user stopped the launch.
     nodes: after "lost", the lost machines. If it is empty, they are unknown and the launch ends.
@@ -81,7 +81,7 @@ def all_lost_a_peer(finished: Sequence[Row]) -> bool:
 
 
 def refresh_of(lease_id: str) -> str:
-    """Return the id of the refresh that made a launch: the lease's id without its number."""
+    """Return the id of the refresh that made a launch: `lease_id` without its last number."""
     return lease_id.rpartition("-")[0]
 
 
@@ -116,10 +116,11 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
 def launch_row(
     lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int = 0
 ) -> Row:
-    """Return a row for a launch that ended while no run was being measured.
+    """Return a row about a whole launch, in the form of `run_row` with the kind "launch".
 
     run_setups: {run id: setup} of the planned runs.
-    status: such as "failed" or "refused". number: distinguishes several such rows of a launch.
+    status: "failed", "interrupted" or "refused".
+    number: gives the row a unique id if the launch has several such rows.
     """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}

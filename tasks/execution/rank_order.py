@@ -23,8 +23,9 @@ class _Pairs(BaseModel):
     """The links that `node.probe.pairs` measured, validated because machines may send wrong data.
 
     nodes: the measured machines, in the order of the matrices' rows and columns.
-    latency_s: seconds of an empty message, as a square matrix for each sweep over all pairs.
-    byte_s: seconds per byte, in the same form.
+    latency_s: seconds to send an empty message: a square matrix for each sweep. A sweep measures
+        every pair once.
+    byte_s: additional seconds for each byte of a message, in the same form.
     sharing: a number from 0 to 1 for each sweep. 0 means that every pair has a separate link, and 1
         that all pairs share one link.
     """
@@ -37,18 +38,18 @@ class _Pairs(BaseModel):
     sharing: list[Annotated[float, Field(ge=0, le=1)]]
 
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
-        """Return the measured times between `nodes`, a `Links` for each sweep over all pairs.
+        """Return the measured times between `nodes`: a `Links` for each sweep over all pairs.
 
-        Raises ValueError if the measured nodes are not `nodes`, the matrices have different sizes,
-        or a time is not positive.
+        Raises ValueError if the measured nodes are not `nodes`, if the matrices have different
+        sizes, or if a time is zero or less.
         """
         latency_s, byte_s = np.array(self.latency_s), np.array(self.byte_s)  # raises if ragged
         shape = (len(self.sharing), len(nodes), len(nodes))
         if self.nodes != list(nodes) or not latency_s.shape == byte_s.shape == shape:
-            raise ValueError("the measured links are not those between the attempt's nodes")
+            raise ValueError("the measured links are not exactly those between the attempt's nodes")
         between = ~np.eye(len(nodes), dtype=bool)
         if min(latency_s[:, between].min(), byte_s[:, between].min()) <= 0:
-            raise ValueError("a measured time of a link is not positive")
+            raise ValueError("a link has a measured time of zero or less")
         return [
             Links(latency_s=latency, byte_s=byte, sharing=sharing)
             for latency, byte, sharing in zip(latency_s, byte_s, self.sharing, strict=True)
@@ -56,11 +57,13 @@ class _Pairs(BaseModel):
 
 
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
-    """Return True if the network links between machines should be measured to choose a rank order.
+    """Return True if the links between machines should be measured to choose a rank order.
 
-    Returns False if hosts share an address, because there is no network between them. Also returns
-    False if every run uses fewer than LEAST_ORDERED machines, because their order cannot change the
-    step time, and for more than MOST_ORDERED machines, because they have too many pairs.
+    Returns False if each run uses fewer than LEAST_ORDERED machines, because the order of so few
+    machines does not change the step time. Returns False for more than MOST_ORDERED machines,
+    because measuring all pairs takes too long. Also returns False if hosts share an address,
+    because there is no network between them.
+    addresses: the network address of each machine.
     """
     if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
         return False
@@ -93,10 +96,11 @@ def sending_order(
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
     """Return the rounds of messages that machines exchange in one step of each run in `items`.
 
-    Runs with strategy Adasum exchange messages between pairs of machines if the number of machines
-    is a power of two. All other runs send messages along a ring, as a ring all-reduce does. Runs on
-    fewer than LEAST_ORDERED machines are left out, because their order makes no difference. All
-    messages have the same size.
+    Adasum runs exchange messages between pairs of machines if the number of machines is a power of
+    two. All other runs send messages along a ring, as a ring all-reduce does. Runs on fewer than
+    LEAST_ORDERED machines are left out, because the order of so few machines makes no difference.
+    Every message has _MESSAGE_BYTES bytes.
+    machines: the number of machines.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

@@ -37,7 +37,7 @@ Spent = Annotated[float, Field(ge=0)]  # seconds or a spread; may be 0
 class _Wire(BaseModel):
     """A JSON object from a machine, validated because machines may send wrong data.
 
-    Keys that are not fields of the class are kept.
+    Keys that are not fields of the class are kept, unless a subclass forbids them.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
@@ -154,7 +154,7 @@ class WireDevices(_Wire):
 
 
 class WireRecord(_Wire):
-    """The result of a run that a machine wrote: the JSON form of `node.record.Record`.
+    """A machine's record of the result of a run: the JSON form of `node.record.Record`.
 
     It is validated because machines may send wrong data.
     """
@@ -261,11 +261,11 @@ def load_lease(workspace: Workspace, lease: EndedLease, now: datetime) -> Collec
 
 
 def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> list[Row]:
-    """Return the rows that describe how a launch ended.
+    """Return rows about refused requests for machines, and about a run that the reaper stopped.
 
-    There is a row for each request for machines that the provider refused. If the reaper ended the
-    machines, because the launching process had died or the deadline had passed, the first planned
-    run without a record also gets a row.
+    Each request that the provider refused has a row. The reaper ends the machines of a launch whose
+    process has died or whose deadline has passed. The first planned run without a record then has a
+    row too.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
@@ -296,7 +296,9 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if record.run_id != file.stem or record.run_id not in run_setups:
-        raise ValueError(f"its run id {record.run_id} is not its file name or was not planned")
+        raise ValueError(
+            f"its run id {record.run_id} must be its file name and the id of a planned run"
+        )
     setup = dict(run_setups[record.run_id])
     wrong = wrong_device(
         [Devices(**device) for device in setup.get("expected_devices", ())],

@@ -1,8 +1,8 @@
 """Run one job on an acquired cluster, in as many attempts as it needs.
 
-An attempt is one torchrun of several runs. After a failure, the next attempt leaves out the failed
-run. After a loss of machines, it uses fewer or other machines. Machines write their records to the
-mailbox, a folder or S3 prefix; `collect` loads them.
+An attempt is one execution of torchrun, which measures several runs. After a failure, the next
+attempt leaves out the failed run. After a loss of machines, it uses fewer or other machines.
+Machines write their records to the mailbox, a folder or S3 prefix; `collect` loads them.
 """
 
 import math
@@ -39,7 +39,7 @@ class Session:
     served: the result of the launch, which the session fills in.
     stop_at: the time to stop, on the clock of `laps`. If the acquired machines have a higher price
         than the requested machines, the session stops earlier and thus spends no more dollars.
-    watch: is called with the progress.
+    watch: is called with the progress, as `job.Watch` describes.
     laps: measures the phases of the launch.
     """
 
@@ -69,9 +69,9 @@ class Session:
         self.start_up_s = running.ready_within_s / 2  # estimate until this launch's is measured
 
     def prepare(self) -> None:
-        """Write the runs' setups, data addresses, machines and workloads' code to the mailbox.
+        """Write the run setups, data addresses, list of machines and code to the mailbox.
 
-        The launch's records can then be loaded even if this process dies.
+        With these files, another process can load the launch's records if this process dies.
         """
         self.mailbox.put_setups(self.run_setups)
         self.running.note_download(self.job.download_usd)  # before machines read what to download
@@ -104,7 +104,7 @@ class Session:
     def lose(self, ended: AttemptEnd) -> None:
         """Store in `served` that the launch ended early, and why.
 
-        Unless the reason is that time is up, also adds a row with the reason. The row describes the
+        Unless time is up, also adds a row with the reason to `served.rows`. The row describes the
         current run, or the launch if no run is being measured.
         """
         self.served.outcome = str(ended)
@@ -175,7 +175,8 @@ class Session:
     def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
         """Decide how to continue after the loss of `ended.nodes`, and request replacements.
 
-        Unless the decision is "give up", this also adds a row for the loss and updates `remaining`.
+        Unless the decision is "give up", this also adds a row for the loss to `served.rows`, and
+        removes the runs from `remaining` that cannot be measured any more.
         Returns the decision and its reason, as `decide` does.
         """
         lost = frozenset(ended.nodes)
@@ -193,7 +194,7 @@ class Session:
         return decision
 
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
-        """Record the loss of machines during the elastic run `run_id`, and request replacements.
+        """Store a loss of machines in the setup of the elastic run `run_id`. Request replacements.
 
         An elastic run measures the cost of losing a machine. It continues with fewer machines until
         the replacements join it.
@@ -216,11 +217,11 @@ class Session:
         self.log.replaced(node, self.laps.passed_s - waited_s)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
-        """Add a row for the failed run, and remove it from `remaining`.
+        """Remove the failed run from `remaining`, and add a row for it to `served.rows`.
 
-        Also removes the runs on machines that lack the devices they must have. Failures are counted
-        per group of runs that can share a torchrun. After MOST_ATTEMPTS failures, all runs of the
-        group are removed.
+        Also removes the runs that need a machine without the devices that it must have. Failed
+        attempts are counted for each `_process_key`. After MOST_ATTEMPTS failed attempts, all runs
+        with the key are removed.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -238,9 +239,10 @@ class Session:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
     def _forget(self, lost: frozenset[int]) -> None:
-        """Mark the nodes `lost` as gone, and log the loss.
+        """Mark the nodes `lost` as gone, and log when they were lost.
 
-        A machine that sends no heartbeats but still runs is logged later, when it is replaced.
+        The loss of a machine that sends no heartbeats but still runs is logged later, when its
+        replacement is requested.
         """
         self.machines.drop(lost)
         self.joining -= lost
@@ -251,10 +253,10 @@ class Session:
                 self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
-        """Wait until all requested machines are ready, if this is necessary for the next attempt.
+        """Wait until all requested machines are ready. Return None, or why the wait ended early.
 
-        It is necessary before the first attempt. Later, it is necessary only if the machines that
-        are ready cannot measure any remaining run. Returns None, or why the wait ended early.
+        After the first attempt, returns None at once if the machines that are ready can measure a
+        remaining run.
         """
         if self.machines.all_here() or (self.attempt is not None and self._runnable()):
             return None
@@ -269,7 +271,8 @@ class Session:
     def _run_attempt(self) -> AttemptEnd:
         """Run one attempt, and return how it ended.
 
-        It measures the remaining runs whose machines are all ready and that can share a torchrun.
+        It measures a group of remaining runs whose machines are all ready. All runs in the group
+        have the same `_process_key`.
         """
         for node in self.joining & set(self.machines.here):
             waited_s = self.running.now_unix() - self.mailbox.ready_of(node)
@@ -285,7 +288,7 @@ class Session:
         return ended
 
     def _process_key(self, item: Item) -> tuple[Any, ...]:
-        """Return a key that is equal for runs that can share one torchrun."""
+        """Return a key. Runs with equal keys can be measured by one execution of torchrun."""
         if item.kind == ELASTIC:
             return (planned_id(item.run_id),)
         specs = (spec for spec, _ in self.job.files if spec.name == item.workload)
@@ -339,10 +342,10 @@ class Session:
                 self.mailbox.put_setups(self.run_setups)
 
     def _add_row(self, ended: AttemptEnd) -> None:
-        """Add a row that says how the run `ended.culprit` ended.
+        """Add a row to `served.rows` that says how the run `ended.culprit` ended.
 
         If `ended` names no run, or the run already has a record, the row describes the launch
-        instead. It is written to disk at once, so that it is kept if this process is killed.
+        instead. The rows are written to disk at once, in case this process is killed.
         """
         lease_id, run_id = self.job.lease_id, ended.culprit
         why = ("interrupted" if ended.interrupted else "failed", ended.reason)
@@ -356,7 +359,7 @@ class Session:
 
 
 class _Attempt:
-    """One torchrun that measures the runs `items` on the machines that they need.
+    """One execution of torchrun, which measures the runs `items` on the machines they need.
 
     An elastic run measures the cost of losing a machine, and is the only run of its attempt. It
     continues with fewer machines after a loss, and replacements join it.
@@ -405,7 +408,7 @@ class _Attempt:
         return found[0].run_id if found and self.is_measuring else ""
 
     def _missing(self) -> list[Item]:
-        """Return the runs of this attempt that have no record, in order."""
+        """Return the runs of this attempt that have no record yet, in the order of `items`."""
         recorded = self.mailbox.recorded()
         return [item for item in self.items if item.run_id not in recorded]
 
@@ -444,8 +447,8 @@ class _Attempt:
     def _go(self, plan: Plan) -> None:
         """Let the waiting workers start, in the fastest rank order.
 
-        Also applies the CPU quotas of local hosts, logs that the machines are ready, and sets the
-        time at which an elastic run (which measures the cost of losing a machine) loses one.
+        Also applies the CPU quotas of local hosts, and logs that the machines are ready. For an
+        elastic run, which measures the cost of losing a machine, also sets the time of the loss.
         """
         session, self.is_measuring = self.session, True
         session.laps.lap("launch torchrun")
@@ -465,7 +468,7 @@ class _Attempt:
 
         An elastic run measures the cost of losing a machine. For such a run, also logs the
         replacements that have joined, and stops the machine with the highest rank at the planned
-        time. armed: the nodes whose workers have joined.
+        time. armed: the nodes whose workers have joined the process group.
         """
         session = self.session
         session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
@@ -480,9 +483,9 @@ class _Attempt:
             self.running.settle()  # applies the CPU share of the new machine
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
-        """Check for lost machines and interruption notices. Return how they end this attempt.
+        """Check for lost machines and interruption notices. Return None if the attempt goes on.
 
-        Returns None if the attempt goes on. Losses that do not end the attempt are recorded.
+        Otherwise, returns how the attempt ends. Losses that do not end the attempt are recorded.
         missing: the runs of the attempt without a record, the current run first.
         """
         session, lost = self.session, self.machines.lost()
@@ -510,8 +513,8 @@ class _Attempt:
         """Return the estimated seconds that the current run, `item`, still needs.
 
         A run that takes longer than expected may be repeating a disturbed measurement. The result
-        then allows for a repetition of the whole run, within what is left of the job's
-        `patience_s` seconds.
+        is then the time of a whole repetition, but at most what is left of the job's `patience_s`
+        seconds.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -523,9 +526,9 @@ class _Attempt:
 
 
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
-    """Return `stop_at`, or an earlier time if the machines cost more than the requested machines.
+    """Return the time to stop: `stop_at`, or earlier if the machines cost more than planned.
 
-    If the price is twice as high, the remaining time is halved, so that the cost stays the same.
+    At twice the planned price, the remaining time is halved, so that the cost stays the same.
     """
     planned, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
     return now + (stop_at - now) * planned / got if planned and got and got > planned else stop_at

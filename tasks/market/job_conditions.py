@@ -43,7 +43,7 @@ class Experience:
 
 
 def experience_of(workspace: Workspace) -> Experience:
-    """Fit the models to the launches in the warehouse. Without launches, return the priors.
+    """Return models fitted to the launches in the warehouse. Without launches, they are priors.
 
     For local hosts, interruptions and refusals are not fitted, because srift.toml states the rate
     of interruptions, and a local host is refused only if it does not fit on this computer. Before
@@ -99,9 +99,9 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
 
 
 def _in_words(days: pd.DataFrame) -> str:
-    """Return a phrase about the observed interruptions of one instance type.
+    """Return a phrase with the observed number of interruptions of one instance type.
 
-    days: a row for each zone and day of spot machines of the type.
+    days: rows about the spot machines of this type, one for each zone and day.
     """
     count, hours = days["interruptions"].sum(), days["hours"].sum()
     return f"interruptions in {hours:.3g} machine-hours of own launches: {count}"

@@ -41,9 +41,9 @@ Filters = Sequence[tuple[str, str]]  # (column of COLUMNS, text) pairs, see `mat
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Store the current definitions of workloads and instance types in the warehouse.
 
-    If the provider does not answer, instance types without a stored definition get the definition
-    that ships with Srift. Stored definitions are not replaced by it, because measurements of an
-    instance type no longer count when its definition changes.
+    If the provider does not answer, the definitions that ship with Srift are stored, but only for
+    instance types that have no stored definition. Replacing a definition could change it, and then
+    measurements of the instance type would no longer count.
     """
     name = workspace.provider.name
     try:
@@ -65,9 +65,8 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str:
     """Store the current offers and return a sentence about them.
 
-    If the provider does not answer, the offers that ship with Srift are stored instead, unless the
-    warehouse has the same or newer offers. Then nothing is stored and the last snapshot stays in
-    use.
+    If the provider does not answer, the offers that ship with Srift are stored instead. If the
+    warehouse already has the same or newer offers, nothing is stored and they stay in use.
     """
     source = ""
     try:
@@ -98,7 +97,7 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
-    """Return the reason why no machine can be bought in `market`; "" if it has a priced offer."""
+    """Return why no machine can be bought in `market`, or "" if an offer in it has a price."""
     if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
         return ""
     return (
@@ -132,10 +131,12 @@ def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
 def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
     """Return the offers that pass `filters` as rows, the cheapest first. Unpriced offers are last.
 
+    The offers are those of the newest snapshot in the warehouse. If there is no snapshot, they are
+    the offers that ship with Srift. If none ship, they are the provider's current offers.
+
     A row has the keys COLUMNS. `usd_per_hour` includes the machine's volume and public IP address.
     `interrupted_a_day` is the probability that a spot machine is interrupted within a day. It is
-    None for on-demand machines. The offers are those of the newest snapshot in the warehouse. If
-    there is none, they are the offers that ship with Srift, else the provider's current offers.
+    None for on-demand machines.
 
     Raises:
         ProviderError: if no offers are known or no offer passes the filters.
@@ -228,9 +229,9 @@ def _newest(offers: Sequence[Offer]) -> datetime:
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
     """Return the workloads with measured or imported facts added, such as parameter counts.
 
-    known: rows of the mart `workloads`, with the facts. Rows with another digest than the workload
-    are ignored, because they describe another version of it. A fact that a workload already has is
-    kept.
+    known: rows of the mart `workloads`, with the facts. A row counts only if its digest is that of
+    the workload, because other rows describe other versions of the workload. Facts that a workload
+    already has are not replaced.
     """
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known)}
     found = []

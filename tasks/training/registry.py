@@ -114,7 +114,7 @@ def signature() -> ModelSignature:
 
 
 def example(model: StepTimeModel) -> pd.DataFrame:
-    """Return an input of one row, for which `model` has a prediction."""
+    """Return an example of an input, with one row that `model` can predict."""
     workload, mode = min(model.trained)
     (kind, *_) = sorted(model.measured_types) or model.instance_types
     row = {"workload": workload, "cluster": f"1x{kind}", "batch_per_device": "8"}
@@ -209,7 +209,7 @@ def promote(
 ) -> None:
     """Give the version `number` the alias `champion`, so that it becomes the model in use.
 
-    reason: why it is promoted. over: the version that was in use before; None if there was none.
+    reason: why it is promoted. over: the version that it replaces; None if it replaces none.
     """
     name, text = name_of(provider), str(number)
     with _client(home) as client:

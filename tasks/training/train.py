@@ -42,7 +42,7 @@ class Challenger:
 def challenge(
     frames: Mapping[str, pd.DataFrame], champion: Champion | None, each: Each = side_by_side
 ) -> Challenger | None:
-    """Fit a new model, score it on held-out groups, and compare it with the model in use.
+    """Fit a new model, score it on held-out runs, and compare it with the model in use.
 
     frames: {name: measurements}, the result of `warehouse.reads.training_frames`.
     champion: the model in use, or None.
@@ -65,10 +65,10 @@ def challenge(
 
 
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
-    """Fit a first model to the runs in the warehouse, promote it without scores, and return it.
+    """Fit a first model to the runs in the warehouse, promote it, and return it.
 
-    The next refresh computes the scores, which takes a minute. Returns None if the warehouse has no
-    runs. Raises Busy if a refresh is running.
+    Skips the cross-validation, which takes a minute. The next refresh does it. Returns None if the
+    warehouse has no runs. Raises Busy if a refresh is running.
     """
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):

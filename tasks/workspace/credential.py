@@ -1,4 +1,4 @@
-"""Create and store the user name and password of the Prefect and MLflow servers of Srift.
+"""Create and store the user name and password for Srift's Prefect and MLflow servers.
 
 The file SRIFT_HOME/credential has the text `srift:PASSWORD`.
 """
@@ -13,8 +13,8 @@ USER = "srift"
 def new_credential() -> str:
     """Return the text `srift:PASSWORD` with a new password.
 
-    Servers get a new password at each start. Browsers keep the old password and send it to the next
-    server on the port, which another user may have started.
+    Servers get a new password at each start, because browsers keep a password and send it to the
+    next server on the same port. Another user may have started that server.
     """
     return f"{USER}:{secrets.token_urlsafe(32)}"
 

@@ -85,7 +85,7 @@ def _locked(file: IO[str], how: int) -> bool:
 def refuse_if_at_work(home: Path) -> None:
     """Raise Busy if a refresh is running in `home`.
 
-    Commands call this function before they start Prefect, because Prefect starts slowly.
+    Commands call this function before they start Prefect, which takes seconds.
     """
     other = at_work(home)
     if other is not None:
@@ -95,7 +95,7 @@ def refuse_if_at_work(home: Path) -> None:
 def patience_s() -> float:
     """Return the seconds to wait for another refresh to end.
 
-    They are 6 hours if a Prefect deployment started this run, as the schedule does, else 0.
+    Returns six hours if a Prefect deployment started this run, as the schedule does, else 0.
     """
     from prefect.runtime import deployment
 

@@ -12,7 +12,7 @@ _MAX_PROCESSES = 4  # each process loads its libraries and data, about 300 MB
 def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
     """Return `function(value)` for each of `values`, in order.
 
-    The calls run in parallel, in one process per available core and at most four processes.
+    The calls run in parallel, in one process per available core, but at most four processes.
     """
     from joblib import Parallel, cpu_count, delayed, parallel_config
 
@@ -22,5 +22,8 @@ def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[
 
 
 def _print_to_stderr() -> None:
-    """Redirect standard output to standard error, so that libraries do not print into results."""
+    """Redirect standard output to standard error, because libraries may print.
+
+    The standard output of a command then has only its result.
+    """
     os.dup2(2, 1)

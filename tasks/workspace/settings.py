@@ -129,7 +129,9 @@ class GoalSettings(_Section):
     def _limited(self) -> GoalSettings:
         limit = Goal(goal=self.goal).constraint
         if any((getattr(self, name) is None) == (name == limit) for name in ("hours", "usd")):
-            raise ValueError(f"of hours and usd, goal {self.goal!r} must set {limit or 'neither'}")
+            raise ValueError(
+                f"goal {self.goal!r}: of the keys hours and usd, set {limit or 'neither'}"
+            )
         return self
 
 
@@ -333,9 +335,10 @@ class Settings(_Section):
         )
 
     def _facts(self, name: str, stated: WorkloadSettings) -> dict[str, Any]:
-        """Return the parameter count and other facts of a transformer; empty for other workloads.
+        """Return facts about a transformer, such as its parameter count, as {name: value}.
 
-        Raises SettingsError if `stated.transformer` is not a valid shape.
+        The result is empty if the setting `transformer` is missing. Raises SettingsError if the
+        setting is not a valid shape.
         """
         if stated.transformer is None:
             return {}
@@ -464,7 +467,7 @@ def load_settings(file: Path | None = None) -> Settings:
         )
     if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
         raise SettingsError(
-            f"another user owns {path}, and it names code to run: to trust it, cd {path.parent}"
+            f"{path} is another user's and may run code: if you trust it, cd {path.parent} first"
         )
     try:
         body = tomllib.loads(path.read_text())
@@ -510,7 +513,7 @@ def _stated_by(variable: str) -> dict[str, Any]:
 
 
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merge the nested dictionary `changes` into `body`, whose values it replaces.
+    """Merge the nested dictionary `changes` into `body`. Values in `body` are replaced.
 
     Raises ValueError if `changes` has a dictionary where `body` has a plain value.
     """

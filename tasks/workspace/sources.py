@@ -106,8 +106,8 @@ class Source:
 def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
     """Return twelve hex digits that identify a workload's code, function and arguments.
 
-    content: the code, or a hash of it. more: other values that the digest covers. Those that are
-    empty do not change the digest.
+    content: the code, or a hash of it. more: other values that the digest covers. Empty values do
+    not change the digest.
     """
     options = {name: value for name, value in more.items() if value}
     called = [function, dict(arguments), *([options] if options else [])]
@@ -189,11 +189,11 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
 
 
 def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:
-    """Return the files to send as {name: path}, and the names of skipped symbolic links.
+    """Return the files to send as {name: path}, and the names of symbolic links that are not sent.
 
-    Symbolic links to folders, and those that lead out of `root` or to files that are not sent, are
-    skipped. Hidden files, Python environments, compiled code and the paths in `without` are left
-    out of both results.
+    A symbolic link is not sent if it leads to a folder, out of `root`, or to a file that is not
+    sent. Hidden files, Python environments, compiled code and the paths in `without` are not sent
+    either, but are in neither result.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []
@@ -234,7 +234,7 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     if requirements and requirements not in files:
         raise SourceRefused(
             "requirements",
-            f"the file {folder / requirements} is missing, hidden or a link out of the folder",
+            f"{folder / requirements} must exist, not be hidden, and not link out of the folder",
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if sum(sizes.values()) > MAX_BYTES or len(files) > MAX_FILES:

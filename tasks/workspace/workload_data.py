@@ -48,7 +48,7 @@ class WorkloadData:
     digest: str
 
     def fetched_below(self, home: Path) -> Path:
-        """Return the folder below `home` for data that is downloaded from S3 for local hosts."""
+        """Return the folder below `home` for data that are downloaded from S3 for local hosts."""
         return home / "data" / self.digest
 
 
@@ -127,7 +127,7 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
                 yield name, entry.stat().st_size
             else:
                 raise BadData(
-                    f"{entry.path} is a broken link, link to a folder or special file: replace it"
+                    f"{entry.path} is a broken link, a folder link or a special file: replace it"
                 )
     except OSError as error:
         raise BadData(f"{error.filename} cannot be read: {error.strerror}") from None

@@ -49,9 +49,9 @@ class Workspace:
 
     @property
     def can_launch(self) -> bool:
-        """Return True if machines can be launched.
+        """Return True if the settings have all that is needed to launch machines.
 
-        Machines that cost money need an S3 bucket to which they write their records.
+        Machines that cost money need an S3 bucket, to which they write their records.
         """
         return not self.spends_money or self.settings.ec2.bucket is not None
 
