@@ -42,7 +42,10 @@ class Costs:
     minimum_s: float = 0.0  # the minimum time billed for a launch; a minute on EC2
 
     def run_s(self, step_s: float) -> float:
-        """Return the seconds of a training run with steps of `step_s`, on running machines."""
+        """Return the seconds of a training run with steps of `step_s` seconds.
+
+        The start of the machines is not included.
+        """
         return self.build_s + self.steps * step_s
 
     def billed_s(self, run_s: float) -> float:

@@ -179,8 +179,8 @@ def _profiles(
 ) -> list[PlannedRun]:
     """Return a profile run for each workload, mode, and instance type that supports the mode.
 
-    A profile uses one device. Modes that need several devices are profiled in the corresponding
-    mode for one device (`Mode.alone`).
+    A profile run times several batch sizes on one device. Modes that need several devices are
+    profiled in the corresponding mode for one device (`Mode.alone`).
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
     runs = [
@@ -278,8 +278,8 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    The best launch has the highest value, divided by the share of the caps that it uses. Returns
-    None if no run that fits the caps has any value.
+    The best launch has the highest ratio of value to the share of the caps that it uses. Returns
+    None if every run that fits the caps has the value 0.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)

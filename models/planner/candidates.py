@@ -178,8 +178,9 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
     """Return the offers, in their order, without those of zones that cannot win.
 
-    A zone cannot win if another zone of the same market sells all of its instance types at no
-    higher price, download cost and interruption rate. Of equal zones, the first by name is kept.
+    A zone cannot win if another zone of the same market sells every instance type of the first
+    zone, and neither price, download cost nor interruption rate is higher for any of them. Of equal
+    zones, the first by name is kept.
 
     A market may have more than `most` remaining zones. Then the zones are sorted by the number of
     instance types for which they are the cheapest zone. The first `most` zones keep all offers.

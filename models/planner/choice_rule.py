@@ -80,11 +80,11 @@ def meeting_of(
     used: Callable[[str], FloatArray],
     meeting: Callable[[FloatArray, float], Meeting] = drawn_meeting,
 ) -> Meeting:
-    """Return the Meeting of each setup: the probability that it keeps the limit of `goal`.
+    """Return the probability that each setup keeps the limit of `goal`, and its overshoot.
 
-    If the goal has no limit, the probability is 1 and the overshoot 0. `used` takes "hours" or
-    "usd" and returns the setups' hours or dollars. `meeting` computes the result from these values
-    and the limit.
+    The overshoot is E[max(0, log(used / limit))]. If the goal has no limit, the probability is 1
+    and the overshoot is 0. `used` takes "hours" or "usd" and returns the setups' hours or dollars.
+    `meeting` computes the result from these values and the limit.
     """
     limit = np.inf if goal.limit is None else goal.limit
     return meeting(used(goal.constraint or goal.objective), limit)

@@ -34,8 +34,8 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     """Format hours or dollars: `1.93 h`, `2.50 min`, `$12.50`, `$0.0123`.
 
     `what` is the unit of `value`: "hours" or "usd". The text has at least two decimals and three
-    significant digits. If `up` is True, the amount is rounded up, so that it can be used as a limit
-    that `value` keeps.
+    significant digits. If `up` is True, the amount is rounded up, so that `value` does not exceed a
+    limit of this amount.
     """
     scale, shown = 1.0, "${}"
     if what == "hours":

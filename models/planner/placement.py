@@ -127,13 +127,13 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 
 
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int, ...], str]:
-    """Return the fastest rank order and the predicted gain as text.
+    """Return the fastest rank order, and a text with its predicted gain.
 
-    The order is the present order if the gain, a share of the seconds of communication, is small or
-    uncertain. A sweep is one measurement of all links; there are at least two. The order is
-    computed from the medians of all `sweeps`. The gain is cross-validated: each sweep evaluates the
-    order that the other sweeps chose. Without cross-validation, noise would make one of the many
-    orders look faster.
+    A sweep is one measurement of all links; at least two are needed. The order is computed from the
+    medians of all `sweeps`. The gain is the fraction by which the order shortens the seconds of
+    communication. If the gain is small or uncertain, the ranks keep their present order. The gain
+    is cross-validated: each sweep evaluates the order that is fastest by the other sweeps.
+    Otherwise, noise would make some of the orders look faster than they are.
     """
     unchanged = tuple(range(sweeps[0].machines))
     gains = []

@@ -129,7 +129,8 @@ class Scale:
         """Return the known seconds of a step of `batch` samples, by number of units.
 
         A unit is a machine, or a device of one machine. `micro` is the number of samples per unit
-        in a micro-step; None for measured steps only.
+        in a micro-step, for steps that are composed of micro-steps. If it is None, only measured
+        steps are returned.
         """
         found = ((size, self.step_s(size, batch, micro)) for size in sorted(self.steps))
         return {size: seconds for size, seconds in found if seconds is not None}
@@ -143,10 +144,11 @@ class Scale:
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
         """Return the (global batch, micro batch) whose step time is known for the most sizes.
 
-        A size is a number of machines or devices. The global batch is between `least` and `most`.
-        The micro batch is None if all step times are measured and none is composed. Of the pairs
-        with the most sizes, those with micro batch None are preferred. Of these, the pair with the
-        most samples per second on one unit is returned.
+        A size is a number of units: machines, or devices of one machine. The global batch is
+        between `least` and `most`. The micro batch is the number of samples per unit in a
+        micro-step. It is None if all step times are measured, and none is composed of micro-steps.
+        Of the pairs with the most sizes, those with micro batch None are preferred. Of these, the
+        pair with the most samples per second on one unit is returned.
 
         Returns None if no pair has known step times for size 1 and for a larger size.
         """

@@ -98,10 +98,11 @@ class Wait:
         return np.maximum(np.maximum(first, second), factor * self.supply_s)
 
     def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two (rows,) arrays: derivatives of the log of step seconds.
+        """Return two (rows,) arrays: derivatives of the log of the step seconds.
 
-        The first is with respect to the log of `rest_s`, the step seconds without loading. The
-        second is with respect to the log of loading seconds. `part` is as in `step_s`.
+        The first array is the derivative with respect to log `rest_s`, the log of the step seconds
+        without loading. The second is the derivative with respect to the log of the loading
+        seconds. `part` (rows,) is the fraction of `rest_s` that is compute.
         """
 
         def log_step(rest: float, loading: float) -> FloatArray:
@@ -237,9 +238,10 @@ class Loaders:
 
 
 def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
-    """Return the standard deviation of `off`, shrunk towards `prior_sd`.
+    """Return the standard deviation of `off` about 0, shrunk towards `prior_sd`.
 
-    The prior counts as _PSEUDO measurements. `freedom` is the number of degrees of freedom.
+    `off` (n,) are deviations from their mean or from the expected value, with `freedom` degrees of
+    freedom. The prior counts as _PSEUDO measurements.
     """
     return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 

@@ -110,7 +110,11 @@ COLUMN |= {group: COLUMN["codes"].start + at for at, group in enumerate(CODES)}
 
 
 def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
-    """Return the squared-exponential covariance of the rows of two arrays; `length` are scales."""
+    """Return the squared-exponential covariance of the rows of `a` and the rows of `b`.
+
+    `length` has the length scale of each column.
+
+    """
     a, b = a / length, b / length
     square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
     near: FloatArray = np.exp(-0.5 * np.maximum(square, 0.0))
@@ -313,7 +317,8 @@ def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) 
     """Return a (rows,) array of factors on the noise variances, above 1 for outliers.
 
     With these factors, a fit approximates noise with Student's t distribution. `process` was fitted
-    with the noise variances multiplied by `factor`, the result of the previous call.
+    with noise variances that were multiplied by `factor`. This is the result of the previous call,
+    or 1 in the first call.
     """
     square = factor * process.left_out()[1] ** 2
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

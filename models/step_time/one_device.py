@@ -89,8 +89,8 @@ class Transformer(NamedTuple):
 class Sheet(NamedTuple):
     """A device's memory bandwidth in GB/s, and its rate in TFLOP/s at a precision.
 
-    `confidence` is 1 if both come from a data sheet, 0 if they are unknown, and between 0 and 1 if
-    the rate of an accelerator is stated elsewhere.
+    `confidence` is 1 if both come from a data sheet, and 0 if they are unknown. It is between 0 and
+    1 if an accelerator has no data sheet, and its rate comes from the facts of an instance type.
     """
 
     bandwidth: float

@@ -32,8 +32,9 @@ class CellSpread(NamedTuple):
 class Spreads:
     """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
 
-    The variances of an unknown cell are a mean over n + 1 values: the variances of the n known
-    cells on the same kind of device, and the mean variance of all known cells.
+    The variances of an unknown cell are estimated from the known cells on the same kind of device.
+    They are the mean of these cells' variances, where the mean variance of all known cells counts
+    as a further cell.
     """
 
     def __init__(self, cells: dict[float, CellSpread]) -> None:
@@ -96,7 +97,10 @@ def fit_neighbours(
 
 
 def without_rows(spread: FloatArray) -> Neighbours:
-    """Return the prior of a cell without rows; `spread` is as in `CellSpread`."""
+    """Return the Neighbours of a cell without rows: the prior process, which corrects nothing.
+
+    `spread` is as in `CellSpread`.
+    """
     none = np.zeros(0)
     return Neighbours(_fitted(np.zeros((0, 5)), none, spread, none), 0.0, 0.0)
 
@@ -130,11 +134,11 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 def with_neighbours(
     spreads: Spreads, cells: dict[float, CellSpread], process: GaussianProcess, rows: Rows
 ) -> Spreads:
-    """Return the standard deviations after a process was fitted to the residuals of each cell.
+    """Return the standard deviations in `cells`, with those that all smaller cells share added.
 
-    Cells with at least ENOUGH rows get the values in `cells`. Smaller cells share their values in
-    `spreads`. These are multiplied by a factor above 1 if the leave-one-out errors of small cells
-    exceed the standard deviations of `process`, which was fitted to `rows`.
+    `cells` has the cells with at least ENOUGH rows. The shared standard deviations come from
+    `spreads`. They are multiplied by a factor above 1 if the leave-one-out errors of the rows in
+    small cells exceed the predictions of `process`, which was fitted to `rows`.
     """
     small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():

@@ -74,8 +74,9 @@ class Points:
     """Points whose one-device seconds are needed: (workload, mode, kind of device, batch) tuples.
 
     All arrays have a row per point. The four columns of `codes` identify the kind of device, the
-    network, the (workload, mode), and the (workload, mode, kind of device). The middle batch is the
-    median of the batches that were measured for the workload.
+    neural network, the combination of workload and mode, and the combination of all three:
+    workload, mode and kind of device. The middle batch is the median of the batches that were
+    measured for the workload.
     """
 
     mean: FloatArray  # prior mean of log seconds
