@@ -46,7 +46,8 @@ class Past:
     """The measurements of one provider so far. The frames are rows of marts and may be empty.
 
     Runs measured up to `stale_before` do not count. `drifting` maps each drifting instance type to
-    a time. Runs on this type that were measured up to this time do not count either.
+    the time of the newest run with which the drift was found. Runs on this type up to this time do
+    not count either.
     """
 
     runs: pd.DataFrame

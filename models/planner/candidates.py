@@ -58,10 +58,11 @@ class Candidates:
         usd_per_hour             price of all machines with storage and other costs; NaN if unknown
         start_usd                cost of the data that all machines download when the job starts
 
-    Each entry of `zones` maps instance types to the offers of one market and zone. `compile_s` is a
-    (modes,) array with the seconds of compilation before the first step. `frame` may contain
-    clusters that cannot be launched; the method `setups` leaves them out. `left_out` has the number
-    of clusters on offer without candidates, by reason.
+    Each entry of `zones` maps instance types to the offers of one market and zone. `conditions` has
+    the start-up, checkpoint and interruption parameters of clusters. `compile_s` is a (modes,)
+    array with the seconds of compilation before the first step. `frame` may contain clusters that
+    cannot be launched; the method `setups` leaves them out. `left_out` has the number of clusters
+    on offer without candidates, by reason.
     """
 
     splits: BatchSplits

@@ -1,6 +1,6 @@
 """Compute the loss of each setup; the planner chooses the setup with the lowest loss.
 
-The campaign, the pilots and the regret ledger use the same rule.
+The campaign, the choice of pilot runs and the regret ledger use the same rule.
 
     overshoot = E[max(0, log used - log limit)]
     loss      = infinite                                      if P(used <= limit) < p_required

@@ -58,8 +58,9 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that its cluster could use instead.
 
-    The text compares DDP with the strategies that must be faster, if the workload allows both on
-    the setup's cluster. It also has the reasons of `vetoes` against other strategies.
+    The text compares DDP with the strategies that must be faster than DDP (`Mode.must_be_faster`),
+    if the workload allows both on the setup's cluster. It also has the reasons of `vetoes` against
+    other strategies.
     """
     reasons: list[list[str]] = [[] for _ in setups]
     modes: dict[int, list[Mode]] = {}  # DDP and its rivals, by position in `setups`

@@ -76,7 +76,10 @@ class ScalingRule:
         return cls(overhead_s, one_s - overhead_s)
 
     def efficiency(self, size: int) -> float:
-        """Return the parallel efficiency on `size` machines or devices, T(1) / (size T(size))."""
+        """Return the parallel efficiency on `size` units: step_s(1) / (size x step_s(size)).
+
+        A unit is a machine, or a device of one machine.
+        """
         return (self.overhead_s + self.parallel_s) / (size * self.overhead_s + self.parallel_s)
 
     def largest(self, efficiency: float) -> int | None:

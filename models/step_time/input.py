@@ -14,15 +14,17 @@ core):
                 step = max(r + min(machine, w rho r), rho r + machine, workers)
 
 rho is the fraction of r spent on compute. If the CPU is the device, workers and computing threads
-share its cores. A worker starts with the step and gets the same share of the CPU as a computing
-thread [CFS, sched(7)], w = k / max(C, k). Loading during compute delays the step by at most
-w rho r. The remaining samples are loaded while gradients are exchanged. A simulation of a CPU gives
-the same seconds (test_input.py). The slowest machine of a setup determines its step. Waiting for
-shared storage is included in v only.
+share its cores. A worker starts with the step. It gets the same share of the CPU as a computing
+thread [CFS, sched(7)]. A device has max(C, k) / k computing threads. With w = k / max(C, k),
+loading during compute therefore delays the step by at most w rho r. The remaining samples are
+loaded while gradients are exchanged. A simulation of a CPU gives the same seconds (test_input.py).
+The slowest machine of a setup determines its step. Waiting for shared storage is included in v
+only.
 
-The formulas are inverted to get r from a measured step. Let x = step_s - input_s. Then r = x,
-except if the CPU is the device and W > 0: r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A
-measurement without input_s counts as a step without waiting for batches.
+The formulas are inverted to get r from a measured step of step_s seconds. In this step, a rank
+waits input_s seconds for batches and sync_s seconds for communication. Let x = step_s - input_s.
+Then r = x, except if the CPU is the device and W > 0: r = max(x - machine, sync_s + (x - sync_s) /
+(1 + w)). A measurement without input_s counts as a step without waiting for batches.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return a (linear terms,) array: prior standard deviations of the parameters in `names`.
+    """Return a (linear terms,) array: prior standard deviations of the linear terms in `names`.
 
-    `level` is a field of Parameter, such as "kind". Parameters that are not in `names` get 0.
+    A linear term is a parameter of the formula or an effect on log T1, the log seconds of one
+    device. `level` is a field of Parameter, such as "kind". Terms that are not in `names` get 0.
     """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
@@ -113,7 +114,6 @@ def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
     """Return the squared-exponential covariance of the rows of `a` and the rows of `b`.
 
     `length` has the length scale of each column.
-
     """
     a, b = a / length, b / length
     square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T

@@ -25,9 +25,9 @@ _MOST = 150  # a larger cell is thinned, roughly to this many rows, to learn its
 
 
 class StepKernel(Kernel):  # type: ignore[misc]
-    """The covariance of linearised log step seconds as a scikit-learn kernel.
+    """The covariance function StepCovariance as a scikit-learn kernel.
 
-    Its gradient is with respect to `log_spreads`.
+    The hyperparameters are `log_spreads`, the logs of the standard deviations in SPREADS.
     """
 
     def __init__(self, log_spreads: FloatArray) -> None:

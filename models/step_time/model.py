@@ -145,7 +145,7 @@ class StepTimeModel:
         return replace(workload, modes=tuple(known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
-        """Return True if the model knows the instance type and its definition has not changed."""
+        """Return True if the model knows the type and its definition is unchanged since the fit."""
         name = instance_type.name
         return name in self.machines and self.type_digests.get(name) == instance_type.digest
 

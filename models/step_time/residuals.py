@@ -21,8 +21,9 @@ SMALL = 0.0  # the code under which all cells with fewer rows share their spread
 class CellSpread(NamedTuple):
     """Standard deviations of residuals in a cell (a workload in one mode on one kind of device).
 
-    `spread` (3,) has those of the residual's broad part, its narrow part, and the noise of a run.
-    `kind` is the code of the kind of device (see `rows.code_of`).
+    `spread` (3,) has those of the component with long length scales, the component with short
+    length scales, and the noise of a run. `kind` is the code of the kind of device (see
+    `rows.code_of`).
     """
 
     spread: FloatArray
@@ -44,7 +45,8 @@ class Spreads:
     def of(self, rows: Rows) -> FloatArray:
         """Return a (rows, 3) array: standard deviations of the log step seconds of each row.
 
-        The columns are the residual's broad part, its narrow part, and the noise of a run.
+        The columns belong to the component of the residual with long length scales, the component
+        with short length scales, and the noise of a run.
         """
         cells, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
         pairs = zip(cells.tolist(), rows.kind[first].tolist(), strict=True)
@@ -138,7 +140,7 @@ def with_neighbours(
 
     `cells` has the cells with at least ENOUGH rows. The shared standard deviations come from
     `spreads`. They are multiplied by a factor above 1 if the leave-one-out errors of the rows in
-    small cells exceed the predictions of `process`, which was fitted to `rows`.
+    small cells exceed the standard deviations that `process`, fitted to `rows`, predicts.
     """
     small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():

@@ -60,7 +60,7 @@ class WorkloadFacts:
 
     @property
     def blocks(self) -> float:
-        """Return the number of equal groups of weights that a sharded mode gathers in turn."""
+        """Return the number of equal groups of weights that a sharded mode gathers one by one."""
         return self.transformer.layers if self.transformer else _BLOCKS
 
 
@@ -335,11 +335,11 @@ class SetupFacts:
         return np.stack(features, axis=1)
 
     def _optimizer(self, cell: Cell) -> float:
-        """Return the seconds of the optimizer / the one-device seconds at the middle batch.
+        """Return the optimizer's seconds divided by the one-device seconds at the middle batch.
 
-        This is `optimizer_part` of the cell (workload, mode of one device, kind of device). If the
-        kind of device was not profiled, the median over other kinds is returned. Returns 0 if the
-        workload was not profiled in this mode.
+        The middle batch is the median of the measured batches. `cell` is a (workload, mode of one
+        device, kind of device). If the kind of device was not profiled, the median over other kinds
+        is returned. Returns 0 if the workload was not profiled in this mode.
         """
         if cell in self.optimizer_part:
             return self.optimizer_part[cell]
