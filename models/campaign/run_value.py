@@ -157,9 +157,10 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, new)
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return the expected loss from wrong choices that `run` would avoid, given planned runs.
+        """Return the expected loss from wrong choices that `run` would avoid.
 
-        Returns None if the model cannot predict the run.
+        Loss that planned runs already avoid does not count. Returns None if the model cannot
+        predict the run.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None

@@ -68,7 +68,7 @@ class CampaignLimits:
     costs: Costs = field(default_factory=Costs)
 
     def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
-        """Return the limits that remain after `launches`. A cap that is exceeded is negative."""
+        """Return the limits that remain after `launches`, negative where `launches` exceed them."""
         return replace(
             self,
             max_seconds=self.max_seconds - sum(launch.est_s for launch in launches),
@@ -198,9 +198,9 @@ def learning_launches(
     """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
     `wanted` are the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of
-    equal machines that fits the caps and can train in its modes. All launches together may use two
-    thirds of the caps. If a launch with all modes of a workload does not fit, its last modes are
-    left out.
+    equal machines that fits the caps and can train in its modes. All launches together use at most
+    two thirds of the caps. If a launch with all modes of a workload does not fit, its last modes
+    are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -235,8 +235,8 @@ def elastic_launch(
 
     The launch trains the setup of the row `recommended`, and stops its last machine on purpose. The
     run has about 30 s of steps and writes ten checkpoints. The first machine is on-demand, all
-    others are spot. Returns None if the setup has a single machine, does not use plain DDP, needs
-    machines that no offer has, or exceeds the limits.
+    others are spot. Returns None if the setup has a single machine, does not use plain DDP, or
+    needs machines that are not on offer, and if the launch would exceed the limits.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)

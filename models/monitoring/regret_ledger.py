@@ -180,7 +180,7 @@ def _digest(text: str) -> str:
 
 
 def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
-    """Return counts, mean and worst regret, and the share of measurements within their intervals.
+    """Return counts, mean and worst regret, and the share of measurements in predicted intervals.
 
     `ledger` has rows of the mart regret_ledger. Regrets and the share are None if there is no row
     to compute them from.

@@ -219,8 +219,8 @@ def splits_of(
 
     A global batch is split with each number of accumulation steps in ACCUMULATION_STEPS that
     divides it. Splits that do not fit in the memory of all devices are left out. If none fits, the
-    smallest larger divisor of the global batch with which a split fits is used. Splits in which a
-    machine gets no sample are left out.
+    number of steps is the smallest larger divisor of the global batch with which a split fits.
+    Splits in which a machine gets no sample are left out.
 
     Args:
         workload: the workload with its allowed modes.

@@ -112,8 +112,8 @@ def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArr
 def misses(goal: Goal, chance: FloatArray) -> BoolArray:
     """Return a mask that is True where `chance` is below the probability that the goal requires.
 
-    `chance` is the probability of keeping the limit. If the goal states no required probability, it
-    is EVEN_ODDS.
+    `chance` is the probability of keeping the limit. If the goal states no required probability,
+    EVEN_ODDS is required.
     """
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     return chance < required - _ROUNDING

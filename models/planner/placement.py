@@ -127,13 +127,13 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 
 
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int, ...], str]:
-    """Return the fastest rank order, and a text with its predicted gain.
+    """Return the rank order to use, and a text with the predicted gain of the fastest order.
 
-    A sweep is one measurement of all links; at least two are needed. The order is computed from the
-    medians of all `sweeps`. The gain is the fraction by which the order shortens the seconds of
-    communication. If the gain is small or uncertain, the ranks keep their present order. The gain
-    is cross-validated: each sweep evaluates the order that is fastest by the other sweeps.
-    Otherwise, noise would make some of the orders look faster than they are.
+    A sweep is one measurement of all links; at least two are needed. The fastest order is computed
+    from the medians of all `sweeps`. The gain is the fraction by which it shortens the seconds of
+    communication. If the gain is small or uncertain, the present order is returned. The gain is
+    cross-validated: each sweep evaluates the order that is fastest by the other sweeps. Otherwise,
+    noise would make some of the orders look faster than they are.
     """
     unchanged = tuple(range(sweeps[0].machines))
     gains = []

@@ -310,9 +310,9 @@ def _hiding(
 ) -> Row:
     """Return columns that show if the backward pass can hide the exchange of gradients.
 
-    `needed_gbps` is the bandwidth with which the exchange is hidden; None if no time is left for
-    it. `servers` is the number of parameter servers needed; None if the machine's bandwidth is
-    unknown. The numbers are for the largest cluster in `sizes`.
+    `needed_gbps` is the minimum bandwidth that hides the exchange; None if no time is left for it.
+    `servers` is the number of parameter servers needed; None if the machine's bandwidth is unknown.
+    The numbers are for the largest cluster in `sizes`.
 
     Args:
         sizes: {number of machines: seconds per step}.

@@ -77,8 +77,8 @@ class Communication(NamedTuple):
         waits: True if the backward pass waits while a bucket is exchanged. Compression makes it
             wait because both need the device. Tensor parallelism does because a layer needs the
             result of the previous exchange.
-        passes: how often compression or Adasum reads all gradient values, divided by 20. The
-            strategy ddp-mstopk reads them about 20 times [D].
+        passes: the number of times that compression or Adasum reads all gradient values, relative to
+            ddp-mstopk, which reads them about 20 times [D].
     """
 
     sent: float = 1.0

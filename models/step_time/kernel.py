@@ -125,8 +125,8 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
     """Yield the terms of the covariance between the rows of `X` and the rows of `Y`.
 
     A term is a pair (name, array). The array has the shape (X rows, Y rows). The caller multiplies
-    it by the square of the learned standard deviation SPREADS[name], or by 1 if the name is None.
-    If `Y` is None, `X` takes its place, and the noise of single-device rows is included.
+    it by the square of the learned standard deviation of this name, or by 1 if the name is None. If
+    `Y` is None, `X` takes its place, and the noise of single-device rows is included.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))

@@ -61,9 +61,9 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 class Run(NamedTuple):
     """A batch that ran without an out-of-memory error.
 
-    `memory` are the bytes of the device. `batch` is the largest batch that ran with this memory.
-    `ranks` is the number of ranks across which the training state was sharded; 1 if it was not.
-    `accumulates` is True if a step had several micro-steps.
+    `memory` is the size of the device memory in bytes. `batch` is the largest batch that ran with
+    this memory. `ranks` is the number of ranks across which the training state was sharded; 1 if it
+    was not. `accumulates` is True if a step had several micro-steps.
     """
 
     memory: float

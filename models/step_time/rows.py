@@ -349,8 +349,10 @@ class SetupFacts:
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
         """Return five numbers that describe the exchange of gradients.
 
-        The numbers are the bytes of all gradients, the bytes of a bucket, the two arguments of
-        `known_overlap` (NaN if unknown), and 1 if every micro-step exchanges gradients (else 0).
+        The numbers are the bytes of all gradients times `Communication.sent` of the strategy, the
+        bytes of a bucket, the two arguments of `known_overlap` (NaN if unknown), and 1 if every
+        micro-step exchanges gradients (else 0). If a sharded mode computes in 16 bits, the first
+        number is halved.
         """
         facts, strategy = self.of(workload), communication(mode.strategy)
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]
@@ -370,8 +372,9 @@ class SetupFacts:
     def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the fields `sent_between` and `selection_s` of a Line, which depend on strategies.
 
-        `size` (rows,) are the gradient bytes. If the sizes of a workload's layers are unknown,
-        tensor parallelism is assumed to send as many bytes as DDP.
+        `size` (rows,) is the first result of `_buckets`, the bytes of all gradients times
+        `Communication.sent`. If the sizes of a workload's layers are unknown, tensor parallelism is
+        assumed to send as many bytes as DDP.
         """
         sent, selection_s = np.ones_like(size), np.zeros_like(size)
         ranks, most = setups.ranks, setups.layout.max(axis=1)
