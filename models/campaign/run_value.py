@@ -112,8 +112,9 @@ class Knowledge:
     def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
         """Build the knowledge from past measurements.
 
-        `devices` has the number of devices of each instance type, for rows without a layout. A run
-        that failed twice counts as done, so it is not tried again.
+        `devices` has the number of devices of each instance type. Rows without a layout (the
+        devices used on each machine) use all of them. A run that failed twice counts as done, so it
+        is not tried again.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)

@@ -2,9 +2,9 @@
 
     T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
 
-A micro-step processes B samples; an optimizer step has as many micro-steps as accumulation steps.
-Machine i has d_i devices, and each device computes b_i samples in T_i(b_i) seconds. All machines
-finish after tau seconds. Every b_i is rounded to whole samples.
+An optimizer step consists of micro-steps, whose number is called accumulation steps. A micro-step
+processes B samples. Machine i has d_i devices, and each device computes b_i samples in T_i(b_i)
+seconds. All machines finish after tau seconds. Every b_i is rounded to whole samples.
 """
 
 import math
@@ -96,7 +96,7 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
     """
     if not 1 <= least <= most:
         raise ValueError(
-            f"global batches must satisfy 1 <= least <= most, but the range is {least} to {most}"
+            f"global batches must range from at least 1 upwards, but are {least} to {most}"
         )
     doublings = [least * 2**power for power in range((most // least).bit_length())]
     return tuple(sorted({*doublings, most}))

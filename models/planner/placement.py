@@ -6,7 +6,7 @@ time. The seconds of a round follow from measured links:
     max t + sharing (sum t - max t),     t = latency + bytes x seconds per byte, for each pair
 
 `sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. All orders are
-compared if there are at most EXACT machines. Otherwise a local search exchanges machines.
+compared if there are at most EXACT machines. Otherwise a local search swaps pairs of machines.
 """
 
 from collections.abc import Sequence

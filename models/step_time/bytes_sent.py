@@ -77,7 +77,7 @@ class Communication(NamedTuple):
         waits: True if the backward pass waits while a bucket is exchanged. Compression makes it
             wait because both need the device. Tensor parallelism does because a layer needs the
             result of the previous exchange.
-        passes: the number of times that compression or Adasum reads all gradient values, relative to
+        passes: how often compression or Adasum reads all gradient values, relative to the strategy
             ddp-mstopk, which reads them about 20 times [D].
     """
 

@@ -4,7 +4,8 @@
 
 `base` are the bytes of one device that do not depend on the batch. `beside` are the additional
 bytes that a strategy holds, minus the bytes that sharding saves. `working` are the bytes of
-activations (a b for a batch of b samples) and of gradients (G).
+activations (a b for a batch of b samples) and of gradients (G). `headroom` is a fraction for gaps
+in the allocated memory. `context` are the bytes that torch and its communication need.
 
     profiled    base and a are fitted to the profiled peaks base + max(G, a b)
     from facts  headroom = 0, base = context + S, and a is the minimum of

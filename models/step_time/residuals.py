@@ -83,7 +83,7 @@ def fit_neighbours(
     Args:
         rows: the rows of the cell (a workload in one mode on one kind of device).
         residual: (rows,) log measured minus log computed step seconds.
-        weight: (rows,) effective numbers of runs.
+        weight: (rows,) the number of runs that each row stands for.
         spread: (3,) initial standard deviations, as in `CellSpread`.
     """
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6

@@ -145,8 +145,8 @@ class SetupArrays:
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     """Parse the measurement columns of `frame` into setups, with a setup per row.
 
-    An empty layout means that all devices are used. `devices` has the number of devices of each
-    instance type.
+    The layout is the number of devices used on each machine. An empty layout means that all devices
+    are used. `devices` has the number of devices of each instance type.
 
     Raises:
         ValueError: if a required column is missing or a text cannot be parsed.
