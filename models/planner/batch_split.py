@@ -96,7 +96,7 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
     """
     if not 1 <= least <= most:
         raise ValueError(
-            f"global batches must range from at least 1 upwards, but are {least} to {most}"
+            f"the global batches must be a range that starts at 1 or above: got {least} to {most}"
         )
     doublings = [least * 2**power for power in range((most // least).bit_length())]
     return tuple(sorted({*doublings, most}))

@@ -9,8 +9,8 @@ The campaign, the choice of pilot runs and the regret ledger use the same rule.
 
 The objective is the quantity to minimise, dollars or hours. If `p_required` is not stated, the
 first case uses one half. `used` is the limited quantity, hours or dollars. It is uncertain because
-of step times, start-up and interruptions. With an `overshoot_price` of c, exceeding the limit by 1
-% is as bad as an objective that is c % higher.
+of step times, start-up and interruptions. With an `overshoot_price` of c, exceeding the limit
+by 1 % is as bad as an objective that is c % higher.
 
 The price of a safety margin depends on the goal. Let hours scale with the number of machines n as
 n^-e, so that dollars scale as n^(1 - e). Then a margin of 1 % costs (1 - e) / e % of the dollars

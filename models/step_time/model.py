@@ -252,7 +252,7 @@ class StepTimeModel:
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
         if len(arrays.workload) > MOST_JOINT:
             raise ValueError(
-                f"{len(arrays.workload)} setups are too many: a joint distribution has at most"
+                f"a joint distribution of {len(arrays.workload)} setups is too large: the maximum is"
                 f" {MOST_JOINT} setups"
             )
         beliefs = self._beliefs(arrays, covariance=True)
