@@ -142,10 +142,10 @@ class PlannedRun:
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return the distinct sub-clusters of a cluster with the instance types `names`.
+    """Return the distinct sub-clusters of a cluster of machines with the instance types `names`.
 
-    A key has the instance types of a sub-cluster. Its value has the positions of the first machines
-    that form the sub-cluster.
+    A sub-cluster is a subset of the machines. A key of the result has the instance types of a
+    sub-cluster. Its value has the positions of the first machines that form the sub-cluster.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):

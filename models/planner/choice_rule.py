@@ -54,9 +54,10 @@ def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the Meeting for hours or dollars `used` that are known exactly.
+    """Return the chance of keeping `limit`, and the overshoot, if `used` is known exactly.
 
-    The chance is 0 or 1. The overshoot is max(0, log(used / limit)). Both have the shape of `used`.
+    `used` are hours or dollars. The chance is 0 or 1. The overshoot is max(0, log(used / limit)).
+    Both have the shape of `used`.
     """
     with np.errstate(divide="ignore"):
         overshoot = np.maximum(np.log(used) - np.log(limit), 0.0)
@@ -96,7 +97,8 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
 
     The loss is infinite if the probability of keeping the goal's limit is below `goal.p_required`,
     or below EVEN_ODDS if `p_required` is None. Otherwise the loss is the log of the objective. If
-    `p_required` is None, a penalty for exceeding the limit is added.
+    `p_required` is None, a penalty for exceeding the limit is added. `meeting` has the probability
+    of keeping the limit, and the expected excess over it.
     """
     loss = log_objective if goal.p_required else weighed(goal, log_objective, meeting)
     return np.where(misses(goal, meeting.chance), np.inf, loss)
@@ -105,7 +107,8 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus the penalty for exceeding the limit.
 
-    The probability that the goal requires is ignored.
+    `meeting` has the expected excess over the limit. The probability that the goal requires is
+    ignored.
     """
     return log_objective + goal.overshoot_price * meeting.overshoot
 

@@ -263,7 +263,8 @@ def shortlist(
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
     """Return the positions of the `count` lowest finite scores, in ascending order of score.
 
-    At most _OF_A_GROUP positions are taken from each group.
+    `group` has the number of each score's group. At most _OF_A_GROUP positions are taken from a
+    group.
     """
     left: IntArray = np.flatnonzero(np.isfinite(score))
     if len(left) > 8 * count:

@@ -175,7 +175,7 @@ class StepCovariance:
 
     @property
     def variances(self) -> dict[str | None, float]:
-        """Return {name: square of its learned standard deviation}, and 1 for the name None."""
+        """Return {name of a term: square of its learned standard deviation}, and 1 for None."""
         squares = np.exp(2 * self.log_spreads).tolist()
         return {None: 1.0, **dict(zip(SPREADS, squares, strict=True))}
 
@@ -247,7 +247,7 @@ class GaussianProcess:
     def left_out(self) -> tuple[FloatArray, FloatArray]:
         """Return the inverse covariance, and the leave-one-out error of each row.
 
-        An error is divided by its predicted standard deviation.
+        Each error is divided by its predicted standard deviation.
         """
         inverse = scipy.linalg.cho_solve((self.factor, True), np.eye(len(self.factor)))
         return inverse, self.weights / np.sqrt(np.diag(inverse))

@@ -252,8 +252,8 @@ class StepTimeModel:
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
         if len(arrays.workload) > MOST_JOINT:
             raise ValueError(
-                f"a joint distribution of {len(arrays.workload)} setups is too large: the maximum is"
-                f" {MOST_JOINT} setups"
+                f"a joint distribution of {len(arrays.workload)} setups is too large: at most"
+                f" {MOST_JOINT} setups are possible"
             )
         beliefs = self._beliefs(arrays, covariance=True)
         found = beliefs.mean, beliefs.variance, beliefs.noise

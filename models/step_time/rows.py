@@ -134,7 +134,7 @@ class Rows(Line):
         return Rows(points=self.points, **picked)
 
     def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
-        """Return the rows, with those at `probes` changed to all-reduces without training.
+        """Return the rows; those at positions `probes` are changed to all-reduces without training.
 
         `size` (probes,) are the bytes of the all-reduces.
         """
@@ -318,8 +318,8 @@ class SetupFacts:
 
         The features are log2(samples per device in a micro-step), log2(machines), log2(devices per
         machine), 1 - mean / maximum of the devices per machine, and the mean over machines of
-        log2(speed / speed of the machine with the slowest link). `link` is the result of
-        `_slowest_link`.
+        log2(peak fp32 rate / peak fp32 rate of the machine with the slowest link). `link` is the
+        result of `_slowest_link`.
         """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
