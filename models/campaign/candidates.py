@@ -42,7 +42,10 @@ class Costs:
     minimum_s: float = 0.0  # the minimum time billed for a launch; a minute on EC2
 
     def run_s(self, step_s: float) -> float:
-        """Return the seconds of a training run with steps of `step_s`, on running machines."""
+        """Return the seconds of a training run with steps of `step_s` seconds.
+
+        The start of the machines is not included.
+        """
         return self.build_s + self.steps * step_s
 
     def billed_s(self, run_s: float) -> float:
@@ -137,10 +140,10 @@ class PlannedRun:
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return the distinct sub-clusters of a cluster with the instance types `names`.
+    """Return the distinct sub-clusters of a cluster of machines with the instance types `names`.
 
-    A key has the instance types of a sub-cluster. Its value has the positions of the first machines
-    that form the sub-cluster.
+    A sub-cluster is a subset of the machines. A key of the result has the instance types of a
+    sub-cluster. Its value has the positions of the first machines that form the sub-cluster.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):

@@ -94,10 +94,11 @@ def choose_pilots(
 def simulated(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> Iterator[float]:
-    """Yield the mean regret of a choice without pilots, after the first pilot, and so on.
+    """Yield the mean regret of a choice without pilots, then after the first pilot, and so on.
 
-    Regret is the loss of the chosen setup minus the lowest loss of all setups. It is averaged over
-    joint draws of the true step times. `pilots` are positions in `belief`.
+    A pilot is a run that is measured before the choice. Regret is the loss of the chosen setup
+    minus the lowest loss of all setups. It is averaged over joint draws of the true step times.
+    `pilots` are positions in `belief`.
     """
     random, size = np.random.default_rng(seed), len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))

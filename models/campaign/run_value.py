@@ -46,7 +46,8 @@ class Past:
     """The measurements of one provider so far. The frames are rows of marts and may be empty.
 
     Runs measured up to `stale_before` do not count. `drifting` maps each drifting instance type to
-    a time. Runs on this type that were measured up to this time do not count either.
+    the time of the newest run with which the drift was found. Runs on this type up to this time do
+    not count either.
     """
 
     runs: pd.DataFrame
@@ -111,8 +112,9 @@ class Knowledge:
     def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
         """Build the knowledge from past measurements.
 
-        `devices` has the number of devices of each instance type, for rows without a layout. A run
-        that failed twice counts as done, so it is not tried again.
+        `devices` has the number of devices of each instance type. Rows without a layout (the
+        devices used on each machine) use all of them. A run that failed twice counts as done, so it
+        is not tried again.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
@@ -156,9 +158,10 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, new)
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return the expected loss from wrong choices that `run` would avoid, given planned runs.
+        """Return the expected loss from wrong choices that `run` would avoid.
 
-        Returns None if the model cannot predict the run.
+        Loss that planned runs already avoid does not count. Returns None if the model cannot
+        predict the run.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None

@@ -68,7 +68,7 @@ class CampaignLimits:
     costs: Costs = field(default_factory=Costs)
 
     def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
-        """Return the limits that remain after `launches`. A cap that is exceeded is negative."""
+        """Return the limits that remain after `launches`, negative where `launches` exceed them."""
         return replace(
             self,
             max_seconds=self.max_seconds - sum(launch.est_s for launch in launches),
@@ -179,8 +179,8 @@ def _profiles(
 ) -> list[PlannedRun]:
     """Return a profile run for each workload, mode, and instance type that supports the mode.
 
-    A profile uses one device. Modes that need several devices are profiled in the corresponding
-    mode for one device (`Mode.alone`).
+    A profile run times several batch sizes on one device. Modes that need several devices are
+    profiled in the corresponding mode for one device (`Mode.alone`).
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
     runs = [
@@ -198,9 +198,9 @@ def learning_launches(
     """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
     `wanted` are the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of
-    equal machines that fits the caps and can train in its modes. All launches together may use two
-    thirds of the caps. If a launch with all modes of a workload does not fit, its last modes are
-    left out.
+    equal machines that fits the caps and can train in its modes. All launches together use at most
+    two thirds of the caps. If a launch with all modes of a workload does not fit, its last modes
+    are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -235,8 +235,8 @@ def elastic_launch(
 
     The launch trains the setup of the row `recommended`, and stops its last machine on purpose. The
     run has about 30 s of steps and writes ten checkpoints. The first machine is on-demand, all
-    others are spot. Returns None if the setup has a single machine, does not use plain DDP, needs
-    machines that no offer has, or exceeds the limits.
+    others are spot. Returns None if the setup has a single machine, does not use plain DDP, or
+    needs machines that are not on offer, and if the launch would exceed the limits.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)
@@ -278,8 +278,8 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    The best launch has the highest value, divided by the share of the caps that it uses. Returns
-    None if no run that fits the caps has any value.
+    The best launch has the highest ratio of value to the share of the caps that it uses. Returns
+    None if every run that fits the caps has the value 0.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
@@ -318,11 +318,11 @@ def _fill(
     """Return the best runs for one launch, and their value per billed second.
 
     The runs take at most `most_s` seconds. `valued` has (value, run) pairs of training runs, by the
-    instance types of the run's machines. The launch starts with the runs in `first`. Training
-    runs of sub-clusters of `cluster` are then added in the order of their value per second, until
-    the next run would lower the value per second of all training runs. A run that fits within the
-    minimum billed time costs nothing and is always added. Adding a run can only lower the values of
-    other runs, so a heap recomputes values lazily.
+    instance types of the run's machines. The launch starts with the runs in `first`. Training runs
+    of sub-clusters of `cluster` are then added in the order of their value per second, until the
+    next run would lower the total value of the training runs per billed second. A run that fits
+    within the minimum billed time costs nothing and is always added. Adding a run can only lower
+    the values of other runs, so a heap recomputes values lazily.
 
     Returns no runs and 0.0 if the launch would have neither a training run nor a profile.
     """

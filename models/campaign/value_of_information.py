@@ -102,7 +102,7 @@ class OpenChoice:
 
 
 def choice(question: OpenChoice, belief: Belief) -> int:
-    """Return the position in `question.places` of the setup to choose now.
+    """Return the position in `question.places` of the setup that is best according to `belief`.
 
     The setup with the lowest loss is chosen. If no setup keeps the goal's limit with the required
     probability, the setup that is most likely to keep the limit is chosen.
@@ -114,9 +114,9 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 def gain(
     question: OpenChoice, belief: Belief, runs: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return two (runs,) arrays: the expected decrease of regret, and the chance of a new choice.
+    """Return the expected decrease of regret by each run, and the probability of a new choice.
 
-    `runs` are the positions in `belief` of the setups to run.
+    Both results are (runs,) arrays. `runs` are the positions in `belief` of the setups to run.
     """
     now = choice(question, belief)
     shift = belief.mean_shift(runs)[question.places][:, :, None]

@@ -55,7 +55,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     """Return a row of facts for each instance type in the runs of `data` or in `asked`.
 
-    Facts that `data` does not have are missing. The exception is `devices`, whose default is 1.
+    Facts that `data` does not have are NaN, except `devices`, whose default is 1.
     """
     known = data.instance_types.drop_duplicates("name").set_index("name")
     clusters = {*data.runs["cluster"], *asked["cluster"]}

@@ -201,11 +201,11 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
-    """Return the workloads, with their modes, and the instance types that `model` can predict.
+    """Return texts that name the workloads, modes and instance types that `model` can predict.
 
-    An entry is, for example, "workload resnet in bf16 fsdp" or "instance type g5.xlarge". A default
-    mode is left out of the text. Entries whose definition in `data` differs from the definition at
-    training are left out.
+    Examples are "workload resnet in bf16 fsdp" and "instance type g5.xlarge". The text "workload
+    resnet" stands for the default mode. Workloads and types whose definition in `data` differs from
+    the definition at training are left out.
     """
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")

@@ -71,11 +71,10 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
     are not finite. It is promoted if only the challenger knows some workload or instance type
     (`news`), or if no run can be compared. Otherwise it is refused in two cases:
 
-    - Its mean error on the runs that both models predict is higher by more than noise. Noise is
-      estimated by a bootstrap over at least 3 setups: the 95 % quantile of the mean decrease in
-      error is below 0.
-    - There are at least 8 such runs, and its 90 % intervals cover less than 80 % of them, and fewer
-      than the champion's intervals.
+    - Its mean error on the runs that both models predict is higher than the champion's in at least
+      95 % of bootstrap samples. The bootstrap resamples setups, of which there must be at least 3.
+    - Both models predict at least 8 runs. The challenger's 90 % intervals cover less than 80 % of
+      these runs, and fewer than the champion's intervals do.
 
     Args:
         challenger: rows with predictions of the challenger.

@@ -62,7 +62,8 @@ def judge(
         promises: published rows with their rank.
         runs: measured runs.
         workloads: facts of the workloads, for the checkpoint sizes.
-        devices: the number of devices of each instance type, for rows without a layout.
+        devices: the number of devices of each instance type. Rows without a layout
+            (the devices used on each machine) use all of them.
         conditions: start-up, checkpoint and interruption models. The default is `Stated`, which has
             prior durations and the interruption rates of the published rows.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
@@ -180,7 +181,7 @@ def _digest(text: str) -> str:
 
 
 def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
-    """Return counts, mean and worst regret, and the share of measurements within their intervals.
+    """Return counts, mean and worst regret, and the share of measurements in predicted intervals.
 
     `ledger` has rows of the mart regret_ledger. Regrets and the share are None if there is no row
     to compute them from.

@@ -90,7 +90,7 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
 
     The module's docstring lists the causes. For the cause "machine", the instance type is that of
     the slow machine. For the cause "compute", it is that of all machines, if they have the same
-    type. Otherwise it is "". `expected` is the run's prediction. `alarms` explains `input_share`.
+    type. Otherwise it is "". `expected` is the run's prediction. `input_share` is as in `alarms`.
     """
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:

@@ -2,9 +2,9 @@
 
     T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
 
-A micro-step processes B samples; an optimizer step has as many micro-steps as accumulation steps.
-Machine i has d_i devices, and each device computes b_i samples in T_i(b_i) seconds. All machines
-finish after tau seconds. Every b_i is rounded to whole samples.
+An optimizer step consists of micro-steps, whose number is called accumulation steps. A micro-step
+processes B samples. Machine i has d_i devices, and each device computes b_i samples in T_i(b_i)
+seconds. All machines finish after tau seconds. Every b_i is rounded to whole samples.
 """
 
 import math
@@ -96,7 +96,7 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
     """
     if not 1 <= least <= most:
         raise ValueError(
-            f"global batches must satisfy 1 <= least <= most, but the range is {least} to {most}"
+            f"the global batches must be a range that starts at 1 or above: got {least} to {most}"
         )
     doublings = [least * 2**power for power in range((most // least).bit_length())]
     return tuple(sorted({*doublings, most}))
@@ -219,8 +219,8 @@ def splits_of(
 
     A global batch is split with each number of accumulation steps in ACCUMULATION_STEPS that
     divides it. Splits that do not fit in the memory of all devices are left out. If none fits, the
-    smallest larger number of steps with which a split fits is used. Splits in which a machine gets
-    no sample are left out.
+    number of steps is the smallest larger divisor of the global batch with which a split fits.
+    Splits in which a machine gets no sample are left out.
 
     Args:
         workload: the workload with its allowed modes.
@@ -306,7 +306,7 @@ def splits_of(
 
 
 def _step_counts(total: int) -> list[int]:
-    """Return the divisors of `total` that are in ACCUMULATION_STEPS, then all larger divisors."""
+    """Return the divisors of `total` in ACCUMULATION_STEPS, then all divisors above its maximum."""
     small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
     divisors = sorted({*small, *(total // each for each in small)})
     usual = [each for each in divisors if each in ACCUMULATION_STEPS]

@@ -58,10 +58,11 @@ class Candidates:
         usd_per_hour             price of all machines with storage and other costs; NaN if unknown
         start_usd                cost of the data that all machines download when the job starts
 
-    Each entry of `zones` maps instance types to the offers of one market and zone. `compile_s` is a
-    (modes,) array with the seconds of compilation before the first step. `frame` may contain
-    clusters that cannot be launched; the method `setups` leaves them out. `left_out` has the number
-    of clusters on offer without candidates, by reason.
+    Each entry of `zones` maps instance types to the offers of one market and zone. `conditions` has
+    the start-up, checkpoint and interruption parameters of clusters. `compile_s` is a (modes,)
+    array with the seconds of compilation before the first step. `frame` may contain clusters that
+    cannot be launched; the method `setups` leaves them out. `left_out` has the number of clusters
+    on offer without candidates, by reason.
     """
 
     splits: BatchSplits
@@ -178,8 +179,9 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
     """Return the offers, in their order, without those of zones that cannot win.
 
-    A zone cannot win if another zone of the same market sells all of its instance types at no
-    higher price, download cost and interruption rate. Of equal zones, the first by name is kept.
+    A zone cannot win if another zone of the same market sells every instance type of the first
+    zone, and neither price, download cost nor interruption rate is higher for any of them. Of equal
+    zones, the first by name is kept.
 
     A market may have more than `most` remaining zones. Then the zones are sorted by the number of
     instance types for which they are the cheapest zone. The first `most` zones keep all offers.

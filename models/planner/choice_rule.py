@@ -1,15 +1,16 @@
 """Compute the loss of each setup; the planner chooses the setup with the lowest loss.
 
-The campaign, the pilots and the regret ledger use the same rule.
+The campaign, the choice of pilot runs and the regret ledger use the same rule.
 
     overshoot = E[max(0, log used - log limit)]
     loss      = infinite                                      if P(used <= limit) < p_required
               = log objective                                 otherwise, if p_required is stated
               = log objective + overshoot_price x overshoot   otherwise
 
-If `p_required` is not stated, the first case uses one half. `used` is the limited quantity, hours
-or dollars. It is uncertain because of step times, start-up and interruptions. With an
-`overshoot_price` of c, exceeding the limit by 1 % is as bad as an objective that is c % higher.
+The objective is the quantity to minimise, dollars or hours. If `p_required` is not stated, the
+first case uses one half. `used` is the limited quantity, hours or dollars. It is uncertain because
+of step times, start-up and interruptions. With an `overshoot_price` of c, exceeding the limit
+by 1 % is as bad as an objective that is c % higher.
 
 The price of a safety margin depends on the goal. Let hours scale with the number of machines n as
 n^-e, so that dollars scale as n^(1 - e). Then a margin of 1 % costs (1 - e) / e % of the dollars
@@ -53,9 +54,10 @@ def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the Meeting for hours or dollars `used` that are known exactly.
+    """Return the chance of keeping `limit`, and the overshoot, if `used` is known exactly.
 
-    The chance is 0 or 1. The overshoot is max(0, log(used / limit)). Both have the shape of `used`.
+    `used` are hours or dollars. The chance is 0 or 1. The overshoot is max(0, log(used / limit)).
+    Both have the shape of `used`.
     """
     with np.errstate(divide="ignore"):
         overshoot = np.maximum(np.log(used) - np.log(limit), 0.0)
@@ -80,11 +82,11 @@ def meeting_of(
     used: Callable[[str], FloatArray],
     meeting: Callable[[FloatArray, float], Meeting] = drawn_meeting,
 ) -> Meeting:
-    """Return the Meeting of each setup: the probability that it keeps the limit of `goal`.
+    """Return the probability that each setup keeps the limit of `goal`, and its overshoot.
 
-    If the goal has no limit, the probability is 1 and the overshoot 0. `used` takes "hours" or
-    "usd" and returns the setups' hours or dollars. `meeting` computes the result from these values
-    and the limit.
+    The overshoot is E[max(0, log(used / limit))]. If the goal has no limit, the probability is 1
+    and the overshoot is 0. `used` takes "hours" or "usd" and returns the setups' hours or dollars.
+    `meeting` computes the result from these values and the limit.
     """
     limit = np.inf if goal.limit is None else goal.limit
     return meeting(used(goal.constraint or goal.objective), limit)
@@ -95,7 +97,8 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
 
     The loss is infinite if the probability of keeping the goal's limit is below `goal.p_required`,
     or below EVEN_ODDS if `p_required` is None. Otherwise the loss is the log of the objective. If
-    `p_required` is None, a penalty for exceeding the limit is added.
+    `p_required` is None, a penalty for exceeding the limit is added. `meeting` has the probability
+    of keeping the limit, and the expected excess over it.
     """
     loss = log_objective if goal.p_required else weighed(goal, log_objective, meeting)
     return np.where(misses(goal, meeting.chance), np.inf, loss)
@@ -104,7 +107,8 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus the penalty for exceeding the limit.
 
-    The probability that the goal requires is ignored.
+    `meeting` has the expected excess over the limit. The probability that the goal requires is
+    ignored.
     """
     return log_objective + goal.overshoot_price * meeting.overshoot
 
@@ -112,8 +116,8 @@ def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArr
 def misses(goal: Goal, chance: FloatArray) -> BoolArray:
     """Return a mask that is True where `chance` is below the probability that the goal requires.
 
-    `chance` is the probability of keeping the limit. If the goal states no required probability, it
-    is EVEN_ODDS.
+    `chance` is the probability of keeping the limit. If the goal states no required probability,
+    EVEN_ODDS is required.
     """
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     return chance < required - _ROUNDING

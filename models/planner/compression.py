@@ -20,12 +20,13 @@ from ..step_time.setup_arrays import SetupArrays, read_setups
 def unproven(
     model: StepTimeModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[Mode]
 ) -> BoolArray:
-    """Return a (setups,) mask that is True if a setup must be reliably faster than DDP, but is not.
+    """Return a (setups,) mask: True if a setup's mode must be reliably faster than DDP, but is not.
 
-    A setup is reliably faster if the upper end of its predicted interval is below the prediction
-    for DDP. `predicted` has the model's predictions for `arrays`. `tolerated` are the modes that
-    may be chosen. The mask is False for a setup whose DDP mode is not among them, because DDP is
-    then no alternative.
+    `Mode.must_be_faster` is True for modes with compressed gradients, tensor parallelism or
+    parameter servers. A setup is reliably faster if the upper end of its predicted interval is
+    below the prediction for DDP. `predicted` has the model's predictions for `arrays`. `tolerated`
+    are the modes that may be chosen. The mask is False for a setup whose DDP mode is not among
+    them, because DDP is then no alternative.
     """
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
     found = np.array(doubted, dtype=bool)[arrays.mode]
@@ -47,7 +48,7 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
 
 
 def runs_on(layout: Sequence[int], mode: Mode) -> bool:
-    """Return True if `mode` can train on a cluster that uses `layout` devices of its machines."""
+    """Return True if `mode` can train on machines of which machine i uses `layout[i]` devices."""
     sizes = np.array([[len(layout)], [min(layout)], [max(layout)], [sum(layout)]])
     return bool(mode.runs_on(*sizes)[0])
 
@@ -57,8 +58,9 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that its cluster could use instead.
 
-    The text compares DDP with the strategies that must be faster, if the workload allows both on
-    the setup's cluster. It also has the reasons of `vetoes` against other strategies.
+    The text compares DDP with the strategies that must be faster than DDP (`Mode.must_be_faster`),
+    if the workload allows both on the setup's cluster. It also has the reasons of `vetoes` against
+    other strategies.
     """
     reasons: list[list[str]] = [[] for _ in setups]
     modes: dict[int, list[Mode]] = {}  # DDP and its rivals, by position in `setups`

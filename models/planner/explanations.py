@@ -34,8 +34,8 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     """Format hours or dollars: `1.93 h`, `2.50 min`, `$12.50`, `$0.0123`.
 
     `what` is the unit of `value`: "hours" or "usd". The text has at least two decimals and three
-    significant digits. If `up` is True, the amount is rounded up, so that it can be used as a limit
-    that `value` keeps.
+    significant digits. If `up` is True, the amount is rounded up, so that `value` does not exceed a
+    limit of this amount.
     """
     scale, shown = 1.0, "${}"
     if what == "hours":
@@ -132,7 +132,7 @@ def _cluster(cluster: Cluster) -> str:
 
 
 def named(row: Row) -> str:
-    """Return a text such as `2xg5.xlarge (spot) in bf16 fsdp`; a default mode is left out."""
+    """Return a text such as `2xg5.xlarge (spot) in bf16 fsdp`. The default mode is not named."""
     mode = Mode(row["precision"], row["strategy"], row["switches"])
     named = f"{row['cluster']} ({row['market']})"
     return named if mode == Mode() else f"{named} in {mode}"
@@ -154,9 +154,9 @@ def _difference(row: Row, against: Row, what: str) -> str:
 def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     """Return a sentence that says why no machine on offer can train the workload.
 
-    The reason is devices that support none of the workload's modes, too little device memory, or a
-    global batch that cannot be divided equally among the devices of a machine. The text is empty if
-    none of these is the reason.
+    It names one of three reasons: the devices support none of the workload's modes, they have too
+    little memory, or the global batch cannot be divided equally among the devices of a machine. The
+    text is empty if no such reason is found.
     """
     types = list({one.instance_type.name: one.instance_type for one in supply.offers}.values())
     if not any(computes(one.device, mode) for one in types for mode in workload.modes):

@@ -6,7 +6,7 @@ time. The seconds of a round follow from measured links:
     max t + sharing (sum t - max t),     t = latency + bytes x seconds per byte, for each pair
 
 `sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. All orders are
-compared if there are at most EXACT machines. Otherwise a local search exchanges machines.
+compared if there are at most EXACT machines. Otherwise a local search swaps pairs of machines.
 """
 
 from collections.abc import Sequence
@@ -127,13 +127,13 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 
 
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int, ...], str]:
-    """Return the fastest rank order and the predicted gain as text.
+    """Return the rank order to use, and a text with the predicted gain of the fastest order.
 
-    The order is the present order if the gain, a share of the seconds of communication, is small or
-    uncertain. A sweep is one measurement of all links; there are at least two. The order is
-    computed from the medians of all `sweeps`. The gain is cross-validated: each sweep evaluates the
-    order that the other sweeps chose. Without cross-validation, noise would make one of the many
-    orders look faster.
+    A sweep is one measurement of all links; at least two are needed. The fastest order is computed
+    from the medians of all `sweeps`. The gain is the fraction by which it shortens the seconds of
+    communication. If the gain is small or uncertain, the present order is returned. The gain is
+    cross-validated: each sweep evaluates the order that is fastest by the other sweeps. Otherwise,
+    noise would make some of the orders look faster than they are.
     """
     unchanged = tuple(range(sweeps[0].machines))
     gains = []

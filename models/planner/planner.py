@@ -142,8 +142,8 @@ def _with_field_terms(rows: list[Row], model: StepTimeModel) -> list[Row]:
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     """Return the workload with only the modes that may be chosen.
 
-    `vetoes` are modes that may not be chosen. Adasum and UNPLANNED strategies remain only if the
-    workload allows no other mode. It is unknown how many steps Adasum needs to converge.
+    `vetoes` are modes that may not be chosen. The strategies in UNPLANNED and the Adasum strategies
+    remain only if no other mode is left. It is unknown how many steps Adasum needs to converge.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]
@@ -263,7 +263,8 @@ def shortlist(
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
     """Return the positions of the `count` lowest finite scores, in ascending order of score.
 
-    At most _OF_A_GROUP positions are taken from each group.
+    `group` has the number of each score's group. At most _OF_A_GROUP positions are taken from a
+    group.
     """
     left: IntArray = np.flatnonzero(np.isfinite(score))
     if len(left) > 8 * count:

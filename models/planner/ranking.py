@@ -161,11 +161,11 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, fl
 
 
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
-    """Return the row of a goal that no setup of `costs` meets.
+    """Return the row to publish for a goal whose limit no setup in `costs` keeps.
 
-    If the goal has a limit, the reason names a limit that would be feasible, and its cluster.
-    `usable` is a mask of the setups with known hours and dollars. If there are none, the status is
-    "no_price".
+    `usable` is a mask of the setups with known hours and dollars. If the goal has a limit and a
+    setup is usable, the reason in the row states a feasible limit, and the cluster that keeps it.
+    Otherwise, the status of the row is "no_price".
     """
     if goal.constraint is None or not usable.any():
         why = "no cluster on offer has a known price; a price would help"
@@ -233,7 +233,10 @@ def summary(costs: JobCosts, at: int) -> Row:
 
 
 def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
-    """Return the columns of the published table that depend only on the setup at position `at`."""
+    """Return a row of the published table for the setup at position `at`.
+
+    Columns that depend on the comparison with other setups, such as the rank, are left out.
+    """
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
     shown = summary(costs, at)
     hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))

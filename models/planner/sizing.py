@@ -8,9 +8,9 @@ units. O is the overhead and P the parallel work in seconds.
     rule         T(G) = O + P / G; with R = O / P, the efficiency is (1 + R) / (1 + G R)
     largest      the largest G with an efficiency of at least alpha is
                  floor((1 + R - alpha) / (alpha R))
-    bandwidth    that hides the exchange of gradients: 2 (G - 1) / G x gradient bytes,
-                 divided by the seconds from the first ready gradient bucket to the end of the
-                 backward pass
+    bandwidth    the exchange of gradients is hidden if the bandwidth is at least
+                 2 (G - 1) / G x gradient bytes, divided by the seconds from the first ready
+                 gradient bucket to the end of the backward pass
     servers      the required number of parameter servers:
                  ceil(2 gradient bytes * workers / (server bytes per second * compute seconds))
 
@@ -18,9 +18,9 @@ O and P follow from measurements of T(1) and T(m), where m is the largest measur
 O = (m T(m) - T(1)) / (m - 1) and P = T(1) - O.
 
 The step time of a global batch that was not measured can be composed of k micro-steps, each with b
-samples per unit. C(b) and T(b) are the step times for b samples per unit on one unit and on several
-units. The composed step takes k C(b) on one unit. On several units it takes (k - 1) C(b) + T(b),
-because gradients are exchanged only after the last micro-step.
+samples per unit. Let C be the time of a step with b samples on one unit, and D the time of a step
+with b samples per unit on several units. The composed step takes k C on one unit. On several units
+it takes (k - 1) C + D, because gradients are exchanged only after the last micro-step.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ class ScalingRule:
         return cls(overhead_s, one_s - overhead_s)
 
     def efficiency(self, size: int) -> float:
-        """Return the parallel efficiency on `size` machines or devices, T(1) / (size T(size))."""
+        """Return the parallel efficiency on `size` units: step_s(1) / (size x step_s(size)).
+
+        A unit is a machine, or a device of one machine.
+        """
         return (self.overhead_s + self.parallel_s) / (size * self.overhead_s + self.parallel_s)
 
     def largest(self, efficiency: float) -> int | None:
@@ -137,10 +140,11 @@ class Scale:
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
         """Return the (global batch, micro batch) whose step time is known for the most sizes.
 
-        A size is a number of machines or devices. The global batch is between `least` and `most`.
-        The micro batch is None if all step times are measured and none is composed. Of the pairs
-        with the most sizes, those with micro batch None are preferred. Of these, the pair with the
-        most samples per second on one unit is returned.
+        A size is a number of units: machines, or devices of one machine. The global batch is
+        between `least` and `most`. The micro batch is the number of samples per unit in a
+        micro-step. It is None if all step times are measured, and none is composed of micro-steps.
+        Of the pairs with the most sizes, those with micro batch None are preferred. Of these, the
+        pair with the most samples per second on one unit is returned.
 
         Returns None if no pair has known step times for size 1 and for a larger size.
         """
@@ -164,9 +168,9 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     """Return a Scale for each mode, instance type and number of devices used per machine.
 
     Runs are ignored if their machines differ in instance type, devices used or batch, and if their
-    mode needs several devices. A run without a layout uses all devices of its machines; `devices`
-    has this number for each instance type. If a batch has no run on one device, its step time comes
-    from a profile.
+    mode needs several devices. A run without a layout (the devices used on each machine) uses all
+    devices of its machines. `devices` has this number for each instance type. If a batch has no run
+    on one device, its step time comes from a profile.
     """
     measured: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], list[float]]]]
     measured = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
@@ -299,9 +303,9 @@ def _hiding(
 ) -> Row:
     """Return columns that show if the backward pass can hide the exchange of gradients.
 
-    `needed_gbps` is the bandwidth with which the exchange is hidden; None if no time is left for
-    it. `servers` is the number of parameter servers needed; None if the machine's bandwidth is
-    unknown. The numbers are for the largest cluster in `sizes`.
+    `needed_gbps` is the minimum bandwidth that hides the exchange; None if no time is left for it.
+    `servers` is the number of parameter servers needed; None if the machine's bandwidth is unknown.
+    The numbers are for the largest cluster in `sizes`.
 
     Args:
         sizes: {number of machines: seconds per step}.

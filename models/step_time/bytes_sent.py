@@ -1,4 +1,4 @@
-"""Estimate the bytes that each strategy sends and holds, as priors until it is measured.
+"""Estimate the bytes that each strategy sends and holds. Measured runs correct the estimates.
 
 There are M machines with n devices each, and P ranks in total. The gradients have d values of 4
 bytes.
@@ -31,8 +31,7 @@ Ranks are numbered row by row of the grid. Only exchanges with ranks on other ma
 network. The exchanges for biases and LayerNorms are neglected, and so are the exchanges before the
 first and after the last of the layers that are divided together [D].
 
-Measured runs of a strategy correct these priors. [D] marks numbers that were derived for Srift and
-are in no paper.
+[D] marks numbers that were derived for Srift and are in no paper.
 """
 
 from typing import NamedTuple
@@ -78,8 +77,8 @@ class Communication(NamedTuple):
         waits: True if the backward pass waits while a bucket is exchanged. Compression makes it
             wait because both need the device. Tensor parallelism does because a layer needs the
             result of the previous exchange.
-        passes: how often compression or Adasum reads all gradient values, divided by 20. The
-            strategy ddp-mstopk reads them about 20 times [D].
+        passes: how often compression or Adasum reads all gradient values, relative to the strategy
+            ddp-mstopk, which reads them about 20 times [D].
     """
 
     sent: float = 1.0
@@ -142,7 +141,7 @@ def selection_seconds(
 
     Args:
         strategy: the strategy of all rows.
-        sent_bytes: (rows,) gradient bytes times the strategy's `sent`.
+        sent_bytes: (rows,) gradient bytes times `Communication.sent` of the strategy.
         devices: (rows,) devices of the fullest machine, which share the selection of ddp-mstopk.
         per_value: (rows,) results of `seconds_per_value`.
     """
@@ -152,9 +151,10 @@ def selection_seconds(
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
-    """Return a (rows,) array: bytes that a machine sends to others / bytes of a ring all-reduce.
+    """Return a (rows,) array: the bytes that a machine sends, relative to a ring all-reduce.
 
-    The bytes of a ring all-reduce are 2 (ranks - 1) / ranks times the gradient bytes.
+    Only bytes that are sent to other machines count. They are divided by 2 (ranks - 1) / ranks
+    times the gradient bytes, which is what a machine sends in a ring all-reduce.
     """
     if strategy in COMBINED:
         sent = (machines - 1) / machines

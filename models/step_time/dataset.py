@@ -152,11 +152,12 @@ def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
 
 
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
-    """Return beta: how strongly log step seconds rise with log slowness.
+    """Return beta, the slope of log step seconds over log slowness.
 
     The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`. If
-    there are too few repeats, or none at different speeds, `reliability` is returned. `slow` is the
-    log slowness of `runs`.
+    there are too few repeats, or none at different speeds, `reliability` is returned. `slow`
+    (runs,) is the log slowness of the machines in each run. The module's docstring defines slowness
+    and `reliability`.
     """
     step = numbers(runs, "step_s")
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP})

@@ -18,8 +18,9 @@ beta, u', c, alpha) are learned parameters; see PARAMETERS.
 - f t: the seconds of compute that can hide communication.
 - C: the seconds to exchange all gradients. A ring sends between machines and inside them at the
   same time, so only its slowest link counts [D]. R is the usable rate of the slowest link between
-  machines (usable_gbps). R' is the rate of the slowest link inside a machine. A strategy may send
-  more or fewer bytes than G. Compression and Adasum add seconds of computation.
+  machines (usable_gbps). R' is the rate of the slowest link inside a machine. The last term is the
+  latency of the collectives, each of which exchanges a bucket of 25 MB. A strategy may send more
+  or fewer bytes than G. Compression and Adasum add seconds of computation.
 - L: the seconds to exchange the last bucket, which no compute hides. L equals C if the backward
   pass waits for the exchange.
 

@@ -14,15 +14,17 @@ core):
                 step = max(r + min(machine, w rho r), rho r + machine, workers)
 
 rho is the fraction of r spent on compute. If the CPU is the device, workers and computing threads
-share its cores. A worker starts with the step and gets the same share of the CPU as a computing
-thread [CFS, sched(7)], w = k / max(C, k). Loading during compute delays the step by at most
-w rho r. The remaining samples are loaded while gradients are exchanged. A simulation of a CPU gives
-the same seconds (test_input.py). The slowest machine of a setup determines its step. Waiting for
-shared storage is included in v only.
+share its cores. A worker starts with the step. It gets the same share of the CPU as a computing
+thread [CFS, sched(7)]. A device has max(C, k) / k computing threads. With w = k / max(C, k),
+loading during compute therefore delays the step by at most w rho r. The remaining samples are
+loaded while gradients are exchanged. A simulation of a CPU gives the same seconds (test_input.py).
+The slowest machine of a setup determines its step. Waiting for shared storage is included in v
+only.
 
-The formulas are inverted to get r from a measured step. Let x = step_s - input_s. Then r = x,
-except if the CPU is the device and W > 0: r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A
-measurement without input_s counts as a step without waiting for batches.
+The formulas are inverted to get r from a measured step of step_s seconds. In this step, a rank
+waits input_s seconds for batches and sync_s seconds for communication. Let x = step_s - input_s.
+Then r = x, except if the CPU is the device and W > 0: r = max(x - machine, sync_s + (x - sync_s) /
+(1 + w)). A measurement without input_s counts as a step without waiting for batches.
 """
 
 from __future__ import annotations
@@ -98,10 +100,11 @@ class Wait:
         return np.maximum(np.maximum(first, second), factor * self.supply_s)
 
     def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two (rows,) arrays: derivatives of the log of step seconds.
+        """Return two (rows,) arrays: derivatives of the log of the step seconds.
 
-        The first is with respect to the log of `rest_s`, the step seconds without loading. The
-        second is with respect to the log of loading seconds. `part` is as in `step_s`.
+        The first array is the derivative with respect to log `rest_s`, the log of the step seconds
+        without loading. The second is the derivative with respect to the log of the loading
+        seconds. `part` (rows,) is the fraction of `rest_s` that is compute.
         """
 
         def log_step(rest: float, loading: float) -> FloatArray:
@@ -237,9 +240,10 @@ class Loaders:
 
 
 def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
-    """Return the standard deviation of `off`, shrunk towards `prior_sd`.
+    """Return the standard deviation of `off` about 0, shrunk towards `prior_sd`.
 
-    The prior counts as _PSEUDO measurements. `freedom` is the number of degrees of freedom.
+    `off` (n,) are deviations from their mean or from the expected value, with `freedom` degrees of
+    freedom. The prior counts as _PSEUDO measurements.
     """
     return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 

@@ -35,9 +35,10 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return a (linear terms,) array: prior standard deviations of the parameters in `names`.
+    """Return a (linear terms,) array: prior standard deviations of the linear terms in `names`.
 
-    `level` is a field of Parameter, such as "kind". Parameters that are not in `names` get 0.
+    A linear term is a parameter of the formula or an effect on log T1, the log seconds of one
+    device. `level` is a field of Parameter, such as "kind". Terms that are not in `names` get 0.
     """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
@@ -110,7 +111,10 @@ COLUMN |= {group: COLUMN["codes"].start + at for at, group in enumerate(CODES)}
 
 
 def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
-    """Return the squared-exponential covariance of the rows of two arrays; `length` are scales."""
+    """Return the squared-exponential covariance of the rows of `a` and the rows of `b`.
+
+    `length` has the length scale of each column.
+    """
     a, b = a / length, b / length
     square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
     near: FloatArray = np.exp(-0.5 * np.maximum(square, 0.0))
@@ -121,8 +125,8 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
     """Yield the terms of the covariance between the rows of `X` and the rows of `Y`.
 
     A term is a pair (name, array). The array has the shape (X rows, Y rows). The caller multiplies
-    it by the square of the learned standard deviation SPREADS[name], or by 1 if the name is None.
-    If `Y` is None, `X` takes its place, and the noise of single-device rows is included.
+    it by the square of the learned standard deviation of this name, or by 1 if the name is None. If
+    `Y` is None, `X` takes its place, and the noise of single-device rows is included.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
@@ -171,7 +175,7 @@ class StepCovariance:
 
     @property
     def variances(self) -> dict[str | None, float]:
-        """Return {name: square of its learned standard deviation}, and 1 for the name None."""
+        """Return {name of a term: square of its learned standard deviation}, and 1 for None."""
         squares = np.exp(2 * self.log_spreads).tolist()
         return {None: 1.0, **dict(zip(SPREADS, squares, strict=True))}
 
@@ -243,7 +247,7 @@ class GaussianProcess:
     def left_out(self) -> tuple[FloatArray, FloatArray]:
         """Return the inverse covariance, and the leave-one-out error of each row.
 
-        An error is divided by its predicted standard deviation.
+        Each error is divided by its predicted standard deviation.
         """
         inverse = scipy.linalg.cho_solve((self.factor, True), np.eye(len(self.factor)))
         return inverse, self.weights / np.sqrt(np.diag(inverse))
@@ -313,7 +317,8 @@ def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) 
     """Return a (rows,) array of factors on the noise variances, above 1 for outliers.
 
     With these factors, a fit approximates noise with Student's t distribution. `process` was fitted
-    with the noise variances multiplied by `factor`, the result of the previous call.
+    with noise variances that were multiplied by `factor`. This is the result of the previous call,
+    or 1 in the first call.
     """
     square = factor * process.left_out()[1] ** 2
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

@@ -25,9 +25,9 @@ _MOST = 150  # a larger cell is thinned, roughly to this many rows, to learn its
 
 
 class StepKernel(Kernel):  # type: ignore[misc]
-    """The covariance of linearised log step seconds as a scikit-learn kernel.
+    """The covariance function StepCovariance as a scikit-learn kernel.
 
-    Its gradient is with respect to `log_spreads`.
+    The hyperparameters are `log_spreads`, the logs of the standard deviations in SPREADS.
     """
 
     def __init__(self, log_spreads: FloatArray) -> None:
@@ -83,12 +83,12 @@ def learned_spreads(
 def learn_spreads(
     rows: Rows, residual: FloatArray, noise_factor: FloatArray, *, growth: float
 ) -> Spreads:
-    """Learn the standard deviations of residuals in each large cell, and those of all small cells.
+    """Learn residual standard deviations for each large cell, and for all small cells together.
 
     A cell is a workload in one mode on one kind of device. It is large if it has at least ENOUGH
-    rows. Small cells share their standard deviations. `residual` (rows,) is log measured minus log
-    computed seconds. `noise_factor` (rows,) multiplies the variance of a run's noise. The log of a
-    variance may exceed its initial value by at most `growth`.
+    multi-device rows. All small cells share the same standard deviations. `residual` (rows,) is log
+    measured seconds minus log computed seconds. `noise_factor` (rows,) are factors on the noise
+    variances of the rows. The log of a variance may exceed its initial value by at most `growth`.
     """
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
@@ -126,9 +126,9 @@ def _penalised(
     most: int,
     limits: tuple[float, float] = (-3.0, 3.0),
 ) -> Any:
-    """Return an optimizer for scikit-learn's GaussianProcessRegressor that adds a prior.
+    """Return an optimizer for scikit-learn's GaussianProcessRegressor that applies a normal prior.
 
-    The prior of the hyperparameters is N(`centre`, `sd`^2). The optimizer takes at most `most`
+    The hyperparameters have the prior N(`centre`, `sd`^2). The optimizer takes at most `most`
     steps. It keeps the hyperparameters minus `centre` within `limits`.
     """
 

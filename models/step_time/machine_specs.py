@@ -89,7 +89,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[s
 
     `seen` are the instance types that were measured. An unknown value is replaced by the median of
     the measured types, so that further rows of `instance_types` do not change predictions. An
-    unknown speed is the speed of the same device in another row, if there is one.
+    unknown speed is replaced by the speed of the same device in another row, if there is one.
     """
     rows: dict[str, _Row] = {str(row["name"]): row for row in instance_types.to_dict("records")}
     for name in seen:

@@ -4,7 +4,8 @@
 
 `base` are the bytes of one device that do not depend on the batch. `beside` are the additional
 bytes that a strategy holds, minus the bytes that sharding saves. `working` are the bytes of
-activations (a b for a batch of b samples) and of gradients (G).
+activations (a b for a batch of b samples) and of gradients (G). `headroom` is a fraction for gaps
+in the allocated memory. `context` are the bytes that torch and its communication need.
 
     profiled    base and a are fitted to the profiled peaks base + max(G, a b)
     from facts  headroom = 0, base = context + S, and a is the minimum of
@@ -61,9 +62,9 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 class Run(NamedTuple):
     """A batch that ran without an out-of-memory error.
 
-    `memory` are the bytes of the device. `batch` is the largest batch that ran with this memory.
-    `ranks` is the number of ranks across which the training state was sharded; 1 if it was not.
-    `accumulates` is True if a step had several micro-steps.
+    `memory` is the size of the device memory in bytes. `batch` is the largest batch that ran with
+    this memory. `ranks` is the number of ranks across which the training state was sharded; 1 if it
+    was not. `accumulates` is True if a step had several micro-steps.
     """
 
     memory: float
@@ -178,10 +179,10 @@ class MemoryModel:
         return max(bases), max(samples)
 
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
-        """Return (base bytes, activation bytes of a sample) without profiles of the workload.
+        """Return (base bytes, activation bytes of a sample) for a workload that was not profiled.
 
-        They follow from facts, and from runs without an out-of-memory error. The second number is
-        NaN if there are neither facts nor runs.
+        The numbers follow from facts, and from runs without an out-of-memory error. The second
+        number is NaN if there are neither facts nor runs.
         """
         # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
@@ -297,10 +298,10 @@ def _lines(
 def _largest_that_ran(
     ran: SetupArrays, machines: Mapping[str, Machine]
 ) -> dict[tuple[str, Mode], list[Run]]:
-    """Return the largest batch that ran on each amount of device memory, by workload and mode.
+    """Return, by workload and mode, the largest batch that ran on devices of each memory size.
 
-    Runs with several micro-steps have separate entries. Modes that shard the training state or
-    embedding tables have a separate entry for each number of ranks.
+    Runs with one and with several micro-steps per optimizer step have separate entries. Modes that
+    shard the training state or embedding tables have a separate entry for each number of ranks.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
     gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]

@@ -145,7 +145,7 @@ class StepTimeModel:
         return replace(workload, modes=tuple(known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
-        """Return True if the model knows the instance type and its definition has not changed."""
+        """Return True if the model knows the type and its definition is unchanged since the fit."""
         name = instance_type.name
         return name in self.machines and self.type_digests.get(name) == instance_type.digest
 
@@ -252,8 +252,8 @@ class StepTimeModel:
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
         if len(arrays.workload) > MOST_JOINT:
             raise ValueError(
-                f"{len(arrays.workload)} setups are too many: a joint distribution has at most"
-                f" {MOST_JOINT} setups"
+                f"a joint distribution of {len(arrays.workload)} setups is too large: at most"
+                f" {MOST_JOINT} setups are possible"
             )
         beliefs = self._beliefs(arrays, covariance=True)
         found = beliefs.mean, beliefs.variance, beliefs.noise

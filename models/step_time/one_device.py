@@ -5,8 +5,8 @@
 For a network with known operations (FLOPs), the mean depends on log(operations / rate) and on the
 memory bandwidth. All networks share an efficiency. Bandwidth (GB/s) and rate (TFLOP/s at the
 precision) come from the device's data sheet. For a transformer, the mean is the log of a roofline,
-with N parameters, L layers of width h and sequences of s tokens; k = 4/3 if activations are
-recomputed in the backward pass, else 1:
+with N parameters, L layers of width h and sequences of s tokens. `tokens` is the number of tokens
+of the batch. k is 4/3 if activations are recomputed in the backward pass, else 1:
 
     seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 bytes x L h / bandwidth]
               + 48 bytes x tokens x vocabulary size / bandwidth
@@ -27,8 +27,8 @@ class Parameter:
     """The prior of a parameter: its mean, and its standard deviation at each level.
 
     The levels are groups of rows: all rows, a kind of device, a cell (a workload in one mode on one
-    kind of device), a strategy, a network, and a workload. A standard deviation of 0 means that the
-    parameter does not vary between the groups of that level.
+    kind of device), a strategy, a neural network, and a workload in one mode. A standard deviation
+    of 0 means that the parameter does not vary between the groups of that level.
     """
 
     mean: float = 0.0
@@ -89,8 +89,8 @@ class Transformer(NamedTuple):
 class Sheet(NamedTuple):
     """A device's memory bandwidth in GB/s, and its rate in TFLOP/s at a precision.
 
-    `confidence` is 1 if both come from a data sheet, 0 if they are unknown, and between 0 and 1 if
-    the rate of an accelerator is stated elsewhere.
+    `confidence` is 1 if both come from a data sheet, and 0 if they are unknown. It is between 0 and
+    1 if an accelerator has no data sheet, and its rate comes from the facts of an instance type.
     """
 
     bandwidth: float

@@ -67,7 +67,7 @@ class Posterior:
         return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
-        """Return the distribution of log step seconds.
+        """Return the distribution of the log step seconds of the rows `X`.
 
         If `covariance` is True, `Beliefs.variance` is a covariance matrix. Otherwise it has the
         variance of each row.

@@ -4,9 +4,9 @@
 
 f is the formula of formula.py, and theta its parameters. T1 is the seconds of one device. Each
 parameter, and log T1, is a prior mean plus a sum of deviations. There is a deviation for all rows,
-and one for each group of rows: a kind of device, a network, a strategy, a workload in one mode, and
-a cell (a workload in one mode on one kind of device). log T1 also has smooth curves in the batch. r
-is the residual: similar setups of a cell have similar residuals.
+and one for each group of rows: a kind of device, a neural network, a strategy, a workload in one
+mode, and a cell (a workload in one mode on one kind of device). log T1 also has smooth curves in
+the batch. r is the residual: similar setups of a cell have similar residuals.
 
 All deviations are normal. Therefore log steps, linearised in theta and log T1, are a Gaussian
 process with the covariance of `kernel.terms`. Each iteration of the fit linearises f at the
@@ -63,7 +63,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> StepTimeRegressor:
         """Fit to rows `X` and their step seconds `y`.
 
-        `sample_weight` are effective numbers of runs; by default, each row is one run.
+        `sample_weight` (rows,) is the number of runs that each row stands for, 1 by default.
         """
         weight = np.ones(len(X)) if sample_weight is None else sample_weight
         log_s, random = np.log(y), np.random.default_rng(self.random_state)
@@ -102,9 +102,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Posterior:
         """Return `found` with a Gaussian process fitted to the residuals of each cell.
 
-        A cell is a workload in one mode on one kind of device. `X`, `log_s` and `weight` are all
-        rows, their log step seconds and their effective numbers of runs. `picked` are the rows from
-        which the parameters of `found` were learned.
+        A cell is a workload in one mode on one kind of device. `X` are all rows, `log_s` their log
+        step seconds, and `weight` the numbers of runs that they stand for. `picked` are the rows
+        from which the parameters of `found` were learned.
         """
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}

@@ -21,8 +21,9 @@ SMALL = 0.0  # the code under which all cells with fewer rows share their spread
 class CellSpread(NamedTuple):
     """Standard deviations of residuals in a cell (a workload in one mode on one kind of device).
 
-    `spread` (3,) has those of the residual's broad part, its narrow part, and the noise of a run.
-    `kind` is the code of the kind of device (see `rows.code_of`).
+    `spread` (3,) has those of the component with long length scales, the component with short
+    length scales, and the noise of a run. `kind` is the code of the kind of device (see
+    `rows.code_of`).
     """
 
     spread: FloatArray
@@ -32,8 +33,9 @@ class CellSpread(NamedTuple):
 class Spreads:
     """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
 
-    The variances of an unknown cell are a mean over n + 1 values: the variances of the n known
-    cells on the same kind of device, and the mean variance of all known cells.
+    The variances of an unknown cell are estimated from the known cells on the same kind of device.
+    They are the mean of these cells' variances, where the mean variance of all known cells counts
+    as a further cell.
     """
 
     def __init__(self, cells: dict[float, CellSpread]) -> None:
@@ -43,7 +45,8 @@ class Spreads:
     def of(self, rows: Rows) -> FloatArray:
         """Return a (rows, 3) array: standard deviations of the log step seconds of each row.
 
-        The columns are the residual's broad part, its narrow part, and the noise of a run.
+        The columns belong to the component of the residual with long length scales, the component
+        with short length scales, and the noise of a run.
         """
         cells, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
         pairs = zip(cells.tolist(), rows.kind[first].tolist(), strict=True)
@@ -80,7 +83,7 @@ def fit_neighbours(
     Args:
         rows: the rows of the cell (a workload in one mode on one kind of device).
         residual: (rows,) log measured minus log computed step seconds.
-        weight: (rows,) effective numbers of runs.
+        weight: (rows,) the number of runs that each row stands for.
         spread: (3,) initial standard deviations, as in `CellSpread`.
     """
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6
@@ -96,7 +99,10 @@ def fit_neighbours(
 
 
 def without_rows(spread: FloatArray) -> Neighbours:
-    """Return the prior of a cell without rows; `spread` is as in `CellSpread`."""
+    """Return the Neighbours of a cell without rows: the prior process, which corrects nothing.
+
+    `spread` is as in `CellSpread`.
+    """
     none = np.zeros(0)
     return Neighbours(_fitted(np.zeros((0, 5)), none, spread, none), 0.0, 0.0)
 
@@ -130,11 +136,11 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 def with_neighbours(
     spreads: Spreads, cells: dict[float, CellSpread], process: GaussianProcess, rows: Rows
 ) -> Spreads:
-    """Return the standard deviations after a process was fitted to the residuals of each cell.
+    """Return the standard deviations in `cells`, with those that all smaller cells share added.
 
-    Cells with at least ENOUGH rows get the values in `cells`. Smaller cells share their values in
-    `spreads`. These are multiplied by a factor above 1 if the leave-one-out errors of small cells
-    exceed the standard deviations of `process`, which was fitted to `rows`.
+    `cells` has the cells with at least ENOUGH rows. The shared standard deviations come from
+    `spreads`. They are multiplied by a factor above 1 if the leave-one-out errors of the rows in
+    small cells exceed the standard deviations that `process`, fitted to `rows`, predicts.
     """
     small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():

@@ -60,7 +60,7 @@ class WorkloadFacts:
 
     @property
     def blocks(self) -> float:
-        """Return the number of equal groups of weights that a sharded mode gathers in turn."""
+        """Return the number of equal groups of weights that a sharded mode gathers one by one."""
         return self.transformer.layers if self.transformer else _BLOCKS
 
 
@@ -74,8 +74,9 @@ class Points:
     """Points whose one-device seconds are needed: (workload, mode, kind of device, batch) tuples.
 
     All arrays have a row per point. The four columns of `codes` identify the kind of device, the
-    network, the (workload, mode), and the (workload, mode, kind of device). The middle batch is the
-    median of the batches that were measured for the workload.
+    neural network, the combination of workload and mode, and the combination of all three:
+    workload, mode and kind of device. The middle batch is the median of the batches that were
+    measured for the workload.
     """
 
     mean: FloatArray  # prior mean of log seconds
@@ -133,7 +134,7 @@ class Rows(Line):
         return Rows(points=self.points, **picked)
 
     def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
-        """Return the rows, with those at `probes` changed to all-reduces without training.
+        """Return the rows; those at positions `probes` are changed to all-reduces without training.
 
         `size` (probes,) are the bytes of the all-reduces.
         """
@@ -317,8 +318,8 @@ class SetupFacts:
 
         The features are log2(samples per device in a micro-step), log2(machines), log2(devices per
         machine), 1 - mean / maximum of the devices per machine, and the mean over machines of
-        log2(speed / speed of the machine with the slowest link). `link` is the result of
-        `_slowest_link`.
+        log2(peak fp32 rate / peak fp32 rate of the machine with the slowest link). `link` is the
+        result of `_slowest_link`.
         """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
@@ -334,11 +335,11 @@ class SetupFacts:
         return np.stack(features, axis=1)
 
     def _optimizer(self, cell: Cell) -> float:
-        """Return the seconds of the optimizer / the one-device seconds at the middle batch.
+        """Return the optimizer's seconds divided by the one-device seconds at the middle batch.
 
-        This is `optimizer_part` of the cell (workload, mode of one device, kind of device). If the
-        kind of device was not profiled, the median over other kinds is returned. Returns 0 if the
-        workload was not profiled in this mode.
+        The middle batch is the median of the measured batches. `cell` is a (workload, mode of one
+        device, kind of device). If the kind of device was not profiled, the median over other kinds
+        is returned. Returns 0 if the workload was not profiled in this mode.
         """
         if cell in self.optimizer_part:
             return self.optimizer_part[cell]
@@ -348,8 +349,10 @@ class SetupFacts:
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
         """Return five numbers that describe the exchange of gradients.
 
-        The numbers are the bytes of all gradients, the bytes of a bucket, the two arguments of
-        `known_overlap` (NaN if unknown), and 1 if every micro-step exchanges gradients (else 0).
+        The numbers are the bytes of all gradients times `Communication.sent` of the strategy, the
+        bytes of a bucket, the two arguments of `known_overlap` (NaN if unknown), and 1 if every
+        micro-step exchanges gradients (else 0). If a sharded mode computes in 16 bits, the first
+        number is halved.
         """
         facts, strategy = self.of(workload), communication(mode.strategy)
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]
@@ -369,8 +372,9 @@ class SetupFacts:
     def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the fields `sent_between` and `selection_s` of a Line, which depend on strategies.
 
-        `size` (rows,) are the gradient bytes. If the sizes of a workload's layers are unknown,
-        tensor parallelism is assumed to send as many bytes as DDP.
+        `size` (rows,) is the first result of `_buckets`, the bytes of all gradients times
+        `Communication.sent`. If the sizes of a workload's layers are unknown, tensor parallelism is
+        assumed to send as many bytes as DDP.
         """
         sent, selection_s = np.ones_like(size), np.zeros_like(size)
         ranks, most = setups.ranks, setups.layout.max(axis=1)

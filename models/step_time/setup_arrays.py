@@ -43,9 +43,10 @@ class SetupArrays:
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def compact(self) -> SetupArrays:
-        """Return the setups with equal members merged: each setup has one member of n instances.
+        """Return the setups with the equal members of each setup merged into a single member.
 
-        If any setup has unequal members, all setups are returned unchanged.
+        The `count` of the member is the number of instances. If any setup has unequal members, all
+        setups are returned unchanged.
         """
         members = (self.kind, self.batch, self.layout)
         if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
@@ -144,8 +145,8 @@ class SetupArrays:
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     """Parse the measurement columns of `frame` into setups, with a setup per row.
 
-    An empty layout means that all devices are used. `devices` has the number of devices of each
-    instance type.
+    The layout is the number of devices used on each machine. An empty layout means that all devices
+    are used. `devices` has the number of devices of each instance type.
 
     Raises:
         ValueError: if a required column is missing or a text cannot be parsed.
