@@ -84,7 +84,8 @@ class Belief:
 class OpenChoice:
     """A goal of a workload with the setups that may be chosen for it, and their costs.
 
-        hours = fixed_hours + hours_per_step_s x step_s,    usd = usd_per_hour x hours
+        hours = fixed_hours + hours_per_step_s x step_s
+        usd = usd_per_hour x hours + download_usd
 
     Each array has an entry per setup. `places` are the positions of the setups in a `Belief`.
     Start-up and interruptions make hours uncertain even if the step time is known. Given the step
@@ -97,6 +98,7 @@ class OpenChoice:
     fixed_hours: FloatArray
     hours_per_step_s: FloatArray
     usd_per_hour: FloatArray
+    download_usd: FloatArray
     irreducible_sd: FloatArray
     irreducible_mean: FloatArray
 
@@ -140,8 +142,8 @@ def aim_and_meeting(
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
     hours = question.fixed_hours[tall] + work
-    logs = {"hours": np.log(hours)}
-    logs["usd"] = logs["hours"] + np.log(question.usd_per_hour)[tall]
+    usd = hours * question.usd_per_hour[tall] + question.download_usd[tall]
+    logs = {"hours": np.log(hours), "usd": np.log(usd)}
     spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
 
     def log_used(what: str) -> FloatArray:
@@ -238,6 +240,7 @@ def choice_set_of(
             fixed_hours=fixed[picked],
             hours_per_step_s=np.maximum(costs.hours - fixed, 1e-12)[picked] / step_s[picked],
             usd_per_hour=costs.usd_per_hour[picked],
+            download_usd=costs.download_usd[picked],
             irreducible_sd=np.std(irreducible[picked], axis=1),
             irreducible_mean=np.mean(irreducible[picked], axis=1),
         )

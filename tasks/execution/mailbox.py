@@ -44,7 +44,8 @@ class Mailbox:
                 raise WorkloadChanged(
                     f"the code of workload {spec.name} changed during the refresh: refresh again"
                 )
-            write_file(self.path / spec.file, source.travels_as(contents))
+            if not (self.path / spec.file).exists():  # workloads may share their code
+                write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
         """Write `run_setups`, {run id: setup}. They are needed to load the records."""

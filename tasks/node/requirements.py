@@ -158,7 +158,9 @@ def is_plain(line: str, root: Path) -> bool:
     `root` is the folder in which pip runs. This function does not consider builds of packages; the
     pip option --only-binary forbids them.
     """
-    return bool(_PLAIN.fullmatch(line)) and not (root / line.rpartition("@")[2].strip()).is_dir()
+    wheel = root / line.rpartition("@")[2].strip()
+    is_folder = wheel.suffix.lower() == ".whl" and wheel.is_dir()
+    return bool(_PLAIN.fullmatch(line)) and not is_folder
 
 
 def _create(environment: Path) -> None:

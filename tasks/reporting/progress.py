@@ -188,7 +188,7 @@ def _choice(row: Row, prefix: str) -> str:
 def goal_text(row: Row) -> str:
     """Return a goal with its limit as text, such as `cheapest_within_deadline 12 h`."""
     hours, usd = row["constraint_hours"], row["constraint_usd"]
-    limit = f" {hours:.3g} h" if hours is not None else "" if usd is None else f" ${usd:g}"
+    limit = f" {round(hours, 3):g} h" if hours is not None else "" if usd is None else f" ${usd:g}"
     return f"{row['goal']}{limit}"
 
 

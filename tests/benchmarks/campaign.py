@@ -93,6 +93,7 @@ def questions_at(places: IntArray, step_s: FloatArray, price: FloatArray) -> lis
             fixed_hours=zero,
             hours_per_step_s=zero + 1,
             usd_per_hour=price[places],
+            download_usd=zero,
             irreducible_sd=zero,
             irreducible_mean=zero,
         )

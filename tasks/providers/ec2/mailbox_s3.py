@@ -157,7 +157,11 @@ class Mirror:
     def _of_controller(self) -> dict[str, bytes]:
         """Return {name: content} of the mailbox files that this process sends to every machine."""
         paths = [*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")]
-        return {path.relative_to(self.mailbox).as_posix(): path.read_bytes() for path in paths}
+        return {
+            path.relative_to(self.mailbox).as_posix(): path.read_bytes()
+            for path in paths
+            if not path.name.startswith(".")  # a file that is being written
+        }
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
         """Upload new and changed files for the machine with the aws:userid `userid`.

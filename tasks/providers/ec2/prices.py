@@ -103,7 +103,7 @@ def spot_offers(
         if name not in kinds:
             continue
         bucket = advised.get(name, {}).get("r")
-        prior = "" if name in advised else "prior: worst range of "
+        prior = "prior: worst range of " if bucket is None else ""
         offer = Offer(
             instance_type=kinds[name],
             market="spot",

@@ -50,6 +50,7 @@ def regret_after(noise):
         fixed_hours=0 * one,
         hours_per_step_s=one,
         usd_per_hour=one,
+        download_usd=0 * one,
         irreducible_sd=0 * one,
         irreducible_mean=0 * one,
     )

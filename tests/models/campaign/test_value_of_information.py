@@ -31,6 +31,7 @@ def question(count, goal=FASTEST, **changes):
         fixed_hours=nothing,
         hours_per_step_s=nothing + 1,
         usd_per_hour=nothing + 1,
+        download_usd=nothing,
         irreducible_sd=nothing,
         irreducible_mean=nothing,
     )

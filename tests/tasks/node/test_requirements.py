@@ -100,6 +100,7 @@ def test_names_wheels_and_options_of_the_index_run_no_code(tmp_path):
     found = requirements.lines_of(tmp_path / "some.txt")
     assert len(found) == 7 and all(requirements.is_plain(line, tmp_path) for line in found)
     (tmp_path / "w" / "x.whl").mkdir(parents=True)  # pip builds a folder
+    assert requirements.is_plain("w", tmp_path)  # but asks the index for a name
     assert not requirements.is_plain("./w/x.whl", tmp_path)
 
 
