@@ -112,9 +112,9 @@ class Offer:
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Return dollars per hour of machine, volume, IP address and S3 requests.
+        """Return the price per hour of the machine, its volume, IP address and S3 requests.
 
-        Returns None if the price of the machine is unknown.
+        The price is in dollars; it is None if the price of the machine is unknown.
         """
         extra = self.storage_usd_per_hour + self.other_usd_per_hour
         return None if self.usd_per_hour is None else self.usd_per_hour + extra

@@ -194,8 +194,8 @@ class Goal:
     """What to minimise for a workload, and under which limit (see `planner/choice_rule.py`).
 
     `hours` is a deadline and `usd` a budget. `p_required` is the probability with which the limit
-    must be met. If `p_required` is None, a setup may exceed the limit: each 1 % over the limit
-    counts as `overshoot_price` % more of the objective.
+    must be met. If `p_required` is None, a setup may exceed the limit at a penalty: each 1 %
+    over the limit counts as if its hours or dollars were `overshoot_price` % higher.
     """
 
     goal: str

@@ -179,10 +179,10 @@ class MemoryModel:
         return max(bases), max(samples)
 
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
-        """Return (base bytes, activation bytes of a sample) for a workload that was not profiled.
+        """Estimate (base bytes, activation bytes of a sample) of a workload that was not profiled.
 
-        The numbers follow from facts, and from runs without an out-of-memory error. The second
-        number is NaN if there are neither facts nor runs.
+        The activation bytes are the lowest of several estimates: from facts, and from each run that
+        fitted in memory. They are NaN if there is no such estimate.
         """
         # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes

@@ -349,10 +349,12 @@ class SetupFacts:
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
         """Return five numbers that describe the exchange of gradients.
 
-        The numbers are the bytes of all gradients times `Communication.sent` of the strategy, the
-        bytes of a bucket, the two arguments of `known_overlap` (NaN if unknown), and 1 if every
-        micro-step exchanges gradients (else 0). If a sharded mode computes in 16 bits, the first
-        number is halved.
+        1. The bytes that a step sends: the bytes of all gradients times the strategy's
+           `Communication.sent`, halved if a sharded mode computes in 16 bits.
+        2. The bytes of a bucket.
+        3. The fraction of one device's seconds during which exchanges can be hidden (NaN: unknown).
+        4. The bytes of the last bucket (NaN: unknown).
+        5. 1 if every micro-step exchanges gradients, else 0.
         """
         facts, strategy = self.of(workload), communication(mode.strategy)
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]

@@ -200,8 +200,8 @@ def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
     """Return the number of steps in the next block of a measurement.
 
     A measurement has from `least` to `most` steps. `seconds` has the time of each step so far.
-    A block has half of `least` steps, but at least two. If fewer steps are left until `most`, it
-    has only these, but at least one.
+    A block has max(2, `least` / 2) steps, or the number of steps left until `most` if that is
+    smaller. It always has at least one step.
     """
     return max(1, min(max(2, least // 2), most - len(seconds)))
 

@@ -235,11 +235,11 @@ LEAST_ORDERED = 4  # with fewer machines, a machine has the same neighbours in e
 class RankLayout:
     """The assignment of torchrun's ranks to nodes and devices.
 
-    devices: maps each node that takes part to its number of ranks, which is the largest number of
-        devices that a run uses on the node. Ranks are numbered node by node, as in torchrun's
-        static rendezvous.
+    devices: {node: number of ranks} for the nodes that take part. A node has as many ranks as the
+        run of the plan with the most devices uses on it. Ranks are numbered node by node, as in
+        torchrun's static rendezvous.
     sending: the nodes in the order of the all-reduce ring, in which each rank sends to the next
-        rank. It applies to runs of at least LEAST_ORDERED nodes. Empty means the order of ranks.
+        rank. Only runs on at least LEAST_ORDERED nodes use it. Empty means the order of ranks.
     """
 
     devices: Mapping[int, int]

@@ -113,7 +113,7 @@ def _run_loggers() -> dict[str, Any]:
 
 
 def publish_summary(report: Path, *lines: str) -> None:
-    """Attach a link to the report page and the lines to the Prefect flow run."""
+    """Attach `lines`, and a link to the page `report`, to the Prefect flow run."""
     from prefect.artifacts import create_markdown_artifact
 
     create_markdown_artifact(
