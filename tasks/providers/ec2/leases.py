@@ -268,18 +268,23 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
-        A lease without machines gets the outcome "refused" instead of `outcome`. A lease without
-        machines and without refusals is deleted, and returned unchanged. If lease.json cannot be
-        written, no error is raised, and the lease on disk stays open until the reaper closes it.
+        A lease without machines gets the outcome "refused" instead of `outcome`, and a refusal if
+        it has none, because the process was killed before it stored AWS's answer. A lease without
+        requests is deleted, and returned unchanged. If lease.json cannot be written, no error is
+        raised, and the lease on disk stays open until the reaper closes it.
         """
-        if not lease.machines and not lease.refusals:
+        if not lease.machines and not lease.requests:
             self.forget(lease.lease_id)
             return lease
+        unheard = (
+            () if lease.machines else ("AWS's answer was not stored before the process ended",)
+        )
         lease = replace(
             lease,
             ended_at=now,
             outcome=outcome if lease.machines else "refused",
             releasing=False,
+            refusals=lease.refusals or unheard,
             usd=lease.usd_until(now),
             fetched=lease.fetched or not lease.machines,
         )

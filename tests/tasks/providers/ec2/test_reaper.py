@@ -235,6 +235,17 @@ def test_machines_that_were_never_heard_of_are_ended_and_paid_for(home, aws, awa
     assert lived_s / 3600 < ended_hours(home, ON_DEMAND_USD) < (lived_s + 400) / 3600
 
 
+def test_a_request_whose_answer_nobody_stored_leaves_a_row(home, aws):
+    aws.fails("ec2:CreateFleet", KILLED)
+    home.killed_in(home.two("on-demand"))
+    (held,) = home.provider.leases()
+    lease = home.leases.read(held.lease_id)
+    assert lease.requests and not lease.machines and not lease.refusals
+    over = home.leases.close(lease, home.world.now, "reaped")
+    assert over.outcome == "refused" and over.refusals == home.leases.read(lease.lease_id).refusals
+    assert over.refusals
+
+
 def test_a_sweep_in_the_future_does_not_count(home):
     home.reap()
     assert home.controller().not_swept_since(home.world.now) == []
