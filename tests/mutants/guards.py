@@ -147,7 +147,7 @@ MUTANTS = (
     _of("overshoot-price", "models/domain/workload.py", r"OVERSHOOT_PRICE = 10\.0", "OVERSHOOT_PRICE = 1.0",
         "models/planner/test_ranking.py models/campaign/test_value_of_information.py"),
     _of("shares-odd", "models/planner/batch_split.py", r"\[batch \+ 1\] \* odd", "[batch] * odd",
-        "models/planner/test_batch_split.py"),
+        "models/planner"),
     _of("shares-left", "models/planner/batch_split.py", r"while len\(active\):", "while False:",
         "models/planner/test_batch_split.py"),
     # Watching.
