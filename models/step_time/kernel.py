@@ -35,10 +35,11 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return a (linear terms,) array: prior standard deviations of the linear terms in `names`.
+    """Return the prior standard deviation of each linear term at one level of the model.
 
-    A linear term is a parameter of the formula or an effect on log T1, the log seconds of one
-    device. `level` is a field of Parameter, such as "kind". Terms that are not in `names` get 0.
+    A linear term is a parameter of the formula (formula.py) or an effect on the log seconds of one
+    device (one_device.py). `level` is a field of Parameter, such as "kind". Terms that are not in
+    `names` get 0.
     """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
@@ -111,9 +112,10 @@ COLUMN |= {group: COLUMN["codes"].start + at for at, group in enumerate(CODES)}
 
 
 def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
-    """Return the squared-exponential covariance of the rows of `a` and the rows of `b`.
+    """Return the covariance exp(-d^2 / 2) of each row of `a` with each row of `b`.
 
-    `length` has the length scale of each column.
+    d is the distance of the two rows, in which each column is divided by its length scale in
+    `length`. The result has the shape (rows of a, rows of b).
     """
     a, b = a / length, b / length
     square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
@@ -304,7 +306,10 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
 
 
 def point_inputs(points: Points) -> FloatArray:
-    """Return a (points, WIDTH) array: kernel inputs for log T1, the log seconds of one device."""
+    """Return the input rows of the kernel for the log seconds of one device at each point.
+
+    The result has the shape (points, WIDTH).
+    """
     inputs = np.zeros((len(points.mean), WIDTH))
     inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
     inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes

@@ -1,4 +1,4 @@
-"""Predict log step seconds with the fitted regression of regressor.py.
+"""Compute the mean and the variance of log step seconds after the fit of regressor.py.
 
 The mean is the formula at the posterior mean of its parameters, corrected by the residuals of
 similar setups. The variance is the sum of the variances of the formula, linearised at this point,

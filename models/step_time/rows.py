@@ -71,12 +71,11 @@ def code_of(*key: object) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Points whose one-device seconds are needed: (workload, mode, kind of device, batch) tuples.
+    """The inputs from which the seconds of one device are predicted, with a row per point.
 
-    All arrays have a row per point. The four columns of `codes` identify the kind of device, the
-    neural network, the combination of workload and mode, and the combination of all three:
-    workload, mode and kind of device. The middle batch is the median of the batches that were
-    measured for the workload.
+    A point is a workload in a mode, on a kind of device, with a batch. The four columns of `codes`
+    identify the kind of device, the neural network, the workload in its mode, and the workload in
+    its mode on the kind. The middle batch is the median of the workload's measured batches.
     """
 
     mean: FloatArray  # prior mean of log seconds

@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-import pandas as pd
-
 from models.campaign import budget as pure
 from models.campaign.budget import Allowance, Cap
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, parse_cluster
-from warehouse import reads
 
 from ..execution.claims import of_others
 from ..execution.data import DataPlan, fetch_s
@@ -205,13 +202,13 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     be read, the problem says so, and the returned cost is infinite.
     """
     month = f"{now:%Y-%m}"
-    recent = mart_of(workspace, "spend", month=month)
+    recent = workspace.mart("spend", month=month)
     for refresh_id in recent[recent["usd"].isna()]["refresh_id"]:
         return float("inf"), (
             f"the cost of refresh {refresh_id} is unknown, so nothing is launched before next"
             " month; AWS's bill shows the cost"
         )
-    stored = {*mart_of(workspace, "lease_spend")["lease_id"]}
+    stored = {*workspace.mart("lease_spend")["lease_id"]}
     try:
         kept = Ec2Leases(workspace.home).spent() or {}
     except ProviderError as error:
@@ -246,20 +243,11 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
                 f" warehouse nor {leases.spent_file} has their cost. Look at AWS's bill, and"
                 " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
-    stored = mart_of(workspace, "lease_spend")
+    stored = workspace.mart("lease_spend")
     stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month]
     known: dict[str, float] = stored.groupby("lease_id")["usd"].sum().to_dict()
     known[f"stated-{now.isoformat()}"] = max(0.0, (stated or 0.0) - spent)
     leases.begin_spent({name: (month, usd) for name, usd in known.items()})
-
-
-def mart_of(workspace: Workspace, name: str, **equal: object) -> pd.DataFrame:
-    """Return the rows of `workspace`'s provider in the mart (a view in the warehouse) `name`.
-
-    equal: {column: value}. Only rows with these values are returned. There are no rows before the
-    first refresh.
-    """
-    return reads.mart(workspace.warehouse, name, provider=workspace.provider.name, **equal)
 
 
 def _spot_margin(workspace: Workspace) -> float | None:

@@ -49,7 +49,7 @@ from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
-from .budget import Tally, allowance, mart_of, patience_s
+from .budget import Tally, allowance, patience_s
 
 # Maximum number of lists of launches that a campaign plans. With a model in use (the champion), a
 # list counts only if none of its runs was recorded.
@@ -73,7 +73,7 @@ def shop(
     workspace = workspace.without(tally.lacking)
     workloads = with_facts(workspace.measurable, frames["workloads"])
     limits = _limits(workspace, tally)
-    unknown = unknown_learning(mart_of(workspace, "learning"), workloads)
+    unknown = unknown_learning(workspace.mart("learning"), workloads)
     learning = learning_launches(limits, unknown, offers)
     stale_after = timedelta(days=workspace.settings.campaign.stale_after_days)
     past = Past(
@@ -176,10 +176,10 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     failed. The launch uses a recommended cluster and stops one of its machines during the run. The
     machines must be local, because the run needs a shared folder for checkpoints.
     """
-    runs = mart_of(workspace, "elastic_runs")
+    runs = workspace.mart("elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
     offers = current_offers(workspace)
-    rows = rows_of(mart_of(workspace, "recommendations"))
+    rows = rows_of(workspace.mart("recommendations"))
     for workload in workspace.without(tally.lacking).measurable:
         tried = tries.get((workload.name, workload.digest), [])
         if "measured" in tried or len(tried) >= MOST_TRIES:
@@ -224,7 +224,7 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
     Runs that failed because of a machine, the data or the installation of requirements are left
     out, because they may succeed next time.
     """
-    failed = mart_of(workspace, "failed_runs", status="failed", told_by="node")
+    failed = workspace.mart("failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
     failed = failed[~failed["cause"].isin((MACHINE, DATA, INSTALL))]
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
@@ -277,7 +277,7 @@ def outdating(workspace: Workspace) -> str:
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
         return ""
-    stored = mart_of(workspace, "torch_lines")
+    stored = workspace.mart("torch_lines")
     others = stored[stored["torch_line"] != line]
     if others.empty:
         return ""

@@ -34,7 +34,6 @@ from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace
-from .budget import mart_of
 
 Row = dict[str, Any]
 _STEP = ("step_s", "step_low_s", "step_high_s")
@@ -140,7 +139,7 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 
     The column `reason` says why a run was not measured. It is empty for measured runs.
     """
-    runs, failures = (mart_of(case.workspace, name) for name in ("runs", "failed_runs"))
+    runs, failures = (case.workspace.mart(name) for name in ("runs", "failed_runs"))
     measured = dict(zip(runs["run_id"].map(planned_id), runs["step_s"], strict=True))
     failed = dict(zip(failures["run_id"].map(planned_id), failures["reason"], strict=True))
     rows = []
@@ -205,7 +204,7 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
             f"{cluster.name} cannot train {case.workload.name} with its first precision and"
             f" strategy and global batch {least} or more: name other machines, or change the batch"
         )
-    lines = profiled_lines(mart_of(case.workspace, "profiles"))
+    lines = profiled_lines(case.workspace.mart("profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
     missing = [
         profile_of(case.workload, run.mode, instance_type, costs)

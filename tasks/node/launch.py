@@ -99,7 +99,10 @@ class Worker:
             self.report("progress.json", {"attempt": self.plan.attempt, "run_id": item.run_id})
 
     def write_record(self, item: Item, **facts: Any) -> None:
-        """Write the record of the run `item`. `facts` are passed to `record_of`."""
+        """Write the record of the run `item` to the mailbox.
+
+        `facts` are the keyword arguments of `record.record_of`, such as the measured values.
+        """
         self.report(f"records/{item.run_id}.json", record_of(self.plan, item, **facts))
 
     def report(self, name: str, body: Mapping[str, Any]) -> None:

@@ -93,8 +93,9 @@ class Case:
     @property
     def is_outdated(self) -> bool:
         """Return True if the workload has runs, but the model in use has not learned from them."""
-        known = self.champion is not None and self.champion.model.met_workload(self.workload)
-        return bool(len(self.runs)) and not known
+        if self.champion is None or not len(self.runs):
+            return False
+        return not self.champion.model.met_workload(self.workload)
 
     def _modelled(self, champion: StepTimeModel) -> Case:
         """Return the case with `model` set, and with only the modes that the model can predict."""

@@ -26,7 +26,7 @@ from models.step_time.model import StepTimeModel
 from warehouse import reads
 
 from ..reporting.tables import share
-from ..workspace.workspace import Workspace
+from ..workspace.workspace import Workspace, refresh_command
 from .case import SEED, Case, Row, comparable, contending, supply_of
 
 # Four machines suffice to show how a workload communicates.
@@ -64,7 +64,8 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     if not sold:
         return _no_runs("no offer has a price")
     if case.is_outdated:
-        return _no_runs("the workload was measured after the model was fitted")
+        command = refresh_command(case.workspace.provider.name, "0")
+        return _no_runs(f"the workload's runs are newer than the model: run `{command}`")
     if case.model is None or not case.known:
         return _profiles(case, sold, count)
     return _pilots(case, case.model, plan, sold, count)

@@ -84,7 +84,7 @@ def test_every_command_and_option_has_help_and_json():
         "recommend conv --deadline 2h --tokens few",
         "recommend conv --deadline 2h --tokens 2B",
         "recommend conv --deadline 2h --tokens 2B --samples 3",
-        "recommend conv --budget -1",
+        "recommend conv --budget 0",
         "recommend conv --budget inf",
         "recommend conv --deadline 2h --p-required 90",
         "size convv",

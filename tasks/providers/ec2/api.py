@@ -298,7 +298,7 @@ def spot_advisor() -> Answer:
     try:
         with urllib.request.urlopen(ADVISOR, timeout=10) as answer:
             return dict(json.load(answer))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return {}
 
 

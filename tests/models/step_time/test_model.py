@@ -217,3 +217,5 @@ def test_only_measured_modes_are_offered_and_no_setups_give_no_predictions(gpus)
     model = fitted(sharded)
     assert {str(mode) for _, mode in model.trained} == {"bf16 fsdp"}
     assert len(model.predict(sharded.iloc[:0])) == 0
+    found = model.predict(sharded.assign(accumulation_steps=8))  # each micro-step communicates
+    assert (found["exposed_communication_s"] <= found["communication_s"] * (1 + 1e-9)).all()

@@ -12,6 +12,7 @@ from tasks.campaign import campaign, dry_run
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served
+from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, changed, measured, model
 from tests.warehouse.builders import body, load, setup
 from warehouse import reads
@@ -55,10 +56,10 @@ def test_a_compressed_strategy_is_shown_to_learn_once(here, monkeypatch):
     failed = {"workload": "conv", "workload_digest": conv.digest, **SPARSE._asdict()}
     failed |= {"status": "failed", "cause": "", "cluster": "", "layout": "", "batch_per_device": ""}
     known = {"learning": pd.DataFrame([failed] * 6)}
-    stored = campaign.mart_of
+    stored = Workspace.mart
     monkeypatch.setattr(
-        campaign,
-        "mart_of",
+        Workspace,
+        "mart",
         lambda here, name, **equal: known[name] if name in known else stored(here, name, **equal),
     )
     assert "learn" not in {item.kind for item in items_of(shop(here))}
@@ -155,7 +156,7 @@ def test_with_a_champion_every_launch_is_chosen_anew(here, monkeypatch):
 def test_an_image_of_another_torch_is_warned_about(here, monkeypatch):
     ec2 = replace(here, provider=DescribedMachines(name="ec2"))
     lines = pd.DataFrame({"torch_line": ["2.13"], "runs": [2]})
-    monkeypatch.setattr(campaign, "mart_of", lambda *_: lines)
+    monkeypatch.setattr(Workspace, "mart", lambda *_: lines)
     assert campaign.outdating(ec2) == ""
     parameter = ec2.settings.ec2.ami_parameter.replace("pytorch-2.13", "pytorch-2.14")
     other = changed(ec2, "ec2", ami_parameter=parameter)
@@ -238,7 +239,7 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch)
     def launches(*statuses, workspace=elastic, seconds=400.0):
         runs = {"workload": "conv", "workload_digest": conv.digest, "status": list(statuses)}
         marts = {"recommendations": pd.DataFrame([row]), "elastic_runs": pd.DataFrame(runs)}
-        monkeypatch.setattr(reads, "mart", lambda _, name, **__: marts[name])
+        monkeypatch.setattr(Workspace, "mart", lambda _, name, **__: marts[name])
         return list(campaign.within(workspace, None, tally(1.0, seconds)))
 
     (launch,) = launches()

@@ -1,6 +1,7 @@
 """Rows for every goal of every workload, from the champion or with the reason why there is none."""
 
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 import pytest
 
@@ -137,10 +138,12 @@ def test_a_strategy_without_proof_of_learning_is_vetoed(here):
 def test_downloads_from_another_region_are_part_of_the_dollars(tmp_path):
     here = install(tmp_path, provider=DescribedMachines(name="ec2"))
     conv = here.workloads[0]
-    row = {"workload": "conv", "workload_digest": conv.digest, "region": "us-east-1"}
-    row |= {"bytes": 200e9, "files": 1000, "planned_at": NOON}
-    with here.warehouse.transact() as connection:
-        append(connection, "raw_downloads", [row])
+    row = {"workload": "conv", "workload_digest": conv.digest}
+    row |= {"bytes": 200e9, "files": 1000}
+    for hour, region in enumerate(("us-east-1", "eu-west-1", "us-east-1")):  # the last counts
+        at = NOON + timedelta(hours=hour)
+        with here.warehouse.transact() as connection:
+            append(connection, "raw_downloads", [row | {"region": region, "planned_at": at}])
     offers = [replace(one, region=at) for one in here.provider.offers(NOON) for at in REGIONS]
     supply = supply_of(here, conv, offers, Stated())
     # at the same price the other region is dearer, since it downloads

@@ -6,7 +6,9 @@ from functools import cache
 import pandas as pd
 
 from models.domain.workload import Goal, Mode, Workload
+from models.planner.planner import Recommendation
 from models.step_time.model import fit
+from tasks.recommendation.answer import _by_gpu
 from tasks.recommendation.case import Case
 from tasks.recommendation.pilots import measure_first, pilots_for
 from tasks.training.registry import Champion
@@ -151,6 +153,13 @@ def test_a_choice_in_doubt_says_what_to_measure_first(tmp_path):
     assert measure_first(row, found | {"runs": []}) == row
 
 
+def test_runs_that_the_model_does_not_know_need_a_fit_and_no_pilot(tmp_path):
+    here, runs = home(tmp_path), pd.DataFrame({"workload": ["new"], "measured_at": [NOON]})
+    case = Case.of(here, model(), new_workload(), here.provider.offers(NOON), runs)
+    found = pilots_for(case, Recommendation(rows=[]), buyable=case.offers, count=1)
+    assert not found["runs"] and "srift refresh" in found["reason"] and "older" in case.notes[0]
+
+
 def test_the_best_cluster_of_each_kind_of_gpu_is_compared(tmp_path):
     here = home(tmp_path)
     offers = here.provider.offers(NOON)
@@ -158,6 +167,9 @@ def test_the_best_cluster_of_each_kind_of_gpu_is_compared(tmp_path):
     first, *others = case.plan(top=1).rows
     best = {row["device"]: row for row in [first, *others]}
     assert best.keys() >= {one.instance_type.device for one in offers}
+    rows = _by_gpu(case, [first, *others])
+    assert [row["rank"] for row in rows] == list(range(1, len(best) + 1))
+    assert rows[0]["cluster"] == first["cluster"] and {row["device"] for row in rows} == {*best}
     for device in best.keys() - {first["device"]}:
         alone = [one for one in offers if one.instance_type.device == device]
         (row, *_) = replace(case, offers=alone, known=alone).plan(top=1).rows

@@ -23,7 +23,8 @@ def test_uploads_reach_the_mailbox_and_the_controllers_files_every_node(home, ru
     home.upload(SECOND, "records/r-1-000.json", {"run_id": "r-1-000"})
     write_json(running.mailbox / "plan.json", {"attempt": 1})
     (running.mailbox / "workloads").mkdir()
-    (running.mailbox / "workloads" / "abc.py").write_text("x = 1\n")
+    for name in ("abc.py", ".abc.py.77"):  # the second is being written
+        (running.mailbox / "workloads" / name).write_text("x = 1\n")
     write_json(running.mailbox / "controller" / "envelopes.json", {"r-1-000": {}})
     assert running.mirror.sync()
     box = Mailbox(path=running.mailbox, nodes=2)
