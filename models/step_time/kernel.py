@@ -273,6 +273,23 @@ class StepProcess(GaussianProcess):
             total += _same(X, self.inputs, group) @ pulls * variance
         return total
 
+    @cached_property
+    def _points(self) -> tuple[FloatArray, FloatArray]:
+        """Return the inputs of the distinct measured points, and the sum of weights of each point.
+
+        Points are far fewer than measured rows, which makes `curves` several times faster.
+        """
+        columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
+        columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)
+        values = self.inputs[:, columns]
+        values[:, 3] = values[:, 3] > 0
+        distinct, which = np.unique(values, axis=0, return_inverse=True)
+        inputs = np.zeros((len(distinct), WIDTH))
+        inputs[:, columns], inputs[:, COLUMN["alone"]] = distinct, 1.0
+        weights = np.zeros(len(distinct))
+        np.add.at(weights, which.reshape(-1), self.weights * self.inputs[:, COLUMN["alone"]])
+        return inputs, weights
+
     def curves(self, X: FloatArray) -> FloatArray:
         """Return a (points,) array: the part of the posterior mean of log T1 from smooth curves.
 
@@ -280,15 +297,14 @@ class StepProcess(GaussianProcess):
         transformer. `deviations` returns the other part, the linear terms. `X` is the result of
         `point_inputs`.
         """
-        found, bare, workload = np.zeros(len(X)), X.copy(), COLUMN["workload"]
+        inputs, weights = self._points
+        found, bare = np.zeros(len(X)), X.copy()
         bare[:, :_LINEAR] = 0.0
-        shaped = self.inputs[:, COLUMN["transformer"]]
+        workload, shaped = COLUMN["workload"], COLUMN["transformer"]
         for code in np.unique(X[:, workload]):
             at = np.flatnonzero(X[:, workload] == code)
-            alike = (self.inputs[:, workload] == code) | (
-                shaped * X[at[0], COLUMN["transformer"]] > 0
-            )
-            found[at] = self.covariance(bare[at], self.inputs[alike]) @ self.weights[alike]
+            alike = (inputs[:, workload] == code) | (inputs[:, shaped] * X[at[0], shaped] > 0)
+            found[at] = self.covariance(bare[at], inputs[alike]) @ weights[alike]
         return found
 
 
