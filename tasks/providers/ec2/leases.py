@@ -137,8 +137,8 @@ class Ec2Lease(HeldLease):
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
-    def held(self) -> Lease:
-        return _Held(**self.shared(_Held))
+    def held(self, *, controller_alive: bool) -> Lease:
+        return _Held(**self.shared(_Held), controller_alive=controller_alive)
 
     def usd_until(self, now: datetime) -> float:
         """Return the cost in dollars until `now`, including machines of failed launch attempts."""

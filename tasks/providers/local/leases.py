@@ -67,7 +67,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
             return
         for folder in ("code", "scratch"):
             shutil.rmtree(self.directory(lease_id) / folder, ignore_errors=True)
-        usd = lease.held().usd_until(now)
+        usd = lease.held(controller_alive=False).usd_until(now)
         with suppress(OSError):
             self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 

@@ -58,11 +58,6 @@ class HostMark:
             return None
 
 
-def boot_id() -> str:
-    """Return the kernel's random id of this boot. PIDs from an earlier boot are invalid."""
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-
-
 def identify(pid: int) -> Process | None:
     """Return the process that has this PID now; None if there is none or it is a zombie."""
     try:
@@ -71,12 +66,6 @@ def identify(pid: int) -> Process | None:
     except _GONE:
         return None
     return None if fields[0] in "ZX" else Process(pid=pid, start_ticks=int(fields[19]))
-
-
-def myself() -> Process:
-    found = identify(os.getpid())
-    assert found is not None
-    return found
 
 
 def is_running(process: Process) -> bool:

@@ -140,7 +140,8 @@ class LocalProvider(LocalMachine, Provider):
         if lease is not None:
             why = "it had already ended"
             if lease.ended_at is None:
-                why = lease.why_end(now, all_of_them=all_of_them)
+                alive = self.store.controller_alive(lease_id)
+                why = lease.why_end(now, controller_alive=alive, all_of_them=all_of_them)
         if not why:
             return []
         processes, groups = self.store.end(lease_id, self.shares)
