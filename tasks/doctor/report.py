@@ -86,7 +86,7 @@ def share_warehouse(settings: Settings) -> str:
     """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):
-        raise SettingsError("no warehouse is shared: add a section [shared] to srift.toml")
+        raise SettingsError("no shared warehouse is set: add a section [shared] to srift.toml")
     copied = shared.carry_over(file)
     rows = [f"{count} rows of {table}" for table, count in copied.items() if count]
     return f"copied to {shared}: {', '.join(rows) or 'nothing new'}. {file} is no longer used"

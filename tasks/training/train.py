@@ -91,7 +91,7 @@ def register(
 
     If another computer of the team has promoted a model since `challenger` was compared, the new
     model is compared again, with that model.
-    frames: {name: measurements}, to which the new model was fitted.
+    frames: the measurements to which the new model was fitted.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(
