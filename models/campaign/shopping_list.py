@@ -317,12 +317,13 @@ def _fill(
 ) -> tuple[list[PlannedRun], float]:
     """Return the best runs for one launch, and their value per billed second.
 
-    The runs take at most `most_s` seconds. `valued` has (value, run) pairs of training runs, by the
-    instance types of the run's machines. The launch starts with the runs in `first`. Training runs
-    of sub-clusters of `cluster` are then added in the order of their value per second, until the
-    next run would lower the total value of the training runs per billed second. A run that fits
-    within the minimum billed time costs nothing and is always added. Adding a run can only lower
-    the values of other runs, so a heap recomputes values lazily.
+    The launch lasts at most `most_s` seconds. `valued` has (value, run) pairs of training runs, by
+    the instance types of the run's machines. The launch starts with the runs in `first` that fit.
+    Training runs on subsets of the machines of `cluster` are then added, those with the highest
+    value per second first. This stops when the next run would lower the total value of the training
+    runs per billed second. A run that fits within the minimum billed time costs nothing and is
+    always added. Adding a run can only lower the values of other runs, so a heap recomputes values
+    lazily.
 
     Returns no runs and 0.0 if the launch would have neither a training run nor a profile.
     """

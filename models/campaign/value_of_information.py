@@ -156,10 +156,11 @@ def aim_and_meeting(
 def judged(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the result of `aim_and_meeting` for the setups of `question`, for several draws.
+    """Return the log objective and the Meeting of each setup of `question`, for several draws.
 
-    `mean` (n, draws) has draws of the mean log step seconds of all n setups of a `Belief`, and
-    `variance` (n,) their variances. Results have the shape (setups of the question, 1, draws).
+    `aim_and_meeting` describes both. `mean` is (n, draws): drawn means of the log step seconds of
+    the n setups of a `Belief`. `variance` is (n,): the variance of the log step seconds around the
+    mean. Results have the shape (setups of the question, 1, draws).
     """
     places = question.places
     return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])

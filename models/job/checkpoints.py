@@ -74,7 +74,7 @@ def fit_checkpoints(written: pd.DataFrame) -> CheckpointModel:
     """Fit the seconds to write a checkpoint. If `written` has no rows, return the prior.
 
     `written` has a row per checkpoint, with columns workload, instance_type, bytes and seconds. The
-    fit uses the median seconds of the rows that agree in the other three columns.
+    fit uses the median seconds of each combination of workload, instance_type and bytes.
     """
     # The median ignores a checkpoint that was written while the disk was busy.
     cells = written.groupby(["workload", "instance_type", "bytes"])["seconds"].median()

@@ -89,9 +89,9 @@ class Conditions(NamedTuple):
         return Conditions(*(column[rows] for column in self))
 
     def later(self, seconds: ArrayLike) -> Conditions:
-        """Return the conditions with `seconds` added to each start-up and each replacement.
+        """Return a copy whose start-ups and replacements each take `seconds` longer.
 
-        `seconds` is a number, or an array with a number per cluster.
+        `seconds` is a number, or a (clusters,) array.
         """
         more = np.asarray(seconds, dtype=float)
         return self._replace(
@@ -203,8 +203,8 @@ class _Job(NamedTuple):
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     """Return expected hours and interruptions of jobs whose training steps take `work_hours`.
 
-    `work_hours` is (clusters,) or (clusters, draws). The arrays of the result are (clusters,) or
-    (draws, clusters).
+    `work_hours` is (clusters,) or (clusters, draws). The arrays of the result are transposed:
+    (clusters,) or (draws, clusters).
     """
     work = np.asarray(work_hours, dtype=float).T
     write = conditions.checkpoint_s / 3600
@@ -226,8 +226,8 @@ def _rate(
     """Return a (draws, clusters) array: drawn interruption rates divided by their mean.
 
     `doubted` and `shock` are (draws, 1) uniform draws. `doubted` is for the uncertainty of the
-    estimated rate, `shock` for bunches of interruptions. `work_hours` are the expected hours of the
-    jobs.
+    estimated rate. `shock` is for the variation of the true rate over days and weeks. This
+    variation matters less during long jobs, so `work_hours` has the expected hours of the jobs.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)

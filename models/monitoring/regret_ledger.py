@@ -101,7 +101,10 @@ def judge(
 
 
 def _keys(rows: pd.DataFrame, devices: Mapping[str, int]) -> list[str]:
-    """Return, for each row, a text that is equal for rows with the same setup."""
+    """Return a text for each row. Rows with the same setup have the same text.
+
+    devices: number of devices of each instance type.
+    """
     return [str(row_key(row, devices)) for row in rows_of(rows)]
 
 

@@ -55,9 +55,10 @@ def split_groups(
     0 in padding. `devices` is the number of devices of one machine of the type. A device of the
     type computes b samples in `a` + `k` b seconds.
 
-    Returns a (clusters, types) array: the samples per device, summed over the machines of the type.
-    If a sum is not a multiple of `count`, each device of the first (sum mod count) machines gets an
-    additional sample. The row of a cluster that cannot be split has only zeros.
+    Returns a (clusters, types) array. An element is the sum, over the machines of the type, of the
+    samples per device: 7 for three machines whose devices compute 3, 2 and 2 samples. If a sum is
+    not a multiple of `count`, the first (sum mod count) machines compute the additional samples,
+    one on each of their devices. The row is zero for a cluster that cannot share the samples.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -218,9 +219,9 @@ def splits_of(
     """Return all batch splits of each cluster in each mode of the workload.
 
     A global batch is split with each number of accumulation steps in ACCUMULATION_STEPS that
-    divides it. Splits that do not fit in the memory of all devices are left out. If none fits, the
-    number of steps is the smallest larger divisor of the global batch with which a split fits.
-    Splits in which a machine gets no sample are left out.
+    divides it. Splits that exceed the memory of any device are left out. If all of them do, larger
+    divisors of the global batch are tried in ascending order, until a split fits. Splits in which a
+    machine gets no sample are left out, too.
 
     Args:
         workload: the workload with its allowed modes.

@@ -58,9 +58,10 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that its cluster could use instead.
 
-    The text compares DDP with the strategies that must be faster than DDP (`Mode.must_be_faster`),
-    if the workload allows both on the setup's cluster. It also has the reasons of `vetoes` against
-    other strategies.
+    The text compares DDP with each strategy that may be chosen only if it is faster than DDP
+    (`Mode.must_be_faster`). DDP and the strategy must be possible on the setup's cluster and
+    allowed by the workload. The text also has the reasons in `vetoes` why other strategies may not
+    be chosen.
     """
     reasons: list[list[str]] = [[] for _ in setups]
     modes: dict[int, list[Mode]] = {}  # DDP and its rivals, by position in `setups`
