@@ -321,7 +321,11 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
 
 def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
-    """Yield the setups of a cluster that `training_runs` measures for a workload in a mode."""
+    """Yield the setups that measure a workload in a mode on a cluster.
+
+    `training_runs` describes their global batches, layouts and accumulation steps. `lines` has the
+    measured speeds of devices.
+    """
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
     if not _trains(cluster, mode):

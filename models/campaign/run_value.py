@@ -158,10 +158,10 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, new)
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return the expected loss from wrong choices that `run` would avoid.
+        """Return by how much `run` would lower the expected loss from wrong choices.
 
-        Loss that planned runs already avoid does not count. Returns None if the model cannot
-        predict the run.
+        What planned runs already lower does not count. Returns None if the model cannot predict
+        the run.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None

@@ -365,7 +365,7 @@ def _fill(
 
 
 def _per_second(value: float, run: PlannedRun) -> float:
-    """Return the value per second of `run`, rounded to six digits.
+    """Return the value per second of `run`, rounded to six significant digits.
 
     Without rounding, floating-point errors would decide the order of equally valuable runs.
     """

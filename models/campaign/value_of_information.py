@@ -72,10 +72,10 @@ class Belief:
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> FloatArray:
-        """Return an (n, places) array: how much a run of a setup changes the mean of each setup.
+        """Return an (n, places) array: how much a run changes the mean log step time of each setup.
 
-        Column j is for a run of the setup at position `places[j]`, whose outcome is one standard
-        deviation above its mean. The means are those of log step times.
+        Column j is for a run of the setup at position `places[j]`, if its log step time is measured
+        one standard deviation (`outcome_sd`) above the mean.
         """
         return self.covariance[:, places] / self.outcome_sd[places]
 

@@ -251,10 +251,11 @@ def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
 
 
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
-    """Return a (draws, clusters) array: Gamma variables of mean 1 at quantile `probability`.
+    """Return a (draws, clusters) array: quantiles of Gamma distributions with mean 1.
 
-    The quantile is 1 if the variance is 0. Variances are rounded to steps of 5 %. This saves time,
-    because thousands of setups then have only a few different variances.
+    `probability` is (draws, 1), and `variance` is (clusters,). The quantile is 1 if the variance is
+    0. Variances are rounded to steps of 5 %. This saves time, because thousands of setups then have
+    only a few different variances.
     """
     steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)
     kinds, at = np.unique(steps, return_inverse=True)

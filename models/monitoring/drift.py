@@ -51,10 +51,11 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
     A group is an instance type in a zone. `scored` is the result of `recent`. `before` maps the
     groups that have been drifting so far to the start of their drift.
 
-    The chance of a group is its p-value: the probability, without drift, of at least as many runs
-    outside their intervals. The group with the smallest chance drifts if its chance times the
-    number of tested groups is at most 5 %. Then its runs are removed, and the remaining groups are
-    tested again. A run on several instance types therefore counts against one type only.
+    The chance of a group is its p-value: the probability that at least as many of its runs would be
+    outside their intervals if there were no drift. The group with the smallest chance drifts if its
+    chance times the number of tested groups is at most 5 %. Then its runs are removed, and the
+    remaining groups are tested again. A run on several instance types therefore counts against one
+    type only.
 
     A drift in `before` continues, with its old start, while at least half of the group's recent
     runs are outside their intervals.

@@ -114,7 +114,7 @@ class Candidates:
     def with_hours(self, step_s: FloatArray, samples: int) -> Candidates:
         """Return the candidates with two more columns: expected `hours` and `usd` of the whole job.
 
-        `step_s` is a (splits,) array of predicted seconds per step. `samples` is the number of
+        `step_s` has the predicted seconds per step of each batch split. `samples` is the number of
         samples of the whole job.
         """
         split = self.column("split")

@@ -467,7 +467,7 @@ def load_settings(file: Path | None = None) -> Settings:
         )
     if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
         raise SettingsError(
-            f"{path} is another user's and may run code: if you trust it, cd {path.parent} first"
+            f"{path} belongs to another user and may run code: to trust it, cd {path.parent} first"
         )
     try:
         body = tomllib.loads(path.read_text())
