@@ -73,9 +73,10 @@ def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
 
 
 def longest_s(usd_per_hour: float, left_usd: float) -> float:
-    """Return the longest deadline in seconds whose worst-case cost is at most `left_usd`.
+    """Return the longest deadline whose worst-case cost is at most `left_usd`.
 
-    The deadline is a whole number of minutes. Returns 0 if `left_usd` does not pay for a minute.
+    The deadline is the number of seconds after which machines stop themselves, in whole minutes. It
+    is 0 if `left_usd` does not pay for a minute.
     """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:

@@ -173,7 +173,10 @@ class Model:
     predict: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
     def knows(self, trained: Trained, members: Sequence[str]) -> bool:
-        """Return True if the model can predict the (workload, mode) on these instance types."""
+        """Return True if the model can predict `trained` on all instance types in `members`.
+
+        `trained` is a (workload, mode).
+        """
         return trained in self.workloads and self.types.issuperset(members)
 
 

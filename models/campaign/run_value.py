@@ -60,14 +60,15 @@ class Past:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadValues:
-    """The values of one workload's runs: the expected loss that each run would avoid.
+    """The values of one workload's runs: how much each run is expected to lower regret.
+
+    Regret is the loss from wrong choices.
 
     Attributes:
         questions: the goals of the workload, each with the setups that may be chosen for it.
         belief: the joint normal distribution of the log step times of n setups.
         places: the position of each run's setup in `belief` and `regret`.
-        regret: an (n,) array: the expected loss from wrong choices that a run of each setup would
-            avoid.
+        regret: an (n,) array: how much a run of each of the n setups is expected to lower regret.
     """
 
     questions: Sequence[OpenChoice]

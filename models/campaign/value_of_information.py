@@ -5,7 +5,7 @@
 
 Log step times are jointly normal, and z is a standard normal variable: the outcome of the run.
 `planner/choice_rule.py` defines the choice and its loss. Here, the loss that a run saves always
-includes the penalty for exceeding a limit, even if the goal requires a probability. Regret is the
+includes the penalty for exceeding a limit, even if the goal states `p_required`. Regret is the
 loss of the choice minus the loss of the unknown best setup. A run does not change the loss of the
 best setup, so regret and loss decrease by the same amount (Frazier, Powell and Dayanik 2009).
 """
@@ -183,11 +183,11 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> FloatArray:
-    """Return an (n,) array: how much a run of each setup in `belief` is expected to lower regret.
+    """Return how much a run of each of the n setups in `belief` is expected to lower regret.
 
-    The result is the sum over `questions`. It is 0 for setups whose position is not in `runs`. A
-    question counts only if the run saves at least LEAST_REGRET and changes the choice with a
-    probability of at least LEAST_CHANCE.
+    The result is an (n,) array. It is 0 for setups whose position is not in `runs`. Otherwise it is
+    the sum over `questions`. A question adds nothing if the run lowers its regret by less than
+    LEAST_REGRET, or changes its choice with a probability below LEAST_CHANCE.
     """
     saved = np.zeros(len(belief.mean))
     for question in questions:

@@ -74,7 +74,10 @@ def _is_size(value: Any) -> bool:
 def _parameters(
     config: Mapping[str, Any], layers: int, hidden: int, sizes: Mapping[str, Any]
 ) -> float:
-    """Return the number of weights in attention, feed-forward layers and embeddings."""
+    """Return the number of weights in attention, feed-forward layers and embeddings.
+
+    `sizes` has further sizes of the network, such as the number of heads; None if not stated.
+    """
     heads = sizes["heads"] or 1
     head = sizes["head_size"] or hidden / heads
     inner = sizes["inner"] or config.get("expansion_ratio", 4) * hidden

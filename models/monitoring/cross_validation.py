@@ -49,8 +49,8 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """Yield (split, group name, training data without the group, runs of the group).
 
-    If the group is a cluster size above 1, the training data also has no probes (sweeps of
-    all-reduces) of clusters of this size.
+    If the group is a cluster size above 1, probes (sweeps of all-reduces) on clusters of this size
+    are also removed from the training data.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)

@@ -89,8 +89,9 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
     """Return (cause, detail for the user, instance type) of a slow run.
 
     The module's docstring lists the causes. For the cause "machine", the instance type is that of
-    the slow machine. For the cause "compute", it is that of all machines, if they have the same
-    type. Otherwise it is "". `expected` is the run's prediction. `input_share` is as in `alarms`.
+    the slow machine. For the cause "compute", it is the type of all machines, or "" if their types
+    differ. For other causes, it is "". `expected` is the run's prediction. `input_share` is as in
+    `alarms`.
     """
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:

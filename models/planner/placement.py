@@ -149,7 +149,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int,
 
 
 def _median(sweeps: Sequence[Links]) -> Links:
-    """Return links whose latencies, seconds per byte and sharing are medians over all sweeps."""
+    """Return links with the medians, over all sweeps, of each value of `Links`."""
     return Links(
         latency_s=np.median([one.latency_s for one in sweeps], axis=0),
         byte_s=np.median([one.byte_s for one in sweeps], axis=0),

@@ -3,10 +3,10 @@
 Planning has three stages, each with fewer candidates:
 
 1. The step-time formula, which is fast, estimates the step time of every candidate.
-2. The model predicts the step times of the best LOOKED candidates.
-3. The best DRAWN candidates are ranked, with joint draws of step times from the model.
+2. The model predicts the step times of the best 2,000 candidates (LOOKED).
+3. The best 400 candidates (DRAWN) are ranked, with joint draws of step times from the model.
 
-If there are at most DRAWN candidates, every candidate reaches the last stage.
+If there are no more than DRAWN candidates, every candidate reaches the last stage.
 """
 
 import math
@@ -183,13 +183,13 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
 def _that_fit(
     found: Candidates, goals: Sequence[Goal], supply: Supply
 ) -> tuple[Candidates, IntArray]:
-    """Return the candidates that can be launched, and the positions of the best LOOKED of them.
+    """Return the candidates that can be launched, and the positions of the best 2,000 (LOOKED).
 
-    `found` has the hours and dollars that the step-time formula estimates. `supply.fits`, which
-    checks if a cluster can be launched, is slow. Therefore, only the clusters of the best
-    candidates are checked. If a cluster cannot be launched, its candidates are dropped and the best
-    candidates are selected again. The returned candidates may include clusters that were not
-    checked, but none at the returned positions.
+    `found` has the hours and dollars that the step-time formula estimates. `supply.fits` checks if
+    a cluster can be launched. It is slow, so only the clusters of the best candidates are checked.
+    If a cluster cannot be launched, its candidates are dropped and the best candidates are selected
+    again. The returned candidates may include clusters that were not checked, but the clusters at
+    the returned positions were checked.
     """
     cluster, refusals = found.column("cluster"), dict[int, str]()
     usd, device = found.column("usd").astype(float), found.splits.device[found.column("split")]

@@ -87,9 +87,10 @@ def recommend(
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
-    """Return the rows of `recommend` for a single goal, without the number of measured runs.
+    """Return the rows of `recommend` for a single goal.
 
-    The additional column `at` is the position of the setup in `costs`.
+    The column with the number of measured runs is missing. The additional column `at` is the
+    position of the setup in `costs`.
     """
     objective = costs.expected(goal.objective)
     used = costs.expected(goal.constraint or goal.objective)
