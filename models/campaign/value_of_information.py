@@ -116,9 +116,9 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 def gain(
     question: OpenChoice, belief: Belief, runs: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the expected decrease of regret by each run, and the probability of a new choice.
+    """Return the expected decrease of regret, and the probability of another choice, by run.
 
-    Both results are (runs,) arrays. `runs` are the positions in `belief` of the setups to run.
+    Both results are (runs,) arrays. `runs` has the position in `belief` of each run's setup.
     """
     now = choice(question, belief)
     shift = belief.mean_shift(runs)[question.places][:, :, None]

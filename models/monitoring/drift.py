@@ -121,10 +121,7 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the chance of at least this many runs outside their intervals if nothing drifts.
-
-    Returns 1 if the group has too few runs to test.
-    """
+    """Return the p-value of a group of runs, or 1 if the group has too few runs to test."""
     return row["chance"] if row["runs"] >= _LEAST_RUNS else 1.0
 
 

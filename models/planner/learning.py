@@ -2,10 +2,11 @@
 
     allowed = dense + 0.1 (first - dense)       passes if loss <= allowed
 
-Runs record the mean loss of each group of consecutive steps, called a window. The first and the
-last AVERAGED windows that all runs have are used. `first` and `dense` are the mean losses of DDP in
-these first and last windows, averaged over seeds. `loss` is the mean loss of the strategy in the
-last windows. All compared runs use the same cluster, batch, precision and seeds.
+Runs record the mean loss of each group of consecutive steps, called a window. Of the windows that
+all runs have, the first four and the last four (AVERAGED) are used. `first` and `dense` are the
+mean losses of DDP in these first and last windows, averaged over seeds. `loss` is the mean loss of
+the strategy in the last windows. All compared runs use the same cluster, batch, precision and
+seeds.
 
 A run of the strategy and a run of DDP with the same seed form a pair, because their losses are
 correlated. A Student's t test decides from the differences within the pairs if `loss` is above or
