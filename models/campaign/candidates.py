@@ -294,7 +294,7 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if all devices support `mode`, and `mode` supports the numbers of devices."""
+    """Return True if all devices of the cluster support `mode`, and `mode` supports their number."""
     types = [offer.instance_type for offer in cluster.members]
     able = all(computes(one.device, mode) for one in types)
     return able and runs_on([one.devices for one in types], mode)

@@ -95,8 +95,8 @@ class AvailabilityModel:
     def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatArray:
         """Return a (clusters,) array: the chance that a cluster gets all its machines at once.
 
-        `counts` is a (clusters, pools) array with the number of machines from each pool. Pools are
-        assumed to be independent.
+        A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
+        the number of machines from each pool. Pools are assumed to be independent.
         """
         chances = [self.granted.get(pool[:3], _GRANTED[pool.market]) for pool in pools]
         exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)

@@ -183,9 +183,9 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
     zone, and neither price, download cost nor interruption rate is higher for any of them. Of equal
     zones, the first by name is kept.
 
-    A market may have more than `most` remaining zones. Then the zones are sorted by the number of
-    instance types for which they are the cheapest zone. The first `most` zones keep all offers.
-    Every other zone keeps only the types for which it is the cheapest zone.
+    If a market has more than `most` remaining zones, the `most` zones that are the cheapest zone
+    for the most instance types keep all offers. Every other zone keeps only the types for which it
+    is the cheapest zone.
     """
     kept: list[dict[str, Offer]] = []
     for group in sold_together(offers):

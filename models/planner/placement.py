@@ -97,7 +97,7 @@ def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> Float
 def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     """Return the rank order of machines in which the communication rounds take the shortest time.
 
-    If there are at most EXACT machines, all orders are compared. Otherwise a local search is used.
+    All orders of up to 8 machines (EXACT) are compared. More machines need a local search.
     """
     if links.machines > EXACT:
         return searched(links, rounds)

@@ -232,11 +232,11 @@ def shortlist(
     candidates with the best scores by each of these criteria are returned:
 
     - the distance to the Pareto frontier of `hours` and `usd`
-    - the loss for each goal, with each standard deviation in _SPREADS as the uncertainty
+    - the loss for each goal, once for each assumed uncertainty in _SPREADS
     - the excess over a goal's limit, among candidates with a better objective than the candidate
       with the lowest loss; explanations mention these near misses
 
-    Each criterion takes at most _OF_A_GROUP candidates with the same number in `group`. The best
+    Each criterion takes at most two candidates with the same number in `group`. The best
     candidates of each kind of device are added. `device` has the number of each candidate's kind of
     device; candidates of several kinds have -1.
     """
@@ -263,8 +263,7 @@ def shortlist(
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
     """Return the positions of the `count` lowest finite scores, in ascending order of score.
 
-    `group` has the number of each score's group. At most _OF_A_GROUP positions are taken from a
-    group.
+    `group` has the number of each score's group. At most two positions of a group are returned.
     """
     left: IntArray = np.flatnonzero(np.isfinite(score))
     if len(left) > 8 * count:

@@ -176,7 +176,7 @@ def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArr
 
 
 def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infeasible") -> Row:
-    """Return the row, without a cluster, of a goal for which no setup may be chosen."""
+    """Return the row of a goal for which no setup may be chosen. The row has no cluster."""
     batches = {workload.global_batch_least, workload.global_batch_most}
     batch = batches.pop() if len(batches) == 1 else None
     row = _question(workload, goal) | {"rank": 1, "status": status, "global_batch": batch}

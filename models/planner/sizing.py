@@ -222,7 +222,8 @@ def size_workload(
 
         scaling     a row for each usable Scale: its scaling rule
         checks      a row for each size of these Scales: measured efficiency and its prediction
-        best_batch  a row for each mode and instance type: the fastest batch of one device
+        best_batch  a row for each mode and instance type: the batch with which a single device
+                    computes the most samples per second
         unknown     a row for each Scale that is not usable
     """
     data = at_nominal_speed(data)
@@ -333,9 +334,10 @@ def _hiding(
 
 
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
-    """Return a list with one row: the fastest measured batch of one device that fits in memory.
+    """Return a list with one row: the measured batch with the most samples per second.
 
-    The list is empty if no measured batch fits.
+    The batch is that of a single device, and fits in its memory. The list is empty if no measured
+    batch fits.
     """
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
     known = (row for row in profiles if pd.notna(row.get("peak_bytes")))
