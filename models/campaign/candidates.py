@@ -185,9 +185,8 @@ def profile_of(
 ) -> PlannedRun:
     """Return a run that profiles the workload on one device.
 
-    The profile uses `mode.alone`, the equivalent of `mode` on one device. It times up to
-    PROFILE_BATCHES batch sizes, from an eighth of the workload's minimum global batch to its
-    maximum global batch.
+    The profile uses `mode.alone`, the equivalent of `mode` on one device. It times up to four batch
+    sizes, from an eighth of the workload's minimum global batch to its maximum global batch.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
@@ -294,7 +293,7 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if all devices of the cluster support `mode`, and `mode` supports their number."""
+    """Return True if all devices of the cluster support `mode`, and it supports their number."""
     types = [offer.instance_type for offer in cluster.members]
     able = all(computes(one.device, mode) for one in types)
     return able and runs_on([one.devices for one in types], mode)

@@ -144,7 +144,7 @@ class Knowledge:
         return known
 
     def learn(self, model: Model, runs: Iterable[PlannedRun]) -> None:
-        """Compute the values of the runs that `model` can predict."""
+        """Store `model`, and compute the values of all `runs` that it can predict."""
         self.model = model = replace(model, types=model.types - self.doubted)
         fresh = [
             row
@@ -161,8 +161,8 @@ class Knowledge:
     def saves(self, run: PlannedRun) -> float | None:
         """Return by how much `run` would lower the expected loss from wrong choices.
 
-        What planned runs already lower does not count. Returns None if the model cannot predict
-        the run.
+        The effect of the planned runs is subtracted. Returns None if the model cannot predict
+        `run`.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None
@@ -201,9 +201,9 @@ class Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
     def revalue(self, workloads: Iterable[str]) -> None:
-        """Recompute the values of the runs of `workloads`, taking the planned runs into account.
+        """Compute the values of the runs of `workloads` again, given the runs planned since.
 
-        A value of 0 stays 0.
+        A run with the value 0 keeps it, because planned runs only lower values.
         """
         for name in self.values.keys() & set(workloads):
             old = self.values[name]

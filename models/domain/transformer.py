@@ -51,7 +51,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     needed += [] if sizes["parameters"] else ["vocabulary"]
     for name, value in sizes.items():
         if value is None and name in needed:
-            raise ValueError(f"there is no {' or '.join(_NAMES[name])}")
+            raise ValueError(f"the network's shape lacks {' or '.join(_NAMES[name])}")
         if value is not None and not _is_size(value):
             raise ValueError(f"{name} is {value!r}, but must be a whole number of at least 1")
     layers, hidden, tokens = (int(sizes[name]) for name in needed[:3])

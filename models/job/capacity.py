@@ -68,9 +68,9 @@ def gang_startup(
 ) -> tuple[FloatArray, FloatArray]:
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of log seconds.
 
-    `model` is the result of `fit_startup`. `counts` is a (clusters, pools) array with the number of
-    machines from each pool. Every cluster has at least one machine. A cluster is ready when its
-    slowest instance type is ready.
+    `model` is the result of `fit_startup`. A pool is an instance type in a market and zone.
+    `counts` is a (clusters, pools) array with the number of machines from each pool. Every cluster
+    has at least one machine. A cluster is ready when its slowest instance type is ready.
     """
     keys = [(pool.market, pool.instance_type) for pool in pools]
     medians = model.log_medians(keys)[:, 0]

@@ -246,7 +246,10 @@ def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
 
 
 def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
-    """Return a (draws, clusters) array: lognormal variables of mean 1 at quantile `probability`."""
+    """Return a (draws, clusters) array: quantiles of lognormal distributions with mean 1.
+
+    `probability` is (draws, 1). `log_sd` is (clusters,): the standard deviations of the logs.
+    """
     return np.exp(log_sd * ndtri(probability) - log_sd**2 / 2)
 
 
