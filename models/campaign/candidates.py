@@ -293,7 +293,7 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if all devices of the cluster support `mode`, and it supports their number."""
+    """Return True if the kinds and the numbers of the cluster's devices support `mode`."""
     types = [offer.instance_type for offer in cluster.members]
     able = all(computes(one.device, mode) for one in types)
     return able and runs_on([one.devices for one in types], mode)

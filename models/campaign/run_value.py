@@ -173,8 +173,8 @@ class Knowledge:
     def needs(self, run: PlannedRun) -> bool:
         """Return True if the profile or probe `run` has been neither measured nor planned.
 
-        A probe (a sweep of all-reduces) is not needed if the model can predict all its instance
-        types.
+        A profile times several batch sizes on one device. A probe is a sweep of all-reduces on
+        several machines. It is not needed if the model can predict all its instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
         is_done = _identity_of(run) in self.done

@@ -217,9 +217,9 @@ def choice_set_of(
     """Return the setups that may still be chosen for a goal of `workload`.
 
     Only the best setup of each cluster is considered. For each goal, up to 30 setups with the
-    lowest expected objective and up to 10 setups with the lowest loss are returned. A goal is left
-    out if fewer than two setups compete for it. The rows of `predictions` are in the order of
-    `setups`.
+    lowest expected objective (hours or dollars) and up to 10 setups with the lowest loss (objective
+    and penalty for exceeding the limit) are returned. A goal is left out if fewer than two setups
+    compete for it. The rows of `predictions` are in the order of `setups`.
     """
     if not setups:
         return ChoiceSet(setups=(), questions=())

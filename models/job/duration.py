@@ -10,9 +10,9 @@
 
 h is the hazard: the expected number of interruptions per hour. c is the hours to write a checkpoint
 (checkpoints.py). I is the optimal interval between checkpoints. `replacement` is the mean hours
-until a lost machine is replaced. The work is divided into n equal
-pieces, where n is the smallest number with which no piece has more than I hours of work. A
-checkpoint is written between two pieces.
+until a lost machine is replaced. The work is divided into n equal pieces, where n is the smallest
+number with which no piece has more than I hours of work. A checkpoint is written between two
+pieces.
 
 The formulas are exact for memoryless interruptions (derived for Srift). A cluster needs all its
 machines, so its hazard is the sum of the machines' hazards. An interruption during a replacement

@@ -32,7 +32,7 @@ _ONE_SIDED = 2.0
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return the runs measured after all training runs of `model`, with the model's predictions.
+    """Return the runs newer than all runs to which `model` was fitted, with its predictions.
 
     The columns are those of `predictions_of`, with additional columns cluster, zone ("" if unknown)
     and measured_at.

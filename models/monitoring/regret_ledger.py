@@ -146,8 +146,9 @@ def _outcome(
 def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
     """Return the row of raw_ledger that compares a published choice with its rivals.
 
-    The first of `outcomes` is the choice, all others are measured rivals. `used` are the runs from
-    which the outcomes were computed.
+    Rivals are the setups that were published with a lower rank. The first of `outcomes` is the
+    choice, all others are rivals that were measured. `used` are the runs from which the outcomes
+    were computed.
     """
     choice, *rivals = outcomes
     finite = [rival for rival in rivals if np.isfinite(rival["loss"])]

@@ -48,7 +48,7 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
 
 
 def runs_on(layout: Sequence[int], mode: Mode) -> bool:
-    """Return True if `mode` can train on machines of which machine i uses `layout[i]` devices."""
+    """Return True if `mode` can train on a cluster whose machine i uses `layout[i]` devices."""
     sizes = np.array([[len(layout)], [min(layout)], [max(layout)], [sum(layout)]])
     return bool(mode.runs_on(*sizes)[0])
 

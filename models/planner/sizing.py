@@ -83,9 +83,9 @@ class ScalingRule:
         return (self.overhead_s + self.parallel_s) / (size * self.overhead_s + self.parallel_s)
 
     def largest(self, efficiency: float) -> int | None:
-        """Return the largest number of machines or devices with at least `efficiency`.
+        """Return the largest number of machines or devices that reaches a parallel `efficiency`.
 
-        Returns None if every number of units reaches this efficiency.
+        Returns None if every number reaches it.
         """
         if self.overhead_s == 0:
             return None

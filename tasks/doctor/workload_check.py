@@ -124,7 +124,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
 
 
 def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Write the workload's code and the agent's package below `place`, as on a machine."""
+    """Write the workload's code and Srift's agent below `place`, in the folders of a machine."""
     content, target = source.travels_as(source.read()), place / "home" / file.file
     target.parent.mkdir(parents=True)
     if file.folder:
@@ -136,7 +136,10 @@ def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:
-    """Return an error that lists the failed precisions, or None if no precision failed."""
+    """Return an error that lists the failed precisions, or None if no precision failed.
+
+    found: the result of `check_workload`.
+    """
     lines = [
         f"in {one['precision']}: {one['problem']}" for one in found["precisions"] if one["problem"]
     ]
