@@ -161,8 +161,8 @@ class Knowledge:
     def saves(self, run: PlannedRun) -> float | None:
         """Return by how much `run` would lower the expected loss from wrong choices.
 
-        The effect of the planned runs is subtracted. Returns None if the model cannot predict
-        `run`.
+        If planned runs already lower this loss, only the additional effect of `run` counts. Returns
+        None if the model cannot predict `run`.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None

@@ -236,7 +236,7 @@ def elastic_launch(
     The launch trains the setup of the row `recommended`, and stops its last machine on purpose. The
     run has about 30 s of steps and writes ten checkpoints. The first machine is on-demand, all
     others are spot. Returns None if the setup has a single machine, does not use plain DDP, or
-    needs machines that are not on offer, and if the launch would exceed the limits.
+    needs machines that are not on offer. Also returns None if the launch would exceed the limits.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)

@@ -187,7 +187,7 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
 
     The result is an (n,) array. It is 0 for setups whose position is not in `runs`. Otherwise it is
     the sum over `questions`. A question adds nothing if the run lowers its regret by less than
-    LEAST_REGRET, or changes its choice with a probability below LEAST_CHANCE.
+    0.1 % (LEAST_REGRET), or changes its choice with a probability below 2 % (LEAST_CHANCE).
     """
     saved = np.zeros(len(belief.mean))
     for question in questions:
@@ -255,7 +255,7 @@ def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     """Return the positions of the setups that may be chosen for `goal`, sorted by the objective.
 
     The array is empty if no setup with a known price keeps the goal's limit with a probability of
-    at least LEAST_CHANCE.
+    at least 2 % (LEAST_CHANCE).
     """
     usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)

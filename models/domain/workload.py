@@ -157,8 +157,8 @@ class Mode(NamedTuple):
     def dense(self) -> Mode:
         """Return the mode with which this mode's step time and convergence are compared.
 
-        If `sends_otherwise` is True, this is DDP with the same precision and switches. Otherwise it
-        is the mode itself.
+        If the strategy communicates differently from DDP (`sends_otherwise`), this is DDP with the
+        same precision and switches. Otherwise it is the mode itself.
         """
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 

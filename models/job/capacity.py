@@ -4,10 +4,10 @@
     p_type,market,zone ~ Beta(requests granted, requests refused)
     p_gang(n) = p^(1 + (n - 1) (1 - shared))
 
-The start-up time of a launch ends when its last machine works. n is the number of its machines, c
-is the mean of log n over the observed launches, and b is the effect of log n. mu, u and the noise
-are explained in log_seconds.py. Machines of one launch take similar times. Therefore, a launch
-counts as one observation per instance type.
+The start-up time of a launch ends when its last machine is ready. n is the number of machines, c is
+the mean of log n over the observed launches, and b is the effect of log n. log_seconds.py explains
+mu, u and the noise. Machines of one launch take similar times. Therefore, a launch counts as one
+observation per instance type.
 
 p is the chance that a request for one machine is granted. The parameters of its Beta posterior are
 the counts of granted and refused requests, plus those of the prior. p_gang(n) is the chance that

@@ -3,9 +3,10 @@
     seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise)
 
 The first factor is a line that CM-DARE [Li et al. 2020] measured on the storage of another cloud. x
-is the log of this factor. mu, u and b have normal priors around 0. The two numbers of the line are
-not fitted, because measurements of a few workloads do not determine both. Measurements do show the
-distance from the line (mu), and whether the distance grows with the size of the checkpoint (b).
+is the log of this factor. The two numbers of the line are not fitted, because measurements of a few
+workloads do not determine both. Measurements do show the distance from the line (mu), how it
+differs between instance types (u_type), and whether it grows with the size of the checkpoint (b).
+mu, u_type and b have normal priors around 0.
 """
 
 from collections.abc import Sequence

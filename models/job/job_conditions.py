@@ -58,9 +58,9 @@ class Stated:
 class Learned:
     """Start-up, checkpoint and interruption models that were learned from launches.
 
-    If `hazard` is None, the published interruption rates of the pools apply. If `availability` is
-    None, every request is granted. Reading a checkpoint is assumed to take as long as writing it.
-    `restarts` gives the seconds of a replacement. Before the first observed replacement, a
+    If `hazard` is None, the interruption rates that the provider publishes apply. If `availability`
+    is None, every request is granted. Reading a checkpoint is assumed to take as long as writing
+    it. `restarts` gives the seconds of a replacement. Before the first observed replacement, a
     replacement is assumed to take as long as a start-up.
     """
 

@@ -107,7 +107,10 @@ class LogSeconds:
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:
-            """Return the mean and covariance of all coefficients, for residuals of `noise_sd`."""
+            """Return the mean and covariance of all coefficients.
+
+            `noise_sd` is the standard deviation of the residuals.
+            """
             covariance = np.linalg.inv(design.T @ design / noise_sd**2 + np.diag(sd**-2.0))
             shift = covariance @ (design.T @ (logs - design @ mean)) / noise_sd**2
             return mean + shift, covariance

@@ -6,7 +6,7 @@
 The first of these causes that applies is named:
 
     host      CPU steal: the hypervisor withheld at least a tenth of the CPU time that was needed
-    speed     the reference computation around the run was also slower than usual
+    speed     the reference computation around the run was slower than usual
     machine   one machine computes longer per step than equal machines do
     link      at least half of the excess is excess communication
     input     making batches takes at least a third of the step

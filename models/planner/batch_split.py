@@ -160,8 +160,9 @@ class BatchSplits:
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
         """Return the batch splits at positions `rows` as input of the step-time model.
 
-        The arrays have two columns for each instance type: one for machines whose devices have an
-        extra sample, and one for all other machines of the type.
+        If the samples of an instance type do not divide equally, devices of some machines get an
+        additional sample. Therefore, the arrays have two columns for each type: one for these
+        machines, and one for all other machines of the type.
         """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)

@@ -61,8 +61,8 @@ class Candidates:
     Each entry of `zones` maps instance types to the offers of one market and zone. `conditions` has
     the start-up, checkpoint and interruption parameters of clusters. `compile_s` is a (modes,)
     array with the seconds of compilation before the first step. `frame` may contain clusters that
-    cannot be launched; the method `setups` leaves them out. `left_out` has the number of clusters
-    on offer without candidates, by reason.
+    cannot be launched; the method `setups` leaves them out. `left_out` maps each reason why a
+    cluster on offer has no candidate to the number of such clusters.
     """
 
     splits: BatchSplits

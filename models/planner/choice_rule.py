@@ -107,8 +107,7 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus the penalty for exceeding the limit.
 
-    `meeting` has the expected excess over the limit. The probability that the goal requires is
-    ignored.
+    `meeting` has the expected excess over the limit. The goal's `p_required` is ignored.
     """
     return log_objective + goal.overshoot_price * meeting.overshoot
 

@@ -282,7 +282,7 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
 
 def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
-    """Return the scaling rule, and for each of EFFICIENCIES the largest size that reaches it.
+    """Return the scaling rule, and the largest size for each parallel efficiency in EFFICIENCIES.
 
     `sizes` maps numbers of machines or devices to seconds per step. The largest sizes are at most
     `limit`; 0 means no limit.

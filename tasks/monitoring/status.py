@@ -74,8 +74,9 @@ def status_of(provider: str) -> dict[str, Any]:
 def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
     """Return facts about the published table, and sentences about its stale contents.
 
-    The facts are the number of rows, the model version and ages in hours. They are None if the
-    table is missing, damaged, or has no rows of this provider.
+    The facts are the number of rows, the model version and the hours since the newest prices,
+    measurements and publication. They are None if the table is missing, damaged, or has no rows of
+    this provider.
     """
     try:
         frame = read_published(workspace.published)
