@@ -226,8 +226,8 @@ def _rate(
     """Return a (draws, clusters) array: drawn interruption rates divided by their mean.
 
     `doubted` and `shock` are (draws, 1) uniform draws. `doubted` is for the uncertainty of the
-    estimated rate. `shock` is for the variation of the true rate over days and weeks. This
-    variation matters less during long jobs, so `work_hours` has the expected hours of the jobs.
+    estimated rate. `shock` is for the variation of the true rate over days and weeks. `work_hours`
+    are the expected hours of the jobs: the variation averages out during long jobs.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)

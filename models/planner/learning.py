@@ -91,8 +91,8 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     """Return the Verdict on a strategy's runs (`own`), compared with the DDP runs (`dense`).
 
     Both frames have a row of losses per seed, in the same order. Returns None if DDP diverged, if
-    the runs are too short, if DDP's loss fell by no more than its seeds differ, or if the
-    differences between the runs of a seed vary too much to decide.
+    the runs are too short, if DDP's loss fell by no more than its last losses differ between seeds,
+    or if the differences between the runs of a seed vary too much to decide.
     """
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]

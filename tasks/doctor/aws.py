@@ -245,7 +245,7 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one vCPU quota allows one machine.
+    """Check that at least one vCPU quota is large enough for a machine.
 
     The quotas are those for the market that [campaign] of srift.toml sets. Each quota is compared
     with the vCPUs of the smallest instance type that it limits.
