@@ -4,11 +4,11 @@
     worst   = price x billed / 3600
     permitted <=> spent + committed + claimed + worst <= cap
 
-The deadline is the time in seconds after which the machines stop themselves. `price` is the highest
-possible price in dollars per hour. `committed` is the worst-case cost of running machines.
-`claimed` is the amount that other runs of `srift refresh` have reserved under the same cap. If a
-cap cannot pay for the deadline, the deadline is shortened, but not below the shortest useful
-deadline.
+The deadline is the time in seconds after which the machines stop themselves. LATE_S is the maximum
+number of seconds that are billed after it. `price` is the highest possible price in dollars per
+hour. `committed` is the worst-case cost of running machines. `claimed` is the amount that other
+runs of `srift refresh` have reserved under the same cap. If a cap cannot pay for the deadline, the
+deadline is shortened, but not below the shortest useful deadline.
 """
 
 import math

@@ -259,7 +259,7 @@ def _valued(
     model: Model,
     fresh: Sequence[Mapping[str, Any]],
 ) -> WorkloadValues:
-    """Return the values of at most _MOST_RUNS of the `runs`, all of which `model` can predict.
+    """Return the values of up to 250 of the `runs`, all of which `model` can predict.
 
     Runs of setups that may be chosen are preferred, then runs with few machine-seconds. `fresh` are
     rows of measured runs, with `step_s`, that the model was not fitted to. They update the model's

@@ -62,8 +62,8 @@ def judge(
         promises: published rows with their rank.
         runs: measured runs.
         workloads: facts of the workloads, for the checkpoint sizes.
-        devices: the number of devices of each instance type. Rows without a layout
-            (the devices used on each machine) use all of them.
+        devices: the number of devices of each instance type. Rows without a layout (the devices
+            used on each machine) use all of them.
         conditions: start-up, checkpoint and interruption models. The default is `Stated`, which has
             prior durations and the interruption rates of the published rows.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).

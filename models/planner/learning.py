@@ -145,9 +145,9 @@ def unknown_learning(
     """Return the (workload, mode, seeds) triples for which convergence must still be measured.
 
     `runs` are rows of the mart `learning`. Only modes with compressed gradients are checked, and
-    only for workloads that also allow DDP. A mode is left out if its verdict is known, or if it has
-    been tried MOST_TRIES times. Runs with a `cause` do not count as tries, because the machine, the
-    data or the requirements made them fail.
+    only for workloads that also allow DDP. A mode is left out if its verdict is known, or if three
+    launches (MOST_TRIES) have already tried it. Runs with a `cause` do not count, because the
+    machine, the data or the requirements made them fail.
     """
     found = []
     for workload in workloads:

@@ -1,4 +1,4 @@
-"""Replace the placeholders in the IAM policies of deployments/iam with this installation's names."""
+"""Replace the placeholders in the IAM policies of deployments/iam with the installation's names."""
 
 import json
 from pathlib import Path
