@@ -3,10 +3,11 @@
     value = 100 x expected decrease of regret    if the model can predict the run
     value = sum_f 1 / (1 + n_f)                  otherwise
 
-A feature f of a run is its cluster, its workload on that cluster, its mixture of machines, or its
-batch. n_f is the number of measured and planned runs with the same feature. A model can predict a
-run if it was trained on the run's workload and mode, and knows the run's instance types.
-`value_of_information.py` computes the decrease of regret (the loss from a wrong choice).
+A run has four features f: its cluster, and its workload and mode combined with its cluster, with
+its numbers of machines and of instance types, and with its batch. n_f is the number of measured and
+planned runs with the same feature. A model can predict a run if it was trained on the run's
+workload and mode, and knows the run's instance types. `value_of_information.py` computes the
+decrease of regret (the loss from a wrong choice).
 
 Planned runs lower the value of similar runs. While a launch is planned, a run's value falls by the
 share of its information that the planned runs already provide. After each planned launch, the

@@ -308,7 +308,10 @@ def splits_of(
 
 
 def _step_counts(total: int) -> list[int]:
-    """Return the divisors of `total` in ACCUMULATION_STEPS, then all divisors above these."""
+    """Return the numbers of accumulation steps to try for the global batch `total`.
+
+    First come the divisors of `total` in ACCUMULATION_STEPS, then all larger divisors.
+    """
     small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
     divisors = sorted({*small, *(total // each for each in small)})
     usual = [each for each in divisors if each in ACCUMULATION_STEPS]

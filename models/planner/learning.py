@@ -12,7 +12,8 @@ A run of the strategy and a run of DDP with the same seed form a pair, because t
 correlated. A Student's t test decides from the differences within the pairs if `loss` is above or
 below `allowed`. There is no verdict in these cases:
 
-- There are fewer than LEAST_PAIRS pairs, or runs with fewer than LEAST_WINDOWS windows.
+- There are fewer than four pairs (LEAST_PAIRS), or runs with fewer than eight windows
+  (LEAST_WINDOWS).
 - DDP diverged.
 - The difference from `allowed` is not significant (one-sided, 95 %).
 - The loss of DDP fell by no more than its last losses differ between seeds.

@@ -70,7 +70,8 @@ def plan(
         supply: the machines on offer, with limits and with modes that may not be chosen.
         model: predicts step times.
         runs: measurement rows, used to count how often each setup was measured.
-        top: the maximum number of rows per goal, not counting other kinds of device.
+        top: the maximum number of rows per goal. The best cluster of each kind of device without
+            such a row gets an additional row.
         seed: the random seed of the joint draws.
 
     Raises:
@@ -142,8 +143,9 @@ def _with_field_terms(rows: list[Row], model: StepTimeModel) -> list[Row]:
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     """Return the workload with only the modes that may be chosen.
 
-    `vetoes` are modes that may not be chosen. The strategies in UNPLANNED and the Adasum strategies
-    remain only if no other mode is left. It is unknown how many steps Adasum needs to converge.
+    `vetoes` are modes that may not be chosen. The Adasum strategies, and the strategies in
+    UNPLANNED (such as PowerSGD), remain only if no other mode is left. It is unknown how many steps
+    Adasum needs to converge.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]

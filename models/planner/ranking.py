@@ -70,7 +70,7 @@ def recommend(
         workload: the training job with its goals.
         costs: hours and dollars of the setups to rank.
         runs: measurement rows, used to count how often each setup was measured.
-        top: the maximum number of rows per goal, not counting other kinds of device.
+        top: the maximum number of rows per goal, without the rows of item 4.
         clusters: a phrase about the clusters compared, for the explanation. The default is the
             number of clusters in `costs`.
         notes: a function that returns further text for the reason of each setup.
