@@ -183,7 +183,7 @@ class Model:
 def profile_of(
     workload: Workload, mode: Mode, instance_type: InstanceType, costs: Costs
 ) -> PlannedRun:
-    """Return a run that profiles the workload on one device.
+    """Return a run that profiles the workload on one device of `instance_type`.
 
     The profile uses `mode.alone`, the equivalent of `mode` on one device. It times up to four batch
     sizes, from an eighth of the workload's minimum global batch to its maximum global batch.

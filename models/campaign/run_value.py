@@ -230,7 +230,8 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     """Return a key that is equal for rows that measure the same thing.
 
     The key has the kind of run and what it measures: the setup of a training run, the workload,
-    mode and instance type of a profile, or the machines of any other run.
+    mode and instance type of a profile, or the machines of any other run. `devices` is the number
+    of devices of each instance type.
     """
     kind, members = row["kind"], types_of(row["cluster"])
     if kind == "train":

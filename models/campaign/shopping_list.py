@@ -278,8 +278,9 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    The best launch has the highest ratio of value to the share of the caps that it uses. Returns
-    None if every run that fits the caps has the value 0.
+    The best launch has the highest ratio of value to the share of the caps that it uses. It starts
+    with probes and `profiles` that `known` lacks, followed by the most valuable training `runs`.
+    Returns None if every run that fits the caps has the value 0.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)

@@ -71,7 +71,10 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
 
 
 def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
-    """Return the name of a random fold for each label. Equal labels are in the same fold."""
+    """Return, for each label, the name of one of `count` random folds.
+
+    Equal labels are in the same fold.
+    """
     codes, names = pd.factorize(labels, sort=True)
     fold = np.random.default_rng(seed).permutation(len(names))[codes] % count
     return np.array([f"fold {number}" for number in fold])

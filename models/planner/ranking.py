@@ -89,8 +89,8 @@ def recommend(
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
     """Return the rows of `recommend` for a single goal.
 
-    The column with the number of measured runs is missing. The additional column `at` is the
-    position of the setup in `costs`.
+    `top` and `clusters` are as in `recommend`. The column with the number of measured runs is
+    missing. The additional column `at` is the position of the setup in `costs`.
     """
     objective = costs.expected(goal.objective)
     used = costs.expected(goal.constraint or goal.objective)
@@ -176,7 +176,10 @@ def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArr
 
 
 def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infeasible") -> Row:
-    """Return the row of a goal for which no setup may be chosen. The row has no cluster."""
+    """Return the row of a goal for which no setup may be chosen, with the reason `why`.
+
+    The row has no cluster.
+    """
     batches = {workload.global_batch_least, workload.global_batch_most}
     batch = batches.pop() if len(batches) == 1 else None
     row = _question(workload, goal) | {"rank": 1, "status": status, "global_batch": batch}
