@@ -55,7 +55,7 @@ class Cap:
 class Allowance:
     """The permission for a launch, with its deadline and worst-case cost, or a refusal.
 
-    `refusal` is the reason of a refusal; it is empty if the launch is permitted.
+    `refusal` is the reason for a refusal; it is empty if the launch is permitted.
     """
 
     deadline_s: float = 0.0

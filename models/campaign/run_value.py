@@ -175,7 +175,7 @@ class Knowledge:
         """Return True if the profile or probe `run` has been neither measured nor planned.
 
         A profile times several batch sizes on one device. A probe is a sweep of all-reduces on
-        several machines. It is not needed if the model can predict all its instance types.
+        several machines; it is not needed if the model can predict all their instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
         is_done = _identity_of(run) in self.done

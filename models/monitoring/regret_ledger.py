@@ -146,7 +146,7 @@ def _outcome(
 def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
     """Return the row of raw_ledger that compares a published choice with its rivals.
 
-    Rivals are the setups that were published with a lower rank. The first of `outcomes` is the
+    Rivals are the alternatives that were published with the choice. The first of `outcomes` is the
     choice, all others are rivals that were measured. `used` are the runs from which the outcomes
     were computed.
     """

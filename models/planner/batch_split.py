@@ -328,10 +328,10 @@ def _largest_batches(
 ) -> Wholes:
     """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
 
-    Row 0 holds the batches without gradient accumulation, row 1 the batches with accumulation. The
-    last column is for padding. No batch exceeds `most`; a batch is 0 if no sample fits. Sharded
-    weights, gradients and optimizer state are divided by the number of `ranks`. If the required
-    memory is unknown, the batch is `most`.
+    Row 0 holds the batches without gradient accumulation, row 1 the batches with accumulation. A
+    column is an instance type; the last column is for padding. No batch exceeds `most`; a batch is
+    0 if no sample fits. Sharded weights, gradients and optimizer state are divided by the number of
+    `ranks`. If the required memory is unknown, the batch is `most`.
     """
 
     found: dict[tuple[float, ...], int] = {}

@@ -42,9 +42,10 @@ _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The mean training losses of a strategy and of DDP (`dense`) after `steps` steps.
+    """The mean training losses of a strategy (`loss`) and of DDP (`dense`) after `steps` steps.
 
-    `loss` is infinite if training diverged. `allowed` is the largest loss that passes.
+    `loss` is infinite if training diverged. The strategy may be chosen if `loss` is at most
+    `allowed`.
     """
 
     steps: int

@@ -282,10 +282,10 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
 
 def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
-    """Return the scaling rule, and the largest size for each parallel efficiency in EFFICIENCIES.
+    """Return the scaling rule, and the largest sizes that reach several parallel efficiencies.
 
-    `sizes` maps numbers of machines or devices to seconds per step. The largest sizes are at most
-    `limit`; 0 means no limit.
+    EFFICIENCIES lists the efficiencies. `sizes` maps numbers of machines or devices to seconds per
+    step. The largest sizes are at most `limit`; 0 means no limit.
     """
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])
