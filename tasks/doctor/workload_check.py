@@ -124,7 +124,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
 
 
 def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Write the workload's code and Srift's agent below `place`, in the folders of a machine."""
+    """Write the workload's code and Srift's agent below `place`, as they lie on a machine."""
     content, target = source.travels_as(source.read()), place / "home" / file.file
     target.parent.mkdir(parents=True)
     if file.folder:
