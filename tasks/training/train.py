@@ -1,4 +1,4 @@
-"""Fit a model, score it on held-out runs, and promote it unless it is worse than the model in use."""
+"""Fit a model, score it on held-out runs, and promote it unless it is worse than the champion."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
