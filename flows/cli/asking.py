@@ -53,9 +53,10 @@ def number_of(text: str) -> float:
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:
-    """Return the parameters, FLOPs and shape of the transformer that a config.json describes.
+    """Return facts about the transformer that the config.json at `path` describes.
 
-    Raises BadParameter if the file cannot be used.
+    The facts are {name: value}: the parameter count, FLOPs per sample, and so on. `sequence` is the
+    number of tokens per sample. Raises BadParameter if the file cannot be used.
     """
     from tasks.workspace.settings import read_transformer
 

@@ -157,7 +157,7 @@ class RunningCluster(Protocol):
         return
 
     def unsettle(self) -> None:
-        """Remove the CPU quotas of `settle`, so that the next run on these machines starts fast."""
+        """Remove the CPU quotas that `settle` set, so that the next run starts fast."""
         return
 
     def nodes(self) -> Sequence[NodeState]:

@@ -129,10 +129,10 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, and return the response, or {} if AWS refuses the call for a known reason.
+        """Call `action`, and return the response, or {} if AWS refuses the call as in `refusals`.
 
-        `refusals` has these reasons: AWS error codes, or kinds of them such as "gone" (the module
-        `errors` lists the kinds). Raises AwsRefused for any other refusal.
+        `refusals` has AWS error codes and kinds of error codes, such as "gone". The module `errors`
+        lists the kinds. Raises AwsRefused for any other refusal.
         """
         try:
             return self.ask(action, region, **words)

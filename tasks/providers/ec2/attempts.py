@@ -1,8 +1,7 @@
 """Plan the attempts of a launch: in the cluster's market first, then on-demand.
 
-An attempt covers all possible zones with one CreateFleet request. A cluster of several instance
-types needs one CreateFleet request for each group of machines of one type. This module does not
-call AWS.
+An attempt sends one CreateFleet request for each group of machines of one instance type. The
+request lists all zones in which the machines may be launched. This module does not call AWS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,9 +53,10 @@ def attempts(
 
     The first attempt uses the cluster's market. If this market is spot and `markets` includes
     "on-demand", an on-demand attempt follows. An attempt covers those `zones` in which all instance
-    types of the cluster have a known price. If there is no such zone, the attempt is left out. The
-    price of a type in a zone and market is the cluster's price if it has one, or else the price of
-    the first match in `offers`.
+    types of the cluster have a known price. If there is no such zone, the attempt is left out.
+
+    The price of a type in a zone and market comes from the cluster's offer for them. If the cluster
+    has no such offer with a price, the first such offer in `offers` is used.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone

@@ -384,9 +384,9 @@ class Ec2Cluster(RunningCluster):
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
     def _look(self) -> bool:
-        """Read the machines' states from EC2, and store in the lease when machines ended.
+        """Read the machines' states from EC2, and store the end of each ended machine in the lease.
 
-        Returns False if AWS does not respond.
+        The stored time is the time of this call. Returns False if AWS does not respond.
         """
         lease, now = self.lease, self._api.now()
         self._looked_at = now
@@ -433,11 +433,11 @@ class Ec2Cluster(RunningCluster):
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _leaving_s(self, machine: Ec2Machine) -> float | None:
-        """Return the seconds until the spot market takes the machine; None without a notice.
+        """Return the seconds until EC2 takes back a spot machine; None if no notice announces it.
 
         The machine reads the spot interruption notice from its metadata service and uploads it as
         notice.json. A rebalance recommendation, or any other content of this file, does not count
-        as a notice. The seconds are measured on S3's clock.
+        as a notice. The current time is that of S3's clock.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

@@ -268,10 +268,11 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
-        A lease without machines gets the outcome "refused" instead of `outcome`, and a refusal if
-        it has none, because the process was killed before it stored AWS's answer. A lease without
-        requests is deleted, and returned unchanged. If lease.json cannot be written, no error is
-        raised, and the lease on disk stays open until the reaper closes it.
+        If the lease has no machines, its outcome is "refused" instead of `outcome`. If it then has
+        no refusal, the process was killed before it stored AWS's answer, and a refusal that says so
+        is added. If the lease has neither machines nor requests, it is deleted, and returned
+        unchanged. If lease.json cannot be written, no error is raised, and the lease on disk stays
+        open until the reaper closes it.
         """
         if not lease.machines and not lease.requests:
             self.forget(lease.lease_id)

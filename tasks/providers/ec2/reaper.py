@@ -68,11 +68,12 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the launch that the lease records, if it must end.
+        """End the launch with this lease id, if it must end.
 
         It must end if its deadline has passed, if the process that made it has died, if
-        `all_of_them` is True, or if an earlier try left machines running. If lease.json is missing,
-        the lease's folder is deleted, but the measurement records in it are kept.
+        `self.all_of_them` is True, or if an earlier try to end it left machines running. If
+        lease.json is missing, the lease's folder is deleted, but the measurement records in it are
+        kept.
         """
         try:
             lease = self.leases.read(lease_id)

@@ -151,8 +151,9 @@ def launch_template(
 def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
     """Return the CreateFleet request for the machines of `group`.
 
-    EC2 launches all machines or none, in one of the zones of `group.bids`. A fleet of type
-    "instant" returns the machines' ids in its response. Only spot requests have a maximum price.
+    EC2 launches all machines of the group or none, in one of the zones that are keys of
+    `group.bids`. A fleet of type "instant" returns the machines' ids in its response. Only spot
+    requests have a maximum price.
     """
     spot = market == "spot"
     overrides = [

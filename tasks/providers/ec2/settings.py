@@ -104,7 +104,10 @@ class Ec2(BaseModel):
     @field_validator("discounts", mode="before")
     @classmethod
     def _number_is_on_demand(cls, discounts: object) -> object:
-        """Convert plain numbers to on-demand discounts, because Savings Plans exclude spot."""
+        """Convert each discount that is a plain number to a discount on on-demand prices.
+
+        Spot prices stay as they are, because Savings Plans do not apply to spot.
+        """
         if not isinstance(discounts, dict):
             return discounts
         return {

@@ -5,7 +5,7 @@
 estimates. The keys of the file are:
 
     made_on, prices_as_of   day of creation, and time of the list prices (UTC)
-    sources                 of each source: package, version, licence, notice, and what was taken
+    sources                 for each source: package, version, licence, notice, and what was taken
     columns                 names of the values in instance_types: fields of `InstanceType`
     several_interfaces      types that need several interfaces to reach their full network rate
     instance_types          type name -> values; the value `usd` maps a region to dollars per hour,

@@ -81,7 +81,7 @@ class LocalCluster(RunningCluster):
             self._revoke_later(index, after_s)
 
     def settle(self) -> None:
-        """Apply each host's CPU quota. Pin hosts to separate cores if there are enough."""
+        """Apply each host's CPU quota. Pin hosts to separate cores if there are enough cores."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
         self._limit(shares, place(shares, promised_to_others(self.lease_id)))
 

@@ -285,10 +285,11 @@ def without_files(
 ) -> list[str]:
     """Return a command that runs `command` with network access, but hides this user's files.
 
-    `command` sees only the system's files and `paths`. The first path is the folder of its code,
-    which is its working directory. The second path is the folder of its Python environment. It may
-    write to these two folders. Its root file system is mounted at a new folder `root` beside the
-    folder of code. Returns `command` unchanged if this computer cannot make namespaces.
+    `command` sees only the system's files and `paths`. The first path is the folder with the code
+    of `command`, which is the working directory. The second path is the folder of the Python
+    environment. `command` may write to these two folders. Its root file system is mounted at a new
+    folder `root` beside the first path. Returns `command` unchanged if this computer cannot make
+    namespaces.
     """
     if not isolation.namespaces:
         return list(command)
