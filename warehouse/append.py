@@ -89,7 +89,7 @@ def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: An
 
 
 def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_at: datetime) -> int:
-    """Append instance-type definitions that differ from the newest stored definition of the type.
+    """Append each instance-type definition that differs from the type's newest stored definition.
 
     types: rows with the columns of the mart `instance_types`.
     """
@@ -130,7 +130,7 @@ def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any
 
 
 def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
-    """Insert those of `rows` that an SQL query selects, and return the number of new rows.
+    """Insert the result of an SQL query on `rows` into `table`, and return the number of new rows.
 
     chosen: the query. It reads `rows` as the relation `incoming`. Raises ValueError if a row has a
     column that `table` lacks.

@@ -173,10 +173,10 @@ class RunningCluster(Protocol):
         """Return the cost in dollars since the machines were acquired; None if unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Set each machine's download cost to `usd` dollars, in addition to its other costs.
+        """Set the cost of each machine's downloads from S3 to `usd` dollars per machine.
 
-        This is the cost of one machine's downloads from S3. A machine that later replaces a lost
-        machine gets the same download cost. Does nothing on a provider without S3.
+        The cost is added to the machine's other costs. A machine that later replaces a lost machine
+        gets the same download cost. Does nothing on a provider without S3.
         """
         return
 

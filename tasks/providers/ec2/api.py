@@ -182,7 +182,7 @@ class Ec2Api:
         return call()
 
     def looks(self, every_s: float, within_s: float) -> Iterator[None]:
-        """Yield at once, then every `every_s` seconds until `within_s` seconds have passed."""
+        """Yield None at once, then every `every_s` seconds until `within_s` seconds have passed."""
         give_up = self.now() + timedelta(seconds=within_s)
         while True:
             yield
@@ -315,8 +315,8 @@ class Store:
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
         """Return (list of the objects below `prefix`, time at which S3 sent the list's first page).
 
-        Each object is S3's entry for it, with key, size and ETag. The time is Unix time on S3's
-        clock. No further page is requested once the list has more than `most` entries.
+        The list has S3's entry for each object, with key, size and ETag. The time is Unix time on
+        S3's clock. No further page is requested once the list has more than `most` entries.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

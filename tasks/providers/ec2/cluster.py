@@ -419,8 +419,8 @@ class Ec2Cluster(RunningCluster):
     def _state(self, machine: Ec2Machine) -> NodeState:
         """Return the machine's state.
 
-        It is taken from EC2's latest response, and from the interruption notice that the machine
-        has uploaded, if there is one.
+        The state is derived from EC2's latest response, and from the interruption notice that the
+        machine has uploaded, if there is one.
         """
         leaving_s = self._leaving_s(machine)
         if self._alive(machine):

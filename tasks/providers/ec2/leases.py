@@ -212,7 +212,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
 
-        Errors are ignored. A region without a stored time counts as not searched.
+        If the time cannot be stored, no error is raised: the region then counts as not searched.
         """
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ def spot_offers(
 ) -> list[Offer]:
     """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
-    `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file, or {}. A
+    `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file; {} if the file could not be read. A
     type that is missing from the file gets the highest interruption rate that the file can state.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
@@ -175,7 +175,7 @@ def download_usd(
 ) -> float:
     """Return an upper bound in dollars on the cost of one machine's downloads from S3.
 
-    The machine in `region` downloads `files` objects of `size` bytes in total.
+    The machine is in `region`. It downloads `files` objects, which have `size` bytes together.
 
     source: the bucket's region; "" if unknown.
     public: True if machines have public IP addresses. If False, a NAT gateway's fees are included.
@@ -189,9 +189,9 @@ def download_usd(
 
 
 def upload_usd(size: int, files: int) -> float:
-    """Return an upper bound in dollars on the cost to upload objects and store them for a month.
+    """Return an upper bound in dollars on the cost of uploading objects and storing them a month.
 
-    There are `files` objects of `size` bytes in total.
+    `files` is the number of objects. `size` is the number of bytes of all objects together.
     """
     # a large object is begun, sent in parts and completed; a LIST has 1,000 objects
     requests = 3 * files + size / PART_BYTES + files / 1000 + 1
@@ -232,7 +232,7 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
 
     These are the cost of the volume, the public IP address and S3 requests, per machine and hour.
     `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. If an
-    offer's price is an estimate that ships with Srift, its `price_source` says this. The function
+    offer's price is an estimate that ships with Srift, its `price_source` says so. The function
     is idempotent.
     """
     found = []

@@ -1,9 +1,9 @@
 """Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
-The machines of a launch share a zone, a security group that admits only them, and a placement group
-if their types allow it. Resource names and client tokens are hashes of the launch's lease id and
-the purpose of the request, so that a repeated request creates nothing twice. This module does not
-call AWS.
+The machines of a launch share a zone and a security group that admits traffic only from its
+members. They share a placement group if their types allow it. Resource names and client tokens are
+hashes of the launch's lease id and the purpose of the request, so that a repeated request creates
+nothing twice. This module does not call AWS.
 """
 
 import base64

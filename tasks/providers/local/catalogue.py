@@ -124,9 +124,8 @@ class LocalMachine:
         if taken + wanted > most_cores() + 1e-9:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
-                f"{wanted or taken:g} cores are needed, but all hosts together may use "
-                f"{most_cores():g}, and leases {held} use some of these. "
-                "`srift reap` ends hosts whose controller died."
+                f"{wanted or taken:g} cores are needed, but all hosts share {most_cores():g} cores, "
+                f"and leases {held} use some. `srift reap` ends hosts whose controller died."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(

@@ -93,7 +93,7 @@ class LocalCluster(RunningCluster):
             return [self._state(index) for index in range(len(self._hosts))]
 
     def now_unix(self) -> float:
-        """Return this computer's Unix time. The hosts' files are on this computer."""
+        """Return this computer's Unix time, because the hosts' files are on this computer."""
         return time.time()
 
     def replace(self, node: int) -> bool:
@@ -205,7 +205,10 @@ class LocalCluster(RunningCluster):
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _revoke_later(self, index: int, after_s: float) -> None:
-        """Interrupt host `index` after `after_s` seconds, unless it is replaced or ended before."""
+        """Start a thread that interrupts host `index` after `after_s` seconds.
+
+        The thread does nothing if the host has ended or been replaced by then.
+        """
         host = self._hosts[index]
 
         def revoke() -> None:

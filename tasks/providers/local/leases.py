@@ -72,9 +72,9 @@ class LeaseStore(LeaseFolder[HeldLease]):
             self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Return the lease ids of all processes and cgroups that were started from this SRIFT_HOME.
+        """Return the ids of all leases of this SRIFT_HOME that have processes or cgroups.
 
-        Ids are included even if their lease has no folder.
+        A lease without a folder is included.
         """
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)
