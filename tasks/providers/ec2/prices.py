@@ -94,8 +94,9 @@ def spot_offers(
 ) -> list[Offer]:
     """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
-    `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file; {} if the file could not be read. A
-    type that is missing from the file gets the highest interruption rate that the file can state.
+    `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file; {} if the
+    file could not be read. A type that is missing from the file gets the highest interruption rate
+    that the file can state.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []

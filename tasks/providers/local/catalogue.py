@@ -124,7 +124,7 @@ class LocalMachine:
         if taken + wanted > most_cores() + 1e-9:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
-                f"{wanted or taken:g} cores are needed, but all hosts share {most_cores():g} cores, "
+                f"{wanted or taken:g} cores are needed, but all hosts share {most_cores():g} cores "
                 f"and leases {held} use some. `srift reap` ends hosts whose controller died."
             )
         if wanted and alive and not self.isolation.namespaces:
