@@ -109,7 +109,7 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
-    """Install the automations that notify, and return their names.
+    """Install the automations that send notifications, and return their names.
 
     notify: the notification block as `type/name`. Each deployment of the flow `refresh` that has an
     active schedule gets an automation for overdue refreshes. Raises ObjectNotFound if the block

@@ -78,7 +78,7 @@ def note_import(
 
 
 def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
-    """Append workload definitions or facts that differ from the newest stored row of the workload.
+    """Append workload definitions or facts that differ from the workload's newest stored row.
 
     A definition comes from srift.toml and has a `digest`. Facts (parameters, FLOPs, ...) come from
     an import, and have an empty `digest` and an `import_id`.

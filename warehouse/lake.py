@@ -96,7 +96,7 @@ class SharedWarehouse(Warehouse):
             pass
 
     def carry_over(self, file: Warehouse) -> dict[str, int]:
-        """Copy the rows of `file` that this warehouse lacks. Return {table: copied rows}."""
+        """Copy the rows of `file` that this warehouse lacks. Return {table: number of rows}."""
         self.create()
         with file.read() as old, self.transact() as connection:
             names = old.execute("select table_name from duckdb_tables() order by 1").fetchall()

@@ -252,7 +252,7 @@ def offers(
 
 @app.command()
 def workloads(as_json: Json = False) -> None:
-    """List the known workloads with their providers, devices, step-time counts and facts."""
+    """List the known workloads with their providers, devices, facts, and number of step times."""
     from tasks.data_files.imports import load_public
     from tasks.data_files.public import PROVIDER
     from tasks.recommendation.known_workloads import known_workloads

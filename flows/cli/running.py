@@ -160,7 +160,7 @@ def spend(
     provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
-    """Show the dollars of ended launches, and what the machines that still run may cost."""
+    """Show what ended launches cost, and what the machines that still run may cost."""
     from tasks.monitoring.spend import spend_of
     from tasks.reporting.tables import print_spend
 

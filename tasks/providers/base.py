@@ -48,9 +48,10 @@ class LeaseUnreadable(ProviderError):
 class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
-    `unswept` is {region or lease: why it could not be checked or its machines did not end}. `done`
-    has one sentence for each lease or machine that the search ended or could not end. `provider` is
-    the provider's name, or "" if several providers are affected.
+    `unswept` is {region or lease: reason}. The reason says why the region or lease could not be
+    checked, or why its machines did not end. `done` has one sentence for each lease or machine that
+    the search ended or could not end. `provider` is the provider's name, or "" if several providers
+    are affected.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -303,7 +304,7 @@ class Provider(Protocol):
         return []
 
     def was_used(self) -> bool:
-        """Return True if this SRIFT_HOME may have machines or leases at this provider."""
+        """Return True if this SRIFT_HOME may have machines or leases with this provider."""
         return True
 
 

@@ -1,7 +1,8 @@
 """Call AWS by action name, written as in an IAM policy ("ec2:CreateFleet").
 
 If AWS refuses a call or does not respond, AwsRefused is raised. boto3 retries throttled and
-unanswered requests. It is imported at the first call, so that commands without AWS start quickly.
+unanswered requests. It is imported at the first call, so that commands that do not use AWS start
+quickly.
 Every wait has a time limit.
 """
 
@@ -129,7 +130,7 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, and return the response, or {} if AWS refuses the call as in `refusals`.
+        """Call `action`, and return the response, or {} if AWS's refusal is among `refusals`.
 
         `refusals` has AWS error codes and kinds of error codes, such as "gone". The module `errors`
         lists the kinds. Raises AwsRefused for any other refusal.

@@ -244,8 +244,8 @@ _QUOTAS = {
 class TypeFacts:
     """The facts about an instance type that a launch needs.
 
-    `grouped` is True if machines of the type may be in a cluster placement group. `efa_cards` are
-    the indices of the network cards that support EFA.
+    `grouped` is True if machines of the type may be in a cluster placement group. `efa_cards` is
+    the result of the function `efa_cards`: indices of network cards that can have an EFA interface.
     """
 
     grouped: bool

@@ -134,7 +134,8 @@ class Ec2Cluster(RunningCluster):
         """Replace the machine with rank `node`.
 
         Returns False if the lost machine does not end, or if EC2 refuses the new machine. Raises
-        ProviderError if AWS refuses to end the lost machine, or if the deadline has passed.
+        ProviderError if AWS refuses to end the lost machine, or if the machines' deadline has
+        passed.
 
         The new machine has the same type, market and zone. The records and logs of the lost machine
         are kept. Its state files, such as heartbeats, are deleted.
@@ -433,11 +434,11 @@ class Ec2Cluster(RunningCluster):
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _leaving_s(self, machine: Ec2Machine) -> float | None:
-        """Return the seconds until EC2 takes back a spot machine; None if no notice announces it.
+        """Return the seconds until a spot interruption; None if the machine has uploaded no notice.
 
         The machine reads the spot interruption notice from its metadata service and uploads it as
         notice.json. A rebalance recommendation, or any other content of this file, does not count
-        as a notice. The current time is that of S3's clock.
+        as a notice. The seconds are counted from the current time on S3's clock.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

@@ -212,7 +212,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
 
-        If the time cannot be stored, no error is raised: the region then counts as not searched.
+        If the time cannot be stored, no error is raised, and the earlier times stay.
         """
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)

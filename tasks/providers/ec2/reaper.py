@@ -32,8 +32,9 @@ class Reaper:
     """One search of all leases and regions for machines that must end.
 
     `sentences` says what was ended or needs attention. `regions` has the regions to check.
-    `unswept` is {region or lease: why it could not be checked or ended}. `busy` has the regions in
-    which a lease's machines did not end.
+    `unswept` is {region or lease: reason}. The reason says why the region or lease could not be
+    checked, or why its machines did not end. `busy` has the regions in which a lease's machines did
+    not end.
     """
 
     def __init__(self, machines: Ec2Machines, now: datetime, all_of_them: bool) -> None:

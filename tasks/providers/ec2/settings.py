@@ -21,7 +21,7 @@ SubnetId = Annotated[str, Field(pattern=r"^subnet-([0-9a-f]{8}|[0-9a-f]{17})$")]
 
 
 class OwnPrice(BaseModel):
-    """The dollars per hour that this account pays for one instance type, by market."""
+    """The prices that this account pays for one instance type, in dollars per hour."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,7 +30,7 @@ class OwnPrice(BaseModel):
 
 
 class Discount(BaseModel):
-    """The discount of this account on public prices, by market, as a fraction: 0.28 is 28 %."""
+    """This account's discounts on public prices, as fractions: 0.28 is 28 %."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -78,7 +78,7 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return one sentence for each thing that cannot be measured here, with reason and fix."""
+        """Return one sentence for each thing that cannot be measured here: the reason and a fix."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(

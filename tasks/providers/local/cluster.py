@@ -232,8 +232,8 @@ class LocalCluster(RunningCluster):
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
     """Draw the time in seconds until each spot host is interrupted, as {index: seconds}.
 
-    The times are exponentially distributed with the offer's interruptions per hour as the rate.
-    Hosts that are never interrupted are left out.
+    The times are exponentially distributed. Their rate is the offer's interruptions per hour.
+    On-demand hosts, and hosts whose rate is 0, are left out.
     """
     source = random.Random(seed)
     draws = [source.expovariate(1.0) for _ in cluster.members]

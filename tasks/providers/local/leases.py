@@ -1,7 +1,7 @@
 """Store the leases of local hosts, and end everything that belongs to a lease.
 
 A lease is the record of a launch. A process belongs to a lease if its PYTHONPATH is inside the
-lease's folder. A cgroup belongs to a lease if its name has the lease's id. A lease's folder
+lease's folder. A cgroup belongs to a lease if its name contains the lease's id. A lease's folder
 contains code/node/, a copy of the agent's code, so that an edit of the checkout never reaches a
 running host.
 """

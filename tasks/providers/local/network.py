@@ -322,6 +322,6 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(
-        f"a network namespace was not ready within {_START_S:.0f} s, or its process ended too "
-        f"early. Exit status of the process: {process.poll()} (None: it still runs)"
+        "a network namespace did not become ready. The exit status of its process is "
+        f"{process.poll()} (None: it still runs after {_START_S:.0f} s)"
     )

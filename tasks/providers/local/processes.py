@@ -50,7 +50,7 @@ class HostMark:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse a command-line argument. Return None if it is not a mark of a host."""
+        """Convert a command-line argument to a `HostMark`; None if it is not a mark."""
         try:
             mark, home, lease_id, index, cores = text.split(":")
             return cls(home, lease_id, int(index), float(cores)) if mark == _MARK else None
