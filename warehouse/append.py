@@ -150,8 +150,10 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
 def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
     """Insert the result of a query into `table`, and return the number of new rows.
 
-    chosen: the SQL query. columns: the names of the result's columns. A row is skipped if its key
-    is already stored or occurs earlier in the result.
+    chosen: the SQL query.
+    columns: the names of the result's columns.
+    _KEYS names the columns of a table's key. A row is skipped if its key is already stored or
+    occurs earlier in the result. If the table is not in _KEYS, no row is skipped.
     """
     keys = ", ".join(f'"{key}"' for key in _KEYS.get(table, ()))
     names = ", ".join(f'"{name}"' for name in columns)

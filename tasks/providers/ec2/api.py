@@ -2,8 +2,7 @@
 
 If AWS refuses a call or does not respond, AwsRefused is raised. boto3 retries throttled and
 unanswered requests. It is imported at the first call, so that commands that do not use AWS start
-quickly.
-Every wait has a time limit.
+quickly. Every wait has a time limit.
 """
 
 import json

@@ -169,7 +169,7 @@ class Ec2Market:
         """Return the offers for `types` in `region` at AWS's list prices.
 
         Only the markets that [ec2] `markets` names are included. `advisor` is the content of AWS's
-        Spot Advisor file, which has interruption rates; {} if the file could not be read.
+        Spot Advisor file, which has interruption rates; {} if the file was not read.
         """
         found: list[Offer] = []
         if "on-demand" in self.choices.markets:

@@ -95,8 +95,8 @@ def spot_offers(
     """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
     `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file; {} if the
-    file could not be read. A type that is missing from the file gets the highest interruption rate
-    that the file can state.
+    file was not read. A type that is missing from the file gets the highest interruption rate that
+    the file can state.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []
@@ -145,7 +145,7 @@ GETS_PER_HOUR = 2940.0  # 720 + 360 + 60 + 1800
 # Upper bounds: a LIST may have several pages, the machine polls every second, and it uploads as
 # much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three
 # times an hour, because the caps count at least twenty minutes of a machine.
-# That are as many PUTs as GETs: 720 + 1800 + 3 x 150 uploads, and 3600.
+# PUTs and GETs have the same bound: 720 + 1800 + 3 x 150 uploads, and 3600.
 MOST_EACH_PER_HOUR = 6570.0
 
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD

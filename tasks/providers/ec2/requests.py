@@ -190,8 +190,8 @@ def requests_of(
 ) -> Iterator[tuple[str, Request]]:
     """Yield (action, parameters) for every request of one launch attempt, in order.
 
-    `security` is the id of the launch's security group, which already exists. The requests that
-    create it are not included.
+    `security` is the id of the launch's security group. The requests that create this security
+    group are not included.
     """
     if placement := placement_group(spec, attempt):
         yield "ec2:CreatePlacementGroup", placement

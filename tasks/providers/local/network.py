@@ -38,7 +38,7 @@ _POWERLESS = {
     "none": "",
 }
 # Runs a command in the folder `code`, in a new root with the system and the paths up to "--". The
-# command may write to `code` and `environment`, which belong to it until all its processes ended.
+# command may write to `code` and `environment`, and owns them until all its processes have ended.
 _ALONE = r"""
 set -e; umask 022; code=$1 environment=$2 new=${1%/*}/root
 read -r first outside users </proc/self/uid_map
