@@ -220,7 +220,7 @@ class Provider(Protocol):
         """
 
     def limits(self) -> list[str]:
-        """Return one sentence for each thing that this provider cannot do here, with a fix."""
+        """Return one sentence, with a fix, for each thing that this provider cannot do here."""
 
     def fits(self, cluster: Cluster) -> str:
         """Return why this provider can never launch the cluster here; "" if it can."""

@@ -97,10 +97,10 @@ def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
     For on-demand, this is the list price. For spot, it is SPOT_MARGIN times the current spot price,
-    limited to the list price of `on_demand` if that is known, but at least the current spot price.
-    The account's discount is not subtracted, because EC2 compares bids with list prices. If the
-    price in [ec2.prices] is higher, that price is returned, so that the spending caps count what is
-    paid.
+    but not more than the list price of `on_demand`, if known, and never less than the current spot
+    price. The account's discount is not subtracted, because EC2 compares bids with list prices. If
+    the account's price in [ec2.prices] is higher than this result, it is returned instead, so that
+    the spending caps count what is paid.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

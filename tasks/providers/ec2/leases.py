@@ -219,7 +219,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
-        """Return {lease id: (month in which it ended as YYYY-MM, cost in dollars)}.
+        """Return {lease id: (month of the lease's end, cost in dollars)}. A month is YYYY-MM.
 
         Reads `spent_file`, which keeps the cost of deleted leases. Returns None if the file is
         missing. Raises ProviderError if the file cannot be read.
@@ -238,8 +238,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
         """Add the costs of leases to `spent_file`. Create the file if it is missing.
 
-        The argument is {lease id: (month in which it ended as YYYY-MM, cost in dollars)}. Raises
-        ProviderError if the existing file cannot be read, and OSError if it cannot be written.
+        The argument is {lease id: (month of the lease's end, cost in dollars)}. A month is YYYY-MM.
+        Raises ProviderError if the existing file cannot be read, and OSError if it cannot be
+        written.
         """
         with self.locked():
             replace_durably(self.spent_file, {**(self.spent() or {}), **spent})

@@ -120,7 +120,7 @@ class Ec2Market:
         return ec2_prices.billed(offers, self.choices)
 
     def limits(self) -> list[str]:
-        """Return one sentence for each thing that does not work with these settings, with a fix.
+        """Return one sentence, with a fix, for each thing that does not work with these settings.
 
         Sends no request to AWS.
         """

@@ -17,7 +17,7 @@ SPARE_CORES = 0.25  # reserved for the controller (the process that starts hosts
 
 
 class LocalMachine:
-    """This computer with the local instance types of `srift.toml`.
+    """This computer, which provides the local instance types of `srift.toml`.
 
     `python` is the interpreter that runs the agents, the programs that measure on the hosts.
     """
@@ -78,7 +78,7 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return one sentence for each thing that cannot be measured here: the reason and a fix."""
+        """Return one sentence, with reason and fix, for each thing that cannot be measured here."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
