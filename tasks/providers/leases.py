@@ -184,7 +184,7 @@ class LeaseFolder(Generic[L]):
         try:
             lease = self._schema.validate_json(path.read_bytes())
             if lease.lease_id != lease_id:
-                raise ValueError(f"its lease_id is {lease.lease_id}, not {lease_id}")
+                raise ValueError(f"the file's lease_id is {lease.lease_id}, not {lease_id}")
             return lease
         except (FileNotFoundError, NotADirectoryError):
             return None

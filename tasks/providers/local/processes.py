@@ -50,7 +50,7 @@ class HostMark:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the mark that a command-line argument stands for; None if it is not a mark."""
+        """Convert a command-line argument to a `HostMark`; None if it is not a mark."""
         try:
             mark, home, lease_id, index, cores = text.split(":")
             return cls(home, lease_id, int(index), float(cores)) if mark == _MARK else None
@@ -87,8 +87,8 @@ def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
 def hosts() -> dict[HostMark, list[int]]:
     """Return {mark: PIDs} for every local host on this computer, of every SRIFT_HOME and user.
 
-    The PIDs are those of the processes that have the host's mark, a `HostMark`, in their command
-    line. Processes that the host's agent starts have no mark.
+    A mark is an argument that identifies the host in the command lines of its first processes. The
+    PIDs are those of these processes. Processes that the host's agent starts have no mark.
     """
     marks: dict[HostMark, list[int]] = {}
     for found in psutil.process_iter(["cmdline"]):
