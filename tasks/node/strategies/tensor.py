@@ -59,7 +59,7 @@ _FEED_FORWARD = (
 )
 
 
-class Run(NamedTuple):
+class LayerRun(NamedTuple):
     """Layers that are divided together, in order.
 
     The first `inlets` linear layers take the input of the run, which is not divided.
@@ -329,7 +329,7 @@ class _Sequence(nn.Sequential):
         )
 
 
-def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
+def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
     """Replace the layers of `run` in `model` by this rank's blocks of these layers.
 
     Except in tensor-1d, hooks exchange activations before the layers that take the input of the run
@@ -369,12 +369,12 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
                 parent._modules[name] = new[child].train(child.training)
 
 
-def divisible_runs(model: nn.Module) -> list[Run]:
+def divisible_runs(model: nn.Module) -> list[LayerRun]:
     """Return the runs of `model`: the lists of consecutive layers that can be divided together.
 
     The first and the last layer of each run are linear layers or transformer layers.
     """
-    uses, runs = uses_of(model), list[Run]()
+    uses, runs = uses_of(model), list[LayerRun]()
 
     def is_divisible(part: nn.Module, kinds: set[type]) -> bool:
         return _is_plain(part, kinds) and all(uses[id(one)] == 1 for one in part.parameters())
@@ -392,7 +392,7 @@ def divisible_runs(model: nn.Module) -> list[Run]:
         if type(module) is nn.TransformerEncoder:
             layers = list(module.layers.children())
         if layers and all(map(is_encoder_layer, layers)):
-            runs.append(Run(layers))
+            runs.append(LayerRun(layers))
             return
         if type(module).__module__.startswith("transformers."):
             within = dict(module.named_modules())
@@ -400,7 +400,7 @@ def divisible_runs(model: nn.Module) -> list[Run]:
                 layers = [within[name] for name in names if name in within]
                 kinds: set[type] = {nn.Linear, *map(type, filter(is_conv1d, layers))}
                 if len(layers) == len(names) and all(is_divisible(one, kinds) for one in layers):
-                    runs.append(Run(layers, len(layers) - 1))
+                    runs.append(LayerRun(layers, len(layers) - 1))
         in_sequence = _is_sequence(module)
         for in_run, parts in groupby(
             _leaves(module), lambda part: in_sequence and is_divisible(part, _RUN)
@@ -411,7 +411,7 @@ def divisible_runs(model: nn.Module) -> list[Run]:
                 for part in run:
                     visit(part)
             elif len(places) >= _MIN_LINEAR:
-                runs.append(Run(run[places[0] : places[-1] + 1]))
+                runs.append(LayerRun(run[places[0] : places[-1] + 1]))
 
     visit(model)
     return runs
