@@ -64,12 +64,13 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: seconds in which the workers load the samples of a step. A step takes at least
-            this long. On machines with accelerators, the CPU cores are a limit too.
+        supply_s: seconds that the workers need to load the samples of a step: a lower bound on the
+            step. On machines with accelerators, all CPU cores together may need longer than the
+            workers; then it is their seconds.
         beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
-            step (`machine` of the module's formula); else 0.
-        crowd: if the CPU is the device, the maximum delay by loading per second of compute (w of
-            the module's formula); else 0.
+            step (`machine` in the module's docstring); else 0.
+        crowd: if the CPU is the device, the most seconds by which loading delays a second of
+            compute (w in the module's docstring); else 0.
         log_sd: the standard deviation of the log of loading seconds.
         by_workers: True if more loader workers would shorten a step that waits for batches; False
             if more CPU cores would.
@@ -91,7 +92,7 @@ class Wait:
         Args:
             rest_s: (rows,) step seconds without loading.
             part: (rows,) fraction of `rest_s` that is compute.
-            factor: a factor on all loading seconds.
+            factor: multiplies all loading seconds.
         """
         compute_s = part * rest_s
         done = np.minimum(1.0, self.crowd * compute_s / np.maximum(self.beside_s, 1e-30))
@@ -123,10 +124,10 @@ class Wait:
             mean: (rows,) mean of log step seconds without loading.
             covariance: (rows, rows) covariance of log step seconds without loading.
             noise: (rows,) noise variance of log step seconds without loading.
-            part: as in `step_s`.
+            part: (rows,) fraction of the step seconds without loading that is compute.
 
-        The results have the shapes of the first three arguments. They are linearised about the
-        mean.
+        The results have the shapes of the first three arguments. The covariance and the noise are
+        linearised about the mean.
         """
         rest = np.exp(mean)
         by_rest, by_load = self.slopes(rest, part)
@@ -172,9 +173,9 @@ class Loaders:
         """Return the seconds to load one sample on the instance type `name`.
 
         The results are the seconds of CPU time, the seconds of waiting for storage, and the
-        standard deviation of the logs of both. If the workload was not profiled on this type, its
-        profiles on other types are used. If the seconds of the fixed work (a benchmark; see
-        dataset.py) are known on both types, the CPU time is scaled with them.
+        standard deviation of the logs of both. If the workload was not profiled on this type, the
+        medians of its profiles on other types are used. If the seconds of the fixed work (a
+        benchmark; see dataset.py) are known on both types, the CPU time is scaled with them.
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
@@ -192,7 +193,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the data loading of `setups`; None if their workloads have no data loader."""
+        """Return the data loading of `setups`; None if no workload of them has a data loader."""
         if self.workers.keys().isdisjoint(setups.workloads):
             return None
 
@@ -249,10 +250,11 @@ def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
 
 
 def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[TrainingData, Loaders]:
-    """Return the data without the seconds of data loading, and facts about the loaders.
+    """Return `data` with the seconds of data loading subtracted, and facts about the loaders.
 
-    `data` is the result of `at_nominal_speed`, with valid runs only. Measurements of workloads
-    whose loading was not profiled stay unchanged. `machines` are those of all measured types.
+    `data` is the result of `at_nominal_speed`, without the runs that `valid_runs` removes.
+    Measurements of workloads whose loading was not profiled stay unchanged. `machines` has the
+    machine of each measured instance type.
     """
     loaded = column(data.profiles, "load_s", np.nan).notna()
     if not loaded.any():
@@ -294,10 +296,11 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs with the seconds of loading subtracted from step_s and sync_s.
+    """Return the runs with the seconds of loading subtracted from step_s.
 
-    The second result is {workload: (mean, standard deviation) of log(measured / expected loading
-    seconds)}, as in `Loaders.off`.
+    sync_s, the wait for communication, is limited to 98 % of the new step_s. The second result is
+    {workload: (mean, standard deviation) of log(measured / expected loading seconds)}, as in
+    `Loaders.off`.
     """
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]

@@ -129,7 +129,7 @@ def _penalised(
     """Return an optimizer for scikit-learn's GaussianProcessRegressor that applies a normal prior.
 
     The hyperparameters have the prior N(`centre`, `sd`^2). The optimizer takes at most `most`
-    steps. It keeps the hyperparameters minus `centre` within `limits`.
+    steps. `limits` are the lower and the upper limit of (hyperparameter - `centre`).
     """
 
     def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:

@@ -63,7 +63,10 @@ class Posterior:
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
 
     def times(self, X: Rows) -> Times:
-        """Return the formula's times at the posterior mean of its parameters."""
+        """Return the seconds of steps and their parts by the formula alone.
+
+        Its parameters are at their posterior mean.
+        """
         return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:

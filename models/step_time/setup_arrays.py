@@ -39,7 +39,7 @@ class SetupArrays:
     accumulation: FloatArray
 
     def dense(self) -> SetupArrays:
-        """Return the same setups, each in the mode that it is compared with (`Mode.dense`)."""
+        """Return the setups with DDP in place of strategies that communicate differently."""
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def compact(self) -> SetupArrays:
@@ -102,9 +102,11 @@ class SetupArrays:
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], count: int
     ) -> tuple[FloatArray, ...]:
-        """Return `count` (rows, members) arrays of values for each workload and instance type.
+        """Return `count` arrays of the shape (rows, members), filled by the function `value`.
 
-        `value(workload, type)` returns `count` numbers, one for each array. Padding members get 0.
+        A member is an instance, or several equal instances, of a setup's cluster. For each member,
+        `value(workload, instance type)` returns `count` numbers, one for each array. Padding gets
+        0.
         """
         width, last = len(self.names), len(self.workloads) * len(self.names)
         pair = np.where(self.kind >= 0, self.workload[:, None] * width + self.kind, last)
@@ -116,7 +118,8 @@ class SetupArrays:
     def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
         """Return a (rows, members) array: the value of each member's instance type.
 
-        `values` has a value for each of `names`. Padding members get `padded`.
+        A member is an instance, or several equal instances, of a setup's cluster. `values` has a
+        value for each instance type in `names`. Padding gets `padded`.
         """
         return np.append(values, padded)[self.kind]
 
