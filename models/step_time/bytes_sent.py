@@ -130,7 +130,7 @@ def communication(strategy: str) -> Communication:
 
 
 def seconds_per_value(machine: Machine) -> float:
-    """Return the seconds per gradient value in which a device selects the values to send."""
+    """Return the seconds, per gradient value, in which compression selects the values to send."""
     return _SELECTION_S_GPU if machine.accelerated else _SELECTION_S_CORE / min(machine.cores, 1.0)
 
 

@@ -64,9 +64,8 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: seconds that the workers need to load the samples of a step: a lower bound on the
-            step. On machines with accelerators, all CPU cores together may need longer than the
-            workers; then it is their seconds.
+        supply_s: seconds to load the samples of a step, a lower bound on the step: the seconds of
+            the loader workers or, on machines with accelerators, those of all CPU cores if longer.
         beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
             step (`machine` in the module's docstring); else 0.
         crowd: if the CPU is the device, the most seconds by which loading delays a second of
@@ -193,7 +192,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the data loading of `setups`; None if no workload of them has a data loader."""
+        """Return the data loading of `setups`; None if none of their workloads has a loader."""
         if self.workers.keys().isdisjoint(setups.workloads):
             return None
 

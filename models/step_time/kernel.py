@@ -256,7 +256,7 @@ class GaussianProcess:
 
 
 class StepProcess(GaussianProcess):
-    """The Gaussian process of log step seconds, linearised in theta and log T1 (see the module)."""
+    """The Gaussian process of log step seconds, with a linearised formula (see regressor.py)."""
 
     covariance: StepCovariance
 

@@ -99,7 +99,8 @@ class MemoryModel:
     Attributes:
         workloads: the facts of each workload.
         lines: (base bytes, activation bytes of a sample), fitted to profiles, by (workload,
-            one-device mode, instance type). `Mode.alone` is the one-device mode of a mode.
+            one-device mode, instance type). A one-device mode (`Mode.alone`) has neither a
+            multi-device strategy nor offload.
         ran: the largest batches that ran without an out-of-memory error, by (workload, mode).
         per_operation: activation bytes per floating-point operation of a sample.
     """
@@ -154,7 +155,7 @@ class MemoryModel:
 
         `gradients` are the bytes of all gradients. If `accumulates` is True, the batches of runs
         without accumulation are reduced, because micro-steps after the first need more memory. The
-        list is empty for tensor parallelism, because a divided layer gathers more bytes on more ranks.
+        list is empty for tensor parallelism: a divided layer gathers more bytes on more ranks.
         """
         found = []
         for run in self.ran.get((workload, mode), []) if not mode.divided else ():

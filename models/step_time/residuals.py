@@ -115,7 +115,7 @@ def _fitted(
 
 
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
-    """Return the factor with which the standard deviations of `process` match its errors.
+    """Return the factor that makes the standard deviations of `process` match its errors.
 
     The errors come from cross-validation, which leaves out all rows with the same cluster together,
     because their errors have common causes. With this factor, 90 % of the errors are inside the

@@ -164,7 +164,8 @@ class SetupFacts:
         machines: the machine of each instance type.
         workloads: the facts of each workload.
         middle: log2 of the middle batch (the median of the measured batches), by (workload,
-            one-device mode). `Mode.alone` is the one-device mode of a mode.
+            one-device mode). A one-device mode (`Mode.alone`) has neither a multi-device strategy
+            nor offload.
         batches: the smallest and the largest measured batch, by (workload, one-device mode).
         optimizer_part: the seconds of the optimizer divided by the one-device seconds at the middle
             batch, by (workload, one-device mode, kind of device).
