@@ -50,7 +50,7 @@ class Child:
             raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
 
     def end(self) -> int:
-        """Terminate the process and its flow runs, and kill what remains after GRACE_S seconds.
+        """Terminate the process and its flow runs, and kill what remains after 30 seconds.
 
         Flow runs are child processes in separate process groups. They are terminated too, because a
         worker waits for its flow runs before it ends. Returns the number of descendant processes
