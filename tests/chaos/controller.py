@@ -40,7 +40,7 @@ class Campaigns:
         caps: {refresh id: cap in dollars}.
         started: {lease id: launch}.
         served: {lease id: (launch, outcome)}.
-        todo: the orders that no refresh has taken.
+        todo: the orders that are not yet served.
         wrong: a sentence for each violation that was seen during the scenario.
     """
 
@@ -126,7 +126,7 @@ class Campaigns:
         self.home.die()
 
     def mend(self):
-        """End all faults, then reap three times, so that every launch can be settled."""
+        """End all faults, then run the reaper three times, so that no machine should be left."""
         world = self.world
         world.faults.clear()
         world.deaths.clear()

@@ -148,7 +148,7 @@ class Node:
         self.gang = None
 
     def reads(self, name):
-        """Return True if the controller's file is in S3 with the digest that the manifest has."""
+        """Return True if the controller's file is in S3 with the digest that the manifest states."""
         content = self._object(name)
         return bool(content) and self._manifest.get(name) == hashlib.sha256(content).hexdigest()
 
@@ -161,7 +161,7 @@ class Node:
         return content
 
     def _listen(self, now_s):
-        """Read the controller's files: first the rank, then plans, and at last the end."""
+        """Read the controller's files: the rank, then plans, and at last the order to leave."""
         self._manifest = json.loads(self._object("manifest.json") or b'{"files": {}}')["files"]
         if self.rank is None:
             if now_s < self.reached["booted"] + self.start_s or not self.reads("node.json"):

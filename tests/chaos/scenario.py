@@ -44,8 +44,8 @@ def choose(world, rng, **values):
 def befall(world, rng, *, kinds, most=1, stages=STAGES, machines=(0, 0, 1, 1, 2, 3)):
     """Plan one to `most` troubles with random values.
 
-    `kinds` are the kinds of trouble. `stages` are the stages of a machine after which it happens.
-    `machines` are the machines that it happens to, numbered from 0 in the order of launch.
+    Each argument lists the values to choose from: kinds of trouble, stages of a machine after which
+    the trouble starts, and machines, numbered from 0 in the order of launch.
     """
     for _ in range(rng.randint(1, most)):
         stage = rng.choice(stages)
@@ -63,11 +63,12 @@ def every(world, rng, *, kinds, share=1.0):
 
 
 def refuse(world, rng, *, actions, codes, most=1, times=(1,), skips=(0,), **options):
-    """Plan one to `most` faults, with which AWS refuses an action, with random values.
+    """Plan one to `most` faults, with which AWS refuses an action.
 
-    `actions` and `codes` are the actions and error codes. `times` are the numbers of refusals, and
-    `skips` the numbers of calls that succeed before them. `afters` (an option) says whether AWS
-    performs the action before it refuses it. The other options are fields of Fault.
+    Each argument lists the values to choose from: actions, error codes, numbers of refusals
+    (`times`), and numbers of calls that succeed before the refusals (`skips`). The option `afters`
+    has True if AWS may perform the action before it refuses it. All other options are fields of
+    Fault.
     """
     afters = options.pop("afters", (False,))
     for _ in range(rng.randint(1, most)):
@@ -83,10 +84,10 @@ def refuse(world, rng, *, actions, codes, most=1, times=(1,), skips=(0,), **opti
 
 
 def kill(world, rng, *, names=STEPS, away_s=(2.0, 60.0, 400.0), by_hand=False):
-    """Plan one to three deaths of the controller, with random values.
+    """Plan one to three deaths of the controller.
 
-    `names` are the steps at which it may die. `away_s` are the seconds until a new controller
-    starts. `by_hand` is True if Ctrl-C ends the controller.
+    `names` lists the steps at which it may die, and `away_s` the possible seconds until a new
+    controller starts. `by_hand` is True if Ctrl-C ends the controller.
     """
     for _ in range(rng.choice([1, 1, 2, 3])):
         name = rng.choice(names)
@@ -121,7 +122,7 @@ def many_tries(world, rng):
 
 
 def unheard(world, rng):
-    """Plan fleets that are launched but answered with InternalError, and shown late."""
+    """Plan fleets that AWS launches, answers with InternalError, and shows late."""
     world.unheard, world.lag_s = True, rng.choice((4.0, 20.0, 60.0, 100.0))
     world.fleet_errors = [["InternalError"]] * rng.randint(1, 3)
 

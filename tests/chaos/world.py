@@ -64,7 +64,7 @@ class ChaosAws(FakeAws):
     """AWS in memory, with the plan of a scenario and with what happened in it.
 
     Attributes:
-        kinds: the names of the scenario's kinds.
+        kinds: what goes wrong, as names in scenario.KINDS.
         orders: the launches that the scenario requests.
         cap_usd, month_usd: the caps of a refresh and of the month.
         minutes: the time limit of a refresh.

@@ -16,7 +16,7 @@ _ALIVE = ("pending", "running", "stopping", "stopped")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The instances that a request for a fleet launched."""
+    """The instances of a fleet, with its market and its tags."""
 
     market: str
     ids: list

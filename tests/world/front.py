@@ -47,7 +47,7 @@ class Front:
         return response(environ, start)
 
     def _answer_operator(self, environ, action, region, body):
-        """Answer an operator's request, or let moto answer it if it can."""
+        """Answer an operator's request if moto cannot; otherwise, let moto answer it."""
         if action == "pricing:GetProducts":
             return _json(self._account.market.get_products(**json.loads(body)))
         if action == "servicequotas:GetServiceQuota":

@@ -96,7 +96,7 @@ class Campaign:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """An operator's folder, with a srift.toml for the emulated account, and `srift` run in it."""
+    """An operator's folder with a srift.toml for the emulated account. `srift` runs in it."""
 
     folder: Path
     world: World
@@ -222,9 +222,9 @@ def _judge(operator, campaign, proof, launched):
 
 
 def _judge_unequal(operator):
-    """Yield a sentence for each problem with multi-device machines and mixed clusters.
+    """Yield a sentence if multi-device machines or mixed clusters were not measured or answered.
 
-    A mixed cluster has two instance types. Both must be measured and appear in an answer.
+    A mixed cluster has two instance types.
     """
     measured = operator.rows("select distinct cluster, layout from runs where provider = 'ec2'")
     if not any("+" in cluster for cluster, _ in measured):
