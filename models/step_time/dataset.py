@@ -320,7 +320,7 @@ def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
     """Return the facts of each workload with at least one known fact.
 
     If gradient buckets were profiled, `gradient_bytes`, `hidden_part` and `last_bucket_bytes` come
-    from them. All other facts come from `data.workloads` or else from `data.runs`.
+    from the buckets. All other facts come from `data.workloads` or else from `data.runs`.
     """
     columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
     columns += ["layers", "hidden", "sequence"]

@@ -220,8 +220,8 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return two (rows,) arrays: the seconds to exchange all gradients (C) and the last bucket (L).
 
-    Both include the seconds of compression or of Adasum. A single device has no others. If the
-    backward pass waits for the exchange, the last bucket has all gradients.
+    Both include the seconds of compression or of Adasum, even on a single device, which exchanges
+    nothing. If the backward pass waits for the exchange, the last bucket has all gradients.
     """
     machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
     across = machines > 1

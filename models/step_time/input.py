@@ -18,8 +18,8 @@ share its cores. A worker starts with the step. It gets the same share of the CP
 thread [CFS, sched(7)]. A device has max(C, k) / k computing threads. With w = k / max(C, k),
 loading during compute therefore delays the step by at most w rho r. The remaining samples are
 loaded while gradients are exchanged. A simulation of a CPU gives the same seconds (test_input.py).
-The slowest machine of a setup determines its step. Waiting for shared storage is included in v
-only.
+The slowest machine of a setup determines its step. Delays by storage that machines share are not
+modelled beyond v.
 
 The formulas are inverted to get r from a measured step of step_s seconds. In this step, a rank
 waits input_s seconds for batches and sync_s seconds for communication. Let x = step_s - input_s.
@@ -64,11 +64,11 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: seconds to load the samples of a step, a lower bound on the step: the seconds of
-            the loader workers or, on machines with accelerators, those of all CPU cores if longer.
+        supply_s: seconds to load the samples of a step, if the loader has workers. A step takes at
+            least this long. The limit is the workers or, on machines with accelerators, the cores.
         beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
             step (`machine` in the module's docstring); else 0.
-        crowd: if the CPU is the device, the most seconds by which loading delays a second of
+        crowd: if the CPU is the device, the maximum seconds of delay by loading for each second of
             compute (w in the module's docstring); else 0.
         log_sd: the standard deviation of the log of loading seconds.
         by_workers: True if more loader workers would shorten a step that waits for batches; False
@@ -243,7 +243,7 @@ def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
     """Return the standard deviation of `off` about 0, shrunk towards `prior_sd`.
 
     `off` (n,) are deviations from their mean or from the expected value, with `freedom` degrees of
-    freedom. The prior counts as _PSEUDO measurements.
+    freedom. The prior counts as 4 measurements (_PSEUDO).
     """
     return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 

@@ -85,7 +85,7 @@ def _speed(row: _Row) -> float | None:
 
 
 def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[str, Machine]:
-    """Return a Machine for each row of `instance_types` and for each name in `seen`, by name.
+    """Return {name: Machine} for the rows of `instance_types` and for the names in `seen`.
 
     `seen` are the instance types that were measured. An unknown value is replaced by the median of
     the measured types, so that further rows of `instance_types` do not change predictions. An

@@ -183,8 +183,8 @@ class MemoryModel:
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
         """Estimate (base bytes, activation bytes of a sample) of a workload that was not profiled.
 
-        The activation bytes are the lowest of several estimates: from facts, and from each run that
-        did not run out of memory. They are NaN if there is no such estimate.
+        The activation bytes are the lowest of several estimates: from the facts, and from each run
+        that did not run out of memory. They are NaN if there is no such estimate.
         """
         # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes

@@ -529,9 +529,8 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     """Return a model that also predicts modes of `workload` that communicate differently from DDP.
 
-    A mode is added only if the model predicts the workload in a mode with the same `Mode.alone`,
-    the equivalent on one device. For tensor parallelism, the sizes of the divided layers must also
-    be known.
+    A mode is added only if the model predicts the workload in a mode with the same one-device mode
+    (`Mode.alone`). For tensor parallelism, the sizes of the divided layers must also be known.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

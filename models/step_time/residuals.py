@@ -98,7 +98,7 @@ def fit_neighbours(
 
 
 def without_rows(spread: FloatArray) -> Neighbours:
-    """Return the Neighbours of a cell without measured rows, which correct no prediction.
+    """Return Neighbours that correct no prediction, for a cell without measured rows.
 
     A cell is a workload in one mode on one kind of device. `spread` (3,) has the prior standard
     deviations, as in `CellSpread`.
@@ -119,8 +119,8 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
     The errors come from cross-validation, which leaves out all rows with the same cluster together,
     because their errors have common causes. With this factor, 90 % of the errors are inside the
-    90 % interval. It is limited to the range from 0.8 to 4. Returns 1 if there are fewer than
-    ENOUGH rows.
+    90 % interval. It is limited to the range from 0.8 to 4. Returns 1 if there are fewer than 40
+    rows (ENOUGH).
     """
     if len(features) < ENOUGH:
         return 1.0
@@ -139,8 +139,8 @@ def with_neighbours(
 ) -> Spreads:
     """Return the standard deviations of `cells`, plus a shared entry for all smaller cells.
 
-    A cell is a workload in one mode on one kind of device. `cells` has those with at least ENOUGH
-    rows. The shared standard deviations come from `spreads`. They are increased if they are too
+    A cell is a workload in one mode on one kind of device. `cells` has those with at least 40 rows
+    (ENOUGH). The shared standard deviations come from `spreads`. They are increased if they are too
     small for the leave-one-out errors of `process` in the rows of small cells. `process` was fitted
     to `rows`.
     """

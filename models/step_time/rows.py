@@ -189,7 +189,7 @@ class SetupFacts:
     def middle_of(self, workload: str, mode: Mode) -> float:
         """Return log2 of the middle batch: the median of the batches measured in `mode`.
 
-        If no batch was measured in `mode`, a transformer gets a batch of _USUAL_TOKENS tokens. Any
+        If no batch was measured in `mode`, a transformer gets a batch of 16,384 tokens. Any
         other workload gets the median over its other modes, or else over all workloads, or else 32
         samples.
         """
@@ -254,7 +254,7 @@ class SetupFacts:
         )
 
     def points(self, keys: list[Cell], batch: FloatArray) -> Points:
-        """Return Points, where point i is for `keys[i]` with a batch of `batch[i]` samples.
+        """Return the Points of the keys `keys[i]` with batches of `batch[i]` samples.
 
         A key is a (workload, one-device mode, kind of device).
         """
