@@ -348,8 +348,7 @@ class StepTimeModel:
                 )
             if workload in self.guessed and not all(map(self.can_guess, types)):
                 raise ValueError(
-                    f"workload {workload!r} was never measured: without a measurement, it can be"
-                    " predicted only on accelerators whose rate is known. Profile it or run it once"
+                    f"workload {workload!r} is unmeasured: profile it, or use GPUs of known speed"
                 )
 
     def read(self, setups: pd.DataFrame) -> SetupArrays:

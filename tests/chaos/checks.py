@@ -43,7 +43,7 @@ class Checks:
     def records(self):
         """Check that the warehouse has each uploaded record exactly once and unchanged.
 
-        A broken record must have a row, but not as a measurement.
+        A broken record must have a row whose status is not "measured".
         """
         for (lease_id, run_id), contents in self.world.uploaded().items():
             found = self.runs.get(run_id, [])

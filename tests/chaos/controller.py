@@ -1,7 +1,7 @@
 """Run refreshes as flows/refresh.py and flows/measure.py do, until all orders are served.
 
 An order is a launch that a scenario requests. Orders are scripted. The product's code checks caps,
-launches machines, loads records, and reaps.
+launches machines, loads records, and ends machines that are left over (reaps).
 """
 
 import atexit
@@ -126,7 +126,7 @@ class Campaigns:
         self.home.die()
 
     def mend(self):
-        """End all faults, then run the reaper three times, so that no machine should be left."""
+        """End all faults, then run the reaper three times. No machine may be left after that."""
         world = self.world
         world.faults.clear()
         world.deaths.clear()
@@ -139,7 +139,7 @@ class Campaigns:
         self.wrong += [problem] if problem else []
 
     def _reap(self):
-        """End machines that are over and load their records, as the reaper does.
+        """End machines whose launch is over, and load their records, as the reaper does.
 
         Returns "", or why the reaper could not search every region.
         """

@@ -122,7 +122,7 @@ def many_tries(world, rng):
 
 
 def unheard(world, rng):
-    """Plan fleets that AWS launches, answers with InternalError, and shows late."""
+    """Plan fleets that AWS launches although it answers InternalError, and shows later."""
     world.unheard, world.lag_s = True, rng.choice((4.0, 20.0, 60.0, 100.0))
     world.fleet_errors = [["InternalError"]] * rng.randint(1, 3)
 

@@ -1,4 +1,4 @@
-"""Read and change the state of the emulated account, in moto and beside it."""
+"""Hold the state of the emulated account that moto does not keep, and read and change moto's."""
 
 import json
 import threading
@@ -42,7 +42,7 @@ class Account:
     keys: dict = field(default_factory=dict)  # by access key
 
     def instances(self, *states):
-        """Return moto's instances of all regions in `states`; by default, all not terminated."""
+        """Return moto's instances in `states`, in all regions; by default, all but terminated."""
         with self.lock:
             return [one for one in self._all() if one.state in (states or _ALIVE)]
 
