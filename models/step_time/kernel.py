@@ -220,7 +220,7 @@ class GaussianProcess:
         values: FloatArray,
         noise: FloatArray,
     ) -> Self:
-        """Return the process conditioned on `values` at `inputs`; `noise` are variances."""
+        """Return the process conditioned on `values` at `inputs`, with noise variances `noise`."""
         bare = cls(covariance, inputs, noise, values)
         return cls(covariance, inputs, noise, scipy.linalg.cho_solve((bare.factor, True), values))
 

@@ -113,10 +113,10 @@ def prior(
 ) -> tuple[float, list[float], list[float]]:
     """Return the prior mean of log T1, a value for each of EFFECTS, and the shape features.
 
-    The shape features are log2 of a transformer's width, tokens and sequence, and 1 if activations
-    are recomputed; all are 0 for other networks. `middle` is log2 of the middle batch, the median
-    of the batches that were measured for the workload. `flops` are the floating-point operations of
-    a sample; 0 if unknown.
+    The shape features are log2 of a transformer's width, of the tokens in a batch and of the tokens
+    in a sequence, and 1 if activations are recomputed; all are 0 for other networks. `middle` is
+    log2 of the middle batch, the median of the batches that were measured for the workload. `flops`
+    are the floating-point operations of a sample; 0 if unknown.
     """
     octave = float(np.log2(batch)) - middle
     bandwidth, rate = (np.log(np.array(sheet[:2]) / np.array(USUAL))).tolist()

@@ -49,7 +49,7 @@ class Posterior:
     """The result of fitting the regression.
 
     Attributes:
-        reach: the number of devices of the largest measured cluster, by kind of device.
+        reach: the number of devices of the largest measured cluster, by code of a kind of device.
         process: the Gaussian process of log step seconds. It has no rows before the first
             iteration of the fit.
         spreads: standard deviations of residuals.

@@ -98,7 +98,7 @@ def fit_neighbours(
 
 
 def without_rows(spread: FloatArray) -> Neighbours:
-    """Return Neighbours that correct no prediction, for a cell without measured rows.
+    """Return the Gaussian process of a cell without measured rows, which corrects no prediction.
 
     A cell is a workload in one mode on one kind of device. `spread` (3,) has the prior standard
     deviations, as in `CellSpread`.

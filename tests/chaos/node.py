@@ -148,7 +148,7 @@ class Node:
         self.gang = None
 
     def reads(self, name):
-        """Return True if the controller's file is in S3 with the digest that the manifest states."""
+        """Return True if the controller's file is in S3 with the digest in the manifest."""
         content = self._object(name)
         return bool(content) and self._manifest.get(name) == hashlib.sha256(content).hexdigest()
 

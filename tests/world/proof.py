@@ -222,7 +222,7 @@ def _judge(operator, campaign, proof, launched):
 
 
 def _judge_unequal(operator):
-    """Yield a sentence if multi-device machines or mixed clusters were not measured or answered.
+    """Yield a sentence if runs or answers lack multi-device machines or mixed clusters.
 
     A mixed cluster has two instance types.
     """
