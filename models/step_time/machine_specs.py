@@ -181,7 +181,7 @@ def data_sheets() -> pd.DataFrame:
     """Return the table gpu_data_sheets.csv, with the device as index.
 
     The columns have memory, bandwidth and rates without sparsity, and the date and the source of
-    each row. `checked` is the page with which the row was compared.
+    each row. `checked` is the address of the page with which the row was compared; NaN if none.
     """
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 

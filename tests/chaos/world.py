@@ -171,7 +171,7 @@ class ChaosAws(FakeAws):
         self.log.append(f"{self.now:%H:%M:%S} {sentence}")
 
     def bills(self):
-        """Return {lease id: dollars}. Each machine costs its lifetime, at least a minute."""
+        """Return {lease id: dollars}. Each machine is billed for at least a minute."""
         bills = {}
         for one in self.instances.values():
             seconds = ((one.ended_at or self.now) - one.launched_at).total_seconds()
