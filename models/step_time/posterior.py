@@ -52,9 +52,9 @@ class Posterior:
         reach: the number of devices of the largest measured cluster, by code of a kind of device.
         process: the Gaussian process of log step seconds. It has no rows before the first
             iteration of the fit.
-        spreads: standard deviations of residuals. neighbours: the Gaussian process of each cell's
-        residuals, by code of the cell. A cell is a workload in one mode
-            on one kind of device.
+        spreads: standard deviations of residuals.
+        neighbours: the Gaussian process of each cell's residuals, by code of the cell. A cell is a
+            workload in one mode on one kind of device.
     """
 
     reach: dict[float, float]
