@@ -146,8 +146,9 @@ class LeaseFolder(Generic[L]):
         except FileExistsError:
             raise ProviderError(f"lease {lease.lease_id} exists already") from None
         try:
-            _CONTROLLED[directory] = os.open(directory / "controller", os.O_CREAT | os.O_WRONLY)
-            fcntl.flock(_CONTROLLED[directory], fcntl.LOCK_EX)
+            lock = os.open(directory / "controller", os.O_CREAT | os.O_WRONLY, 0o644)
+            _CONTROLLED[directory] = lock
+            fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(lease)
         except OSError as error:
             self.forget(lease.lease_id)
@@ -156,19 +157,23 @@ class LeaseFolder(Generic[L]):
             ) from error
 
     def controller_alive(self, lease_id: str) -> bool:
-        """Return True if the process that created the lease still runs, in any container."""
+        """Return True if the process that created the lease still runs, in any container.
+
+        Returns True if this cannot be determined. The lease then ends at its deadline.
+        """
         try:
             with (self.directory(lease_id) / "controller").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
         except FileNotFoundError:
-            pass
+            return False
+        except OSError:  # another process holds the lock, or the file cannot be read
+            return True
         return False
 
     def release(self, lease_id: str) -> None:
         """Stop being the lease's controller, as if this process had died."""
-        if descriptor := _CONTROLLED.pop(self.directory(lease_id), None):
+        descriptor = _CONTROLLED.pop(self.directory(lease_id), None)
+        if descriptor is not None:
             os.close(descriptor)
 
     def write(self, lease: L) -> None:

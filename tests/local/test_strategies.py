@@ -119,23 +119,51 @@ class Conv1D(nn.Module):
         return hidden @ self.weight + self.bias
 
 
-class FeedForward(nn.Module):
-    """A gated block and a block of Conv1D, with the names of Llama and GPT-2."""
-
+class LlamaMLP(nn.Module):
     __module__ = "transformers.models"
 
     def __init__(self):
         super().__init__()
-        self.words = nn.Embedding(50, 16)
         self.gate_proj, self.up_proj = (nn.Linear(16, 64, bias=False) for _ in range(2))
         self.down_proj = nn.Linear(64, 16, bias=False)
-        self.c_fc, self.c_proj, self.factor = Conv1D(64, 16), Conv1D(16, 64), 1.0
+
+    def forward(self, hidden):
+        gate = nn.functional.silu(self.gate_proj(hidden))
+        return self.down_proj(gate * self.up_proj(hidden))
+
+
+class GPT2MLP(nn.Module):
+    __module__ = "transformers.models"
+
+    def __init__(self):
+        super().__init__()
+        self.c_fc, self.c_proj = Conv1D(64, 16), Conv1D(16, 64)
+
+    def forward(self, hidden):
+        return self.c_proj(self.c_fc(hidden).tanh())
+
+
+class Tower(nn.Sequential):
+    """Inherits forward, and has a method of its own, as torchvision's MLPBlock may."""
+
+    def embed(self, hidden):
+        return hidden + self(hidden)
+
+
+class FeedForward(nn.Module):
+    """Blocks of Hugging Face and a subclass of nn.Sequential."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.factor = nn.Embedding(50, 16), 1.0
+        self.blocks = nn.ModuleList([LlamaMLP(), GPT2MLP()])
+        self.tower = Tower(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
 
     def forward(self, inputs):
         hidden = self.words(inputs)
-        gate = nn.functional.silu(self.gate_proj(hidden))
-        hidden = hidden + self.down_proj(gate * self.up_proj(hidden))
-        return (hidden + self.c_proj(self.c_fc(hidden).tanh())).mean(dim=(1, 2)) * self.factor
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.tower.embed(hidden).mean(dim=(1, 2)) * self.factor
 
 
 def batch_of(rank, step, samples=BATCH):

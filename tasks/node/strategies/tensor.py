@@ -49,14 +49,17 @@ _ENCODER = {
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MIN_LINEAR = 2  # minimum in a run, because one layer would need as much exchange as two layers
-# Linear layers of a feed-forward block in Hugging Face's transformers, by their names in the module
-# that holds them. The last layer takes the product or a pointwise function of the others' outputs.
-_FEED_FORWARD = (
-    ("fc1", "fc2"),  # ViT, CLIP, OPT
-    ("c_fc", "c_proj"),  # GPT-2
-    ("intermediate.dense", "output.dense"),  # BERT
-    ("gate_proj", "up_proj", "down_proj"),  # Llama, Mistral, Qwen
-)
+# Linear layers of feed-forward blocks in Hugging Face's transformers, by the name of the block's
+# class. The last layer takes the product or a pointwise function of the others' outputs. Other
+# classes may have layers of these names, but mix features between them.
+_BERT, _VIT = ("intermediate.dense", "output.dense"), ("fc1", "fc2")
+_LLAMA = ("gate_proj", "up_proj", "down_proj")
+_FEED_FORWARD = {
+    "GPT2MLP": ("c_fc", "c_proj"),
+    **dict.fromkeys(("BertLayer", "RobertaLayer"), _BERT),
+    **dict.fromkeys(("ViTMLP", "CLIPMLP", "PhiMLP"), _VIT),
+    **dict.fromkeys(("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP"), _LLAMA),
+}
 
 
 class LayerRun(NamedTuple):
@@ -362,8 +365,9 @@ def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
     if is_divided:
         last.register_forward_hook(lambda _, __, found: turn(found, dim, -1, grid))
     for parent in list(model.modules()):
-        if _is_sequence(parent) and any(leaf in new for leaf in _leaves(parent)):
-            parent.__class__ = _Sequence
+        is_indexed = _is_sequence(parent) and not isinstance(parent, _Sequence)
+        if is_indexed and any(leaf in new for leaf in _leaves(parent)):
+            parent.__class__ = type("_Sequence", (_Sequence, type(parent)), {})
         for name, child in parent.named_children():
             if child in new:
                 parent._modules[name] = new[child].train(child.training)
@@ -395,12 +399,11 @@ def divisible_runs(model: nn.Module) -> list[LayerRun]:
             runs.append(LayerRun(layers))
             return
         if type(module).__module__.startswith("transformers."):
-            within = dict(module.named_modules())
-            for names in _FEED_FORWARD:
-                layers = [within[name] for name in names if name in within]
-                kinds: set[type] = {nn.Linear, *map(type, filter(is_conv1d, layers))}
-                if len(layers) == len(names) and all(is_divisible(one, kinds) for one in layers):
-                    runs.append(LayerRun(layers, len(layers) - 1))
+            names = _FEED_FORWARD.get(type(module).__name__, ())
+            layers = list(map(module.get_submodule, names))
+            kinds: set[type] = {nn.Linear, *map(type, filter(is_conv1d, layers))}
+            if layers and all(is_divisible(layer, kinds) for layer in layers):
+                runs.append(LayerRun(layers, len(layers) - 1))
         in_sequence = _is_sequence(module)
         for in_run, parts in groupby(
             _leaves(module), lambda part: in_sequence and is_divisible(part, _RUN)
