@@ -32,6 +32,7 @@ COMMANDS = (
     "reap",
     "check lm2",
     "restore",
+    "recommend resnet50-imagenet --deadline 2h --provider local",
 )
 
 

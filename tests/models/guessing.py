@@ -19,6 +19,11 @@ def seconds(flops, batch, tflops):
     return 0.002 + flops * batch / (0.4 * tflops * 1e12)
 
 
+def described(types):
+    names = "name devices device cores bandwidth_gbps memory_gib device_memory_gib device_tflops"
+    return pd.DataFrame([{name: getattr(one, name) for name in names.split()} for one in types])
+
+
 @cache
 def data():
     """Four networks on each type with one device, at an efficiency of four tenths."""
@@ -37,13 +42,10 @@ def data():
         provider="ec2"
     )
     facts = [(name, FLOPS[name], 1e8) for name in KNOWN]
-    names = "name devices device cores bandwidth_gbps memory_gib device_memory_gib device_tflops"
     return data_of(
         runs=runs,
         workloads=pd.DataFrame(facts, columns=["workload", "flops_per_sample", "gradient_bytes"]),
-        instance_types=pd.DataFrame(
-            [{name: getattr(one, name) for name in names.split()} for one in TYPES]
-        ),
+        instance_types=described(TYPES),
     )
 
 

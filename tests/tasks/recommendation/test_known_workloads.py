@@ -1,9 +1,9 @@
-"""What is known of workloads, and who is asked about one where nobody says."""
+"""What is known of workloads."""
 
 import pytest
 
 from tasks.data_files.imports import ImportFiles, import_measurements
-from tasks.recommendation.known_workloads import known_workloads, unknown
+from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import NOON, install
 
 ROWS = """workload,provider,cluster,batch_per_device,step_s,precision,measured_at
@@ -36,7 +36,3 @@ def test_rows_devices_and_facts_are_listed_by_provider(here):
     assert (vit["measured_rows"], vit["imported_rows"]) == (0, 2)
     assert (facts["parameters"], facts["devices"], facts["imported_rows"]) == (10, [], 0)
     assert found["conv", ""]["in_settings"] and not vit["in_settings"]
-
-
-def test_another_provider_or_the_nearest_name_is_named(here):
-    assert "ec2" in str(unknown(here, "vit")) and "'vit'" in str(unknown(here, "vitt"))

@@ -15,7 +15,7 @@ from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tests.benchmarks import synthetic_market as synthetic
 from tests.installed import NOON, DescribedMachines, champion, install
-from tests.models.guessing import data
+from tests.models.guessing import data, described
 from tests.warehouse.builders import write
 from warehouse.append import note_workloads
 
@@ -74,15 +74,10 @@ class Gpus(DescribedMachines):
         return "" if len(cluster.members) <= 4 else "too many"
 
 
-def described(types):
-    names = "name devices device cores bandwidth_gbps memory_gib device_memory_gib device_tflops"
-    columns = [{name: getattr(one, name) for name in names.split()} for one in types]
-    return pd.DataFrame(columns).assign(digest=[one.digest for one in types])
-
-
 @cache
 def model():
-    return Champion(version=1, model=fit(replace(data(), instance_types=described(TYPES)), seed=1))
+    types = described(TYPES).assign(digest=[one.digest for one in TYPES])
+    return Champion(version=1, model=fit(replace(data(), instance_types=types), seed=1))
 
 
 def new_workload(*, hours=48.0, p_required=None, samples=20_000_000):
