@@ -37,6 +37,8 @@ COMMANDS = (
     "reap",
     "check lm2",
     "restore",
+    "status",
+    "spend",
     "recommend resnet50-imagenet --deadline 2h --provider local",
 )
 
