@@ -115,7 +115,7 @@ class Home:
             body = json.loads(file.read_text())
             body["controller"]["start_ticks"] = 2**60
             file.write_text(json.dumps(body))
-        self.world.revive()
+        self.world.dead = False
         self.provider = self.controller()
 
     def killed_in(self, cluster, lease_id="r-1"):

@@ -1,6 +1,6 @@
 """Four networks on made-up GPUs, and one of which only facts are known."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 
 import pandas as pd
@@ -17,11 +17,6 @@ TYPES = [one for one in synthetic.types() if one.devices == 1]
 
 def seconds(flops, batch, tflops):
     return 0.002 + flops * batch / (0.4 * tflops * 1e12)
-
-
-def described(types):
-    names = "name devices device cores bandwidth_gbps memory_gib device_memory_gib device_tflops"
-    return pd.DataFrame([{name: getattr(one, name) for name in names.split()} for one in types])
 
 
 @cache
@@ -45,7 +40,7 @@ def data():
     return data_of(
         runs=runs,
         workloads=pd.DataFrame(facts, columns=["workload", "flops_per_sample", "gradient_bytes"]),
-        instance_types=described(TYPES),
+        instance_types=pd.DataFrame(map(asdict, TYPES)),
     )
 
 

@@ -114,10 +114,6 @@ def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_comp
     old = {(one.cluster.name, one.precision) for one in setups_of(device="T4")}
     assert old == found - {("1xwhole", "bf16")}
     assert {one.precision for one in setups_of(replace(JOB, modes=(Mode("bf16"),)))} == {"bf16"}
-    alone = [one for one in setups_of() if one.precision == "fp32"]
-    assert {setup_key(one) for one in alone} == {
-        setup_key(one) for one in setups_of(replace(JOB, modes=(Mode(),)))
-    }
 
 
 def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there():

@@ -1,6 +1,6 @@
 """Pilots of new, guessed and open choices."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import pandas as pd
@@ -15,7 +15,7 @@ from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tests.benchmarks import synthetic_market as synthetic
 from tests.installed import NOON, DescribedMachines, champion, install
-from tests.models.guessing import data, described
+from tests.models.guessing import data
 from tests.warehouse.builders import write
 from warehouse.append import note_workloads
 
@@ -76,7 +76,7 @@ class Gpus(DescribedMachines):
 
 @cache
 def model():
-    types = described(TYPES).assign(digest=[one.digest for one in TYPES])
+    types = pd.DataFrame([asdict(one) | {"digest": one.digest} for one in TYPES])
     return Champion(version=1, model=fit(replace(data(), instance_types=types), seed=1))
 
 
