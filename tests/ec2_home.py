@@ -124,5 +124,5 @@ class Home:
             raise AssertionError("nothing killed it")
         self.die()
 
-    def records(self, lease_id="r-1"):
-        return {file.stem for file in self.leases.mailbox(lease_id).glob("node-*/records/*.json")}
+    def records(self):
+        return {file.stem for file in self.leases.mailbox("r-1").glob("node-*/records/*.json")}

@@ -19,15 +19,12 @@ DEADLINE = Goal(goal="cheapest_within_deadline", hours=2.0)
 JOB = replace(workload("mlp", 64, 128), goals=(DEADLINE,))
 
 
-def open_choice(line):
-    setups = candidates(JOB, Supply(offers=offers(), max_hosts=3, fits=cores_fit), line)
-    return choice_set_of(JOB, setups, line.predict(frame(setups))), setups
-
-
 @cache
-def pilots(line, count=3, goal=DEADLINE.goal, seed=1):
-    choice_set, setups = open_choice(line)
-    return choose_pilots(choice_set, frame(setups), line.joint, goal=goal, count=count, seed=seed)
+def pilots(line, goal=DEADLINE.goal):
+    setups = candidates(JOB, Supply(offers=offers(), max_hosts=3, fits=cores_fit), line)
+    rows = frame(setups)
+    choice_set = choice_set_of(JOB, setups, line.predict(rows))
+    return choose_pilots(choice_set, rows, line.joint, goal=goal, count=3, seed=1)
 
 
 UNSURE, SURE = LineModel(own=0.15), LineModel(own=1e-4, shared=0.0)

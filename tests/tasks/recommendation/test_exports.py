@@ -92,7 +92,6 @@ def test_every_export_is_readable_and_states_prediction_and_age(target):
     body, text = export(selected(UNIFORM), target)
     for fact in ("resnet50", "20261120T030000-ab12", "2026-11-20 03:00 UTC"):
         assert fact in text
-    assert "10 hours (90th percentile 12)" in text or body["document"]["Type"] == "instant"
     parsed = READERS[target](text)
     assert target == "torchrun" or parsed == body["document"]
 
