@@ -105,6 +105,39 @@ class Dropping(Encoders):
                 layer.dropout.p = layer.self_attn.dropout = 0.2
 
 
+class Conv1D(nn.Module):
+    """Named and built as the class of transformers."""
+
+    __module__ = "transformers.pytorch_utils"
+
+    def __init__(self, outputs, inputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / 4)
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, hidden):
+        return hidden @ self.weight + self.bias
+
+
+class FeedForward(nn.Module):
+    """A gated block and a block of Conv1D, with the names of Llama and GPT-2."""
+
+    __module__ = "transformers.models"
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.gate_proj, self.up_proj = (nn.Linear(16, 64, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(64, 16, bias=False)
+        self.c_fc, self.c_proj, self.factor = Conv1D(64, 16), Conv1D(16, 64), 1.0
+
+    def forward(self, inputs):
+        hidden = self.words(inputs)
+        gate = nn.functional.silu(self.gate_proj(hidden))
+        hidden = hidden + self.down_proj(gate * self.up_proj(hidden))
+        return (hidden + self.c_proj(self.c_fc(hidden).tanh())).mean(dim=(1, 2)) * self.factor
+
+
 def batch_of(rank, step, samples=BATCH):
     """Indices (samples, 5)."""
     random = torch.Generator().manual_seed(100 * rank + step)
@@ -397,7 +430,11 @@ CHECKS = [
     (WORLD, trains_as_one_process, ("tensor-2.5d",)),
     (WORLD, combines_by_adasum, (WORLD,)),
     *((RANKS, trains_as_one_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),
-    *((RANKS, trains_as_one_process, (f"tensor-{cut}d", Encoders)) for cut in (1, 2)),
+    *(
+        (RANKS, trains_as_one_process, (f"tensor-{cut}d", kind))
+        for cut in (1, 2)
+        for kind in (Encoders, FeedForward)
+    ),
     (RANKS, trains_as_one_process, ("tables", Mixed, (2, 4, 6, 4))),
     *((RANKS, is_refused, ("tables", how)) for how in (weighted, changing)),
     (RANKS, is_refused, ("tensor-1d", longer)),
