@@ -300,8 +300,8 @@ def test_data_that_cannot_be_fetched_delay_nobody_and_their_workload_is_named(tm
 def test_a_workload_that_cannot_be_prepared_costs_its_own_runs_alone(tmp_path):
     files = (file_of(tmp_path, "other", WIDTH="3"), file_of(tmp_path))
     items = (item("b", workload="other"), item("c", workload="other"), item("a"))
-    fails = (finished(attempt, **NO_MODULE) for attempt in (2, 3, 4))
-    script = (*GOES, reported("a"), finished(1), *fails)
+    three = (finished(attempt, **NO_MODULE) for attempt in (2, 3, 4))
+    script = (*GOES, reported("a"), finished(1), *three)
     seen = launch(tmp_path / "a", job_of(items, files=files), *script)
     assert (seen.served.recorded, seen.runs) == ({"a"}, "bc")
     assert seen.rows == [("r-00-launch", "failed", NO_TORCH)]
