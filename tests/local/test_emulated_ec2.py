@@ -61,7 +61,7 @@ def test_machines_fetch_data_and_data_that_they_may_not_read_cost_their_own_runs
     (near / "large.bin").write_bytes(os.urandom(20_000_000))
     with World(seed=5) as world:
         operator = Operator(folder=tmp_path, world=world)
-        operator.settle_in(Campaign(market="spot", machines=2), 1.3)
+        operator.settle_in(Campaign(market="spot", machines=2), 2.0)
         (tmp_path / "reads.py").write_text(READS)
         with (tmp_path / "srift.toml").open("a") as file:
             file.write(OF_DATA.format("near", "near"))
