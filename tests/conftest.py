@@ -94,6 +94,14 @@ def own_environment():
 
 
 @pytest.fixture
+def warehouse(tmp_path):
+    """A new warehouse."""
+    from tests.warehouse.builders import fresh
+
+    return fresh(tmp_path)
+
+
+@pytest.fixture
 def s3(monkeypatch):
     """A client of an S3 on loopback, which the environment names for other processes too."""
     import boto3

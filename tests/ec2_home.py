@@ -109,7 +109,7 @@ class Home:
         """The controller is gone, and another one comes."""
         for lease_id in self.leases.ids():
             self.leases.release(lease_id)
-        self.world.revive()
+        self.world.dead = False
         self.provider = self.controller()
 
     def killed_in(self, cluster, lease_id="r-1"):
@@ -118,5 +118,5 @@ class Home:
             raise AssertionError("nothing killed it")
         self.die()
 
-    def records(self, lease_id="r-1"):
-        return {file.stem for file in self.leases.mailbox(lease_id).glob("node-*/records/*.json")}
+    def records(self):
+        return {file.stem for file in self.leases.mailbox("r-1").glob("node-*/records/*.json")}

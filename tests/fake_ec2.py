@@ -151,14 +151,6 @@ class FakeAws:
         """The spot market takes it back."""
         self.instances[instance_id].end(self.now, "Server.SpotInstanceTermination")
 
-    def forget(self):
-        """Machines that are long gone are known no more."""
-        self.instances.clear()
-
-    def revive(self):
-        """Another controller comes."""
-        self.dead = False
-
     def clients(self, service, region):
         return _Client(self, service, region)
 

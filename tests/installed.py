@@ -31,6 +31,7 @@ from tasks.training.registry import Champion, Provenance
 from tasks.workspace.settings import load_settings
 from tasks.workspace.sources import digest_of
 from tasks.workspace.workspace import Workspace
+from tests.models.planning import cores_fit
 from tests.models.synthetic import TYPES, World
 from tests.warehouse.builders import fresh
 
@@ -103,11 +104,7 @@ class DescribedMachines(Provider):
         return []
 
     def fits(self, cluster):
-        return (
-            ""
-            if sum(one.instance_type.cores for one in cluster.members) <= 1.75
-            else "too many cores"
-        )
+        return cores_fit(cluster)
 
     @contextmanager
     def acquire(self, cluster, *, lease_id, deadline_s, seed):

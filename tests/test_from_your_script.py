@@ -47,6 +47,7 @@ def test_the_scripts_train(tmp_path):
         assert word in done.stdout + done.stderr, word
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_workload_passes_the_check(name, own_environment, monkeypatch, capfd):
     monkeypatch.chdir(EXAMPLES)

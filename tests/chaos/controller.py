@@ -8,7 +8,7 @@ import atexit
 import json
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -106,23 +106,19 @@ class Campaigns:
     def fail_to_read(self):
         """Make lease files unreadable for half an hour, and check that nothing is bought."""
         world = self.world
-        with self._unreadable() as files:
-            try:
-                for _ in range(3 if files else 0):
-                    world.pass_s(600.0)
-                    bought = world.bought()
-                    if self.refresh():
-                        self.wrong.append("a refresh was begun beside a lease that is unreadable")
-                    if self.todo and not world.alive():
-                        name = f"beside{len(self.started)}"
-                        stop_at = world.elapsed_s + 5400.0
-                        tally = Tally(cap_usd=1e3, stop_at=stop_at, refresh_id=name)
-                        self._measure(self.here, launch_of(self.todo[0]), f"{name}-00", tally)
-                    if world.bought() > bought:
-                        self.wrong.append("machines were bought beside an unreadable lease")
-            except (Killed, KeyboardInterrupt):
-                world.dead = True
-                world.revive()
+        with self._unreadable() as files, suppress(Killed, KeyboardInterrupt):
+            for _ in range(3 if files else 0):
+                world.pass_s(600.0)
+                bought = world.bought()
+                if self.refresh():
+                    self.wrong.append("a refresh was begun beside a lease that is unreadable")
+                if self.todo and not world.alive():
+                    name = f"beside{len(self.started)}"
+                    stop_at = world.elapsed_s + 5400.0
+                    tally = Tally(cap_usd=1e3, stop_at=stop_at, refresh_id=name)
+                    self._measure(self.here, launch_of(self.todo[0]), f"{name}-00", tally)
+                if world.bought() > bought:
+                    self.wrong.append("machines were bought beside an unreadable lease")
         self.home.die()
 
     def mend(self):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tasks.providers.local import catalogue as local_catalogue
+from tasks.providers.local.cluster import LocalCluster
 from tests.local.hosts import provider
 
 
@@ -17,3 +18,16 @@ def local(tmp_path, monkeypatch):
     made = provider(tmp_path)
     yield made
     made.reap(datetime.now(UTC), all_of_them=True)
+
+
+@pytest.fixture
+def clusters(monkeypatch):
+    """Every cluster from its acquisition on."""
+    made, init = [], LocalCluster.__init__
+
+    def noted(self, *arguments, **named):
+        init(self, *arguments, **named)
+        made.append(self)
+
+    monkeypatch.setattr(LocalCluster, "__init__", noted)
+    return made

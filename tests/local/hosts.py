@@ -114,8 +114,8 @@ def rate_gbps(running, sender, receiver):
     return float(size * 8 / answer["seconds"] / 1e9)
 
 
-def share(running, seconds=0.6):
-    return float(ask(running, 0, kind="burn", seconds=seconds)["share"])
+def share(running):
+    return float(ask(running, 0, kind="burn", seconds=0.6)["share"])
 
 
 def left_over(of):

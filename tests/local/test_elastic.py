@@ -4,7 +4,6 @@ newest checkpoint.
 
 import math
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -14,7 +13,6 @@ from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
 from tasks.execution.collect import collect
 from tasks.providers.local import catalogue as local_catalogue
-from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import left_over
 from tests.local.test_failures import PROJECT, TINY, here, job, needs_two_hosts
 from tests.warehouse.builders import NOON, TYPES, write
@@ -49,49 +47,25 @@ def project(tmp_path, monkeypatch, outcome):
     here(tmp_path).provider.reap(datetime.now(UTC), all_of_them=True)
 
 
-class Loss:
-    """Takes a cluster's second host away once so many checkpoints were written."""
-
-    def __init__(self, after):
-        self.after = after
-        self.cluster = None
-
-    def watch(self, run_id, _done, _usd):
-        assert self.cluster is not None and self.cluster.checkpoints is not None
-        if (
-            self.after
-            and len(list((self.cluster.checkpoints / run_id).glob("step-*.json"))) >= self.after
-        ):
-            self.after = 0
-            self.cluster.revoke(1)
-
-    def acquired(self, acquire):
-        @contextmanager
-        def acquired(*arguments, **named):
-            with acquire(*arguments, **named) as self.cluster:
-                yield self.cluster
-
-        return acquired
-
-
-def served(installation, loss, monkeypatch):
-    run = {"kind": "elastic", "most_steps": STEPS, "checkpoint_every": EVERY, "wait_s": 30.0}
-    offers = {one.market: one for one in installation.provider.offers(datetime.now(UTC))}
-    cluster = Cluster(members=(offers["on-demand"], offers["spot"]))
-    if not installation.settings.local.instance_types["part"].spot_replaced:
-        run["wait_s"] = 1.0
-    asked = replace(job(installation, 2, {"run": run}, SLOW), cluster=cluster)
-    monkeypatch.setattr(LocalProvider, "acquire", loss.acquired(LocalProvider.acquire))
-    return serve(installation.provider, asked, stop_at=time.monotonic() + 100.0, watch=loss.watch)
-
-
 @needs_two_hosts
 def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
-    project, monkeypatch, outcome
+    project, clusters, outcome
 ):
-    installation = here(project)
+    installation, lost = here(project), []
     write(installation.warehouse, note_instance_types, TYPES, noted_at=NOON)
-    seen = served(installation, Loss(after=5), monkeypatch)
+
+    def watch(run_id, _done, _usd):
+        """Take the second host away once five checkpoints were written."""
+        written = [*(clusters[0].checkpoints / run_id).glob("step-*.json")]
+        if len(written) >= 5 and not lost:
+            lost.append(clusters[0].revoke(1))
+
+    run = {"kind": "elastic", "most_steps": STEPS, "checkpoint_every": EVERY}
+    run["wait_s"] = 30.0 if outcome == "replaced" else 1.0
+    offers = {one.market: one for one in installation.provider.offers(datetime.now(UTC))}
+    cluster = Cluster(members=(offers["on-demand"], offers["spot"]))
+    asked = replace(job(installation, 2, {"run": run}, SLOW), cluster=cluster)
+    seen = serve(installation.provider, asked, stop_at=time.monotonic() + 100.0, watch=watch)
     assert seen.outcome == "finished" and seen.rows == [], seen.outcome
     assert left_over(installation.home) == []
     collect(installation, datetime.now(UTC))

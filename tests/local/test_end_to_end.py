@@ -113,16 +113,6 @@ def test_a_refresh_measures_registers_and_publishes(project):
     assert {path.name for path in project.folder.iterdir()} == {"srift.toml", "jobs", "state"}
 
 
-def test_the_table_is_read_and_the_champion_asked(project):
-    table = project.json("table")
-    assert [(len(table),)] == rows(project, "select count(*) from recommendations")
-    first, *_ = project.json("recommend", "mine", "--deadline", "2h", "--top", "2")
-    assert first["goal"] == "cheapest_within_deadline" and first["status"] == "recommended"
-    assert first["p_meets_constraint"] >= 0.9
-    keys = ("workload", "goal", "cluster")
-    assert [first[key] for key in keys] in [[row[key] for key in keys] for row in table]
-
-
 def test_a_refresh_without_dollars_measures_nothing_and_publishes_anew(project):
     measured = known(project.home)
     outcome = project.json("refresh", "--max-usd", "0")

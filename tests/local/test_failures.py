@@ -18,7 +18,6 @@ from tasks.execution.mailbox import Mailbox
 from tasks.node.record import Item, WorkloadFile
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import most_cores
-from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.network import detect
 from tasks.providers.local.processes import started_from
 from tasks.providers.local.provider import LocalProvider
@@ -122,15 +121,9 @@ def kill_a_rank(cluster):
 
 
 @needs_two_hosts
-def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(project, monkeypatch):
+def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(project, clusters):
     installation = here(project)
     accidents = {"killed": kill_a_rank, "revoked": lambda cluster: cluster.revoke(1)}
-    clusters = []
-    init = LocalCluster.__init__
-
-    def noted(self, *arguments, **named):
-        init(self, *arguments, **named)
-        clusters.append(self)
 
     def watch(run_id, done, usd):
         """Let the accident happen once the nodes are at the run."""
@@ -139,7 +132,6 @@ def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(project, m
         if run_id in accidents and any(run_id in reports.under_way(n) for n in (1, 2, 3)):
             accidents.pop(run_id)(cluster)
 
-    monkeypatch.setattr(LocalCluster, "__init__", noted)
     runs = {"before": {}, "killed": ENDLESS, "between": {}, "revoked": ENDLESS, "after": {}}
     stop_at = time.monotonic() + 200.0
     served = serve(installation.provider, job(installation, 2, runs), stop_at=stop_at, watch=watch)

@@ -17,11 +17,11 @@ import pytest
 from tasks import node
 from tasks.node.processes import descendants
 from tasks.node.record import CPU, Devices, Item, Plan, WorkloadFile, write_json
+from tests.local.hosts import wait_for
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
-PATIENCE_S = 50.0
 EXIT_LOST_PEER = 4
 
 # Rank 0's samples are all 1, rank 1's all -3: one batch of 6 + 2 has its optimum at 0, where the
@@ -137,13 +137,8 @@ class Agents:
 
     def wait_for(self, condition):
         """Look until `condition` holds; fail with the logs when patience ends."""
-        until = time.monotonic() + PATIENCE_S
-        while not condition():
-            if time.monotonic() > until:
-                pytest.fail(
-                    "\n".join(path.read_text() for path in self.mailbox.glob("node-*/log-*.txt"))
-                )
-            time.sleep(0.05)
+        logs = self.mailbox.glob("node-*/log-*.txt")
+        wait_for(condition, why=lambda: [path.read_text() for path in logs])
 
 
 @pytest.fixture
@@ -184,8 +179,6 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
         train("unknown", "two", [0], [2], strategy="dpp"),
         train("across", "across", [0, 1], [2, 2], strategy="zero1"),
         train("shared", "two", [0, 1], [2, 2], strategy="zero1"),
-        train("unequal", "two", [0, 1], [6, 2], accumulation_steps=2),
-        train("alone", "two", [1], [8]),
         train("both", "wide", [0, 1], [16, 16]),
         train("late", "later", [0, 1], [2, 2]),
         never,
@@ -204,13 +197,9 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert "adasum-delta, ddp" in reasons["unknown"] and ROW_17 in reasons["late"]
 
     values = {run: body["values"] for run, body in records.items() if body["status"] == "measured"}
-    assert values["unequal"]["last_loss"] == pytest.approx(3.0, abs=1e-3)
-    assert values["alone"]["last_loss"] == pytest.approx(0.0, abs=1e-3)
-    assert values["alone"]["sync_s"] == 0.0
-    both, several = values["both"], (values["unequal"], values["both"])
+    both = values["both"]
     assert both["gradient_bytes"] == 4 * both["parameters"]
-    assert all(found["sync_s"] < found["step_s"] for found in several)
-    assert any(found["sync_s"] > 0 for found in several)
+    assert 0 <= both["sync_s"] < both["step_s"]
     assert len(both["rank_compute_s"]) == 2 and 8 <= both["steps"] <= 12
     assert both["peak_bytes"] > 50e6
     written = {run: found for run, found in values.items() if "checkpoint_s" in found}
@@ -224,7 +213,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     buckets = values["profile"]["buckets"]
     assert sum(bucket["bytes"] for bucket in buckets) == both["gradient_bytes"]
     assert 0 < buckets[0]["ready_fraction"] < buckets[-1]["ready_fraction"] <= 1
-    assert len(values) == 6 and all(0 <= found["taken_share"] <= 1 for found in values.values())
+    assert len(values) == 4 and all(0 <= found["taken_share"] <= 1 for found in values.values())
     small, large = values["probe"]["rows"]
     assert small["seconds"] < large["seconds"]
 
@@ -291,8 +280,9 @@ def test_unequal_machines_train_as_one_batch_would_and_a_seed_decides_what_is_le
     assert {run: len(values[run]["rank_compute_s"]) for run in ranks} == ranks
     # 3 samples of 1 and 3 + 2 of -3: the mean is -1.5, and there the loss is the variance. Averaged
     # ranks: -1.67.
-    for run, loss in {"mixed": 3.75, "within": 4.0}.items():
+    for run, loss in {"mixed": 3.75, "within": 4.0, "beside": 0.0}.items():
         assert values[run]["last_loss"] == pytest.approx(loss, abs=1e-3)
+    assert values["beside"]["sync_s"] == 0.0 < values["mixed"]["sync_s"]
     # neither is a step too long or too short: from 5, each takes 2 % of the way
     way = 6.5 * 0.98 ** (paced.warmup_steps + values["paced"]["steps"] - 1)
     assert values["paced"]["last_loss"] == pytest.approx(3.75 + way**2, rel=1e-4)

@@ -1,6 +1,6 @@
 """Four networks on made-up GPUs, and one of which only facts are known."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 
 import pandas as pd
@@ -37,13 +37,10 @@ def data():
         provider="ec2"
     )
     facts = [(name, FLOPS[name], 1e8) for name in KNOWN]
-    names = "name devices device cores bandwidth_gbps memory_gib device_memory_gib device_tflops"
     return data_of(
         runs=runs,
         workloads=pd.DataFrame(facts, columns=["workload", "flops_per_sample", "gradient_bytes"]),
-        instance_types=pd.DataFrame(
-            [{name: getattr(one, name) for name in names.split()} for one in TYPES]
-        ),
+        instance_types=pd.DataFrame(map(asdict, TYPES)),
     )
 
 

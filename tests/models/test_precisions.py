@@ -1,21 +1,18 @@
-"""A workload in another precision is measured, split, chosen and bought apart."""
+"""A workload in another precision is measured and split apart."""
 
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from models.campaign.run_value import Past
-from models.campaign.shopping_list import CampaignLimits, shopping_list
-from models.domain.setup_table import modes_of, row_key, setup_key
+from models.domain.setup_table import row_key, setup_key
 from models.domain.workload import PRECISIONS, Mode
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.step_time.machine_specs import computes
 from models.step_time.model import fit
-from tests.models.planning import NOTHING, LineModel, cores_fit, machine, offer, workload
+from tests.models.planning import LineModel, cores_fit, machine, offer, workload
 from tests.models.synthetic import World
 
 PLAIN = Mode()
@@ -95,12 +92,6 @@ class HalfInBf16(LineModel):
     def peak_bytes(self, workload, instance_type, batch, ranks=1, *, mode=PLAIN, accumulates=False):
         return batch * 2.0**30 / (32 if mode.precision == "bf16" else 16)
 
-    def predict(self, setups):
-        found = super().predict(setups)
-        faster = np.array([mode.precision == "bf16" for mode in modes_of(setups)])
-        found.loc[faster, ["step_s", "step_low_s", "step_high_s"]] *= HALF
-        return found
-
 
 MODEL = HalfInBf16(own=0.15)
 JOB = replace(workload("mlp", 64), modes=(Mode(), Mode("bf16")))
@@ -123,10 +114,6 @@ def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_comp
     old = {(one.cluster.name, one.precision) for one in setups_of(device="T4")}
     assert old == found - {("1xwhole", "bf16")}
     assert {one.precision for one in setups_of(replace(JOB, modes=(Mode("bf16"),)))} == {"bf16"}
-    alone = [one for one in setups_of() if one.precision == "fp32"]
-    assert {setup_key(one) for one in alone} == {
-        setup_key(one) for one in setups_of(replace(JOB, modes=(Mode(),)))
-    }
 
 
 def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there():
@@ -136,18 +123,3 @@ def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there()
         if one.cluster.name == "1xlarge"
     }
     assert ("bf16", 1) in steps and ("fp32", 1) not in steps and ("fp32", 2) in steps
-
-
-def test_a_campaign_buys_each_precision_on_devices_that_compute_in_it():
-    campaign = CampaignLimits(
-        max_usd=10.0, max_seconds=4000.0, max_hosts=2, fits=cores_fit, market="on-demand"
-    )
-    past = Past(runs=NOTHING, profiles=NOTHING, probes=NOTHING)
-    launches = list(shopping_list(campaign, [JOB], sold("T4"), past))
-    bought = {}
-    for launch in launches:
-        for item in launch.items:
-            names = {launch.cluster.members[node].instance_type.name for node in item.nodes}
-            bought.setdefault((item.kind, item.mode), set()).update(names)
-    for kind in ("profile", "train"):
-        assert bought[kind, Mode()] and bought[kind, Mode("bf16")] == {"large"}

@@ -6,6 +6,7 @@ subnet.
 """
 
 from datetime import UTC, datetime
+from functools import partialmethod
 from typing import ClassVar
 
 from moto.core.responses import ActionResult
@@ -20,20 +21,17 @@ class Elastic(EC2Response):
 
     account: ClassVar[Account]
 
-    def create_placement_group(self):
-        return self._of_fake("create_placement_group")
+    def _of_fake(self, method):
+        """Return the answer of the fake account in tests/fake_ec2_account.py."""
+        words = {name: self._get_param(name) for name in self.params if name[0].isupper()}
+        answer = getattr(self.account.market, method)
+        return ActionResult(answer(region=self.region, now=datetime.now(UTC), **words))
 
-    def describe_placement_groups(self):
-        return self._of_fake("describe_placement_groups")
-
-    def delete_placement_group(self):
-        return self._of_fake("delete_placement_group")
-
-    def describe_spot_price_history(self):
-        return self._of_fake("describe_spot_price_history")
-
-    def describe_instance_types(self):
-        return self._of_fake("describe_instance_types")
+    create_placement_group = partialmethod(_of_fake, "create_placement_group")
+    describe_placement_groups = partialmethod(_of_fake, "describe_placement_groups")
+    delete_placement_group = partialmethod(_of_fake, "delete_placement_group")
+    describe_spot_price_history = partialmethod(_of_fake, "describe_spot_price_history")
+    describe_instance_types = partialmethod(_of_fake, "describe_instance_types")
 
     def get_spot_placement_scores(self):
         scores = [
@@ -113,12 +111,6 @@ class Elastic(EC2Response):
         tags = {tag["key"]: tag["value"] for tag in reservation.instances[0].get_tags()}
         self.account.launches.append(Launch(market=market, ids=ids, tags=tags))
         return ids
-
-    def _of_fake(self, method):
-        """Return the answer of the fake account in tests/fake_ec2_account.py."""
-        words = {name: self._get_param(name) for name in self.params if name[0].isupper()}
-        answer = getattr(self.account.market, method)
-        return ActionResult(answer(region=self.region, now=datetime.now(UTC), **words))
 
 
 def _merged(specifications):

@@ -15,6 +15,7 @@ from tests.wheels import wheel
 from tests.world import World
 
 TYPES = ("g4dn.xlarge", "g5.xlarge", "g6.xlarge")
+REFRESH = ("refresh", "--provider", "ec2", "--max-usd", "5", "--month-spent", "0")
 UNEQUAL = ("g4dn.xlarge", "g4dn.12xlarge")  # one device and four: a cluster of both is mixed
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _SETTINGS = """
@@ -176,9 +177,7 @@ def prove(world, folder, campaigns, *, minutes):
         operator = Operator(folder=folder / f"{place}-{campaign.machines}", world=world)
         operator.settle_in(campaign, minutes * (2.0 if campaign.types == UNEQUAL else 1.0))
         launched = len(world.account.launches)
-        done = operator.srift(
-            "refresh", "--provider", "ec2", "--max-usd", "5", "--month-spent", "0"
-        )
+        done = operator.srift(*REFRESH)
         print(f"--- {campaign}", done.stdout, done.stderr, sep="\n", flush=True)
         if done.returncode != 0:
             proof.wrong.append(f"{campaign}: exit status {done.returncode}")

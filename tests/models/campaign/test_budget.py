@@ -52,8 +52,8 @@ def test_no_sequence_of_launches_costs_more_than_a_cap(
     assert spent + stuck == 0 or before_usd + spent + stuck <= month_usd + 1e-9
 
 
-def cap(usd, spent=0.0, committed=0.0, claimed=0.0):
-    return Cap(name="cap", usd=usd, spent_usd=spent, committed_usd=committed, claimed_usd=claimed)
+def cap(usd, spent=0.0):
+    return Cap(name="cap", usd=usd, spent_usd=spent, committed_usd=0.0)
 
 
 def test_the_worst_case_counts_whole_minutes_and_the_way_out():

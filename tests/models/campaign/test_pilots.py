@@ -8,25 +8,23 @@ import pytest
 from scipy.stats import norm
 
 from models.campaign.pilots import choose_pilots, simulated
-from models.campaign.value_of_information import Belief, OpenChoice, choice_set_of
+from models.campaign.value_of_information import choice_set_of
 from models.domain.workload import Goal
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
+from tests.models.campaign.test_value_of_information import belief, question
 from tests.models.planning import LineModel, cores_fit, frame, offers, workload
 
 DEADLINE = Goal(goal="cheapest_within_deadline", hours=2.0)
 JOB = replace(workload("mlp", 64, 128), goals=(DEADLINE,))
 
 
-def open_choice(line):
-    setups = candidates(JOB, Supply(offers=offers(), max_hosts=3, fits=cores_fit), line)
-    return choice_set_of(JOB, setups, line.predict(frame(setups))), setups
-
-
 @cache
-def pilots(line, count=3, goal=DEADLINE.goal, seed=1):
-    choice_set, setups = open_choice(line)
-    return choose_pilots(choice_set, frame(setups), line.joint, goal=goal, count=count, seed=seed)
+def pilots(line, goal=DEADLINE.goal):
+    setups = candidates(JOB, Supply(offers=offers(), max_hosts=3, fits=cores_fit), line)
+    rows = frame(setups)
+    choice_set = choice_set_of(JOB, setups, line.predict(rows))
+    return choose_pilots(choice_set, rows, line.joint, goal=goal, count=3, seed=1)
 
 
 UNSURE, SURE = LineModel(own=0.15), LineModel(own=1e-4, shared=0.0)
@@ -43,19 +41,9 @@ def test_pilots_better_an_open_choice_and_a_settled_one_has_nothing_to_lose():
 
 def regret_after(noise):
     """Regret of a choice of two, the second 0.2 better in logs, the first measured with `noise`."""
-    one = np.ones(2)
-    question = OpenChoice(
-        goal=Goal(goal="fastest"),
-        places=np.arange(2),
-        fixed_hours=0 * one,
-        hours_per_step_s=one,
-        usd_per_hour=one,
-        download_usd=0 * one,
-        irreducible_sd=0 * one,
-        irreducible_mean=0 * one,
-    )
-    belief = Belief(np.array([0.0, -0.2]), 0.3**2 * np.eye(2), noise * one)
-    return float(np.mean([list(simulated(question, belief, [0], seed=n))[1] for n in range(40)]))
+    believed = belief([1.0, np.exp(-0.2)], [0.3, 0.3], noise=noise)
+    found = [list(simulated(question(2), believed, [0], seed=n))[1] for n in range(40)]
+    return float(np.mean(found))
 
 
 @pytest.mark.parametrize("noise", [1e-6, 0.02, 0.09, 0.5, 1e4])

@@ -35,8 +35,6 @@ def test_no_whole_split_finishes_earlier(lines, total):
     ("lines", "total", "devices", "shares"),
     [
         ([(0.1, 0.01)] * 3, 64, (1, 1, 1), (22, 21, 21)),  # the first get the odd samples
-        ([(0.0, 0.01), (0.0, 0.02)], 48, (1, 1), (32, 16)),  # twice as fast, twice the samples
-        ([(0.0, 0.01), (0.1, 0.01)], 50, (1, 1), (30, 20)),  # a slow start is paid for
         ([(0.0, 0.001), (5.0, 0.001)], 64, (1, 1), None),  # the second would get nothing
         ([(0.0, 0.01)] * 2, 60, (4, 1), (12, 12)),
         ([(0.0, 0.01)] * 2, 30, (0, 1), None),

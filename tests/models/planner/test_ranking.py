@@ -1,6 +1,5 @@
 """The first row is the best that meets the constraint, and figures hang together."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from models.domain.cluster import Cluster
 from models.domain.workload import Goal, Setup
 from models.job.cost import job_costs
-from models.planner import explanations as explain
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.planner.ranking import recommend
@@ -105,18 +103,6 @@ def test_the_best_is_what_the_rule_would_choose_if_times_were_known():
     assert found == [("1xsmall", 0.9), ("1xmedium", 0.1)]
 
 
-@pytest.mark.parametrize(
-    ("value", "what"), [(3.2e-5, "usd"), (0.0123, "usd"), (4e-4, "hours"), (2e-6, "hours")]
-)
-def test_small_amounts_keep_digits_that_count(value, what):
-    shown = explain.amount(value, what)
-    scale = 3600.0 if shown.endswith(" s") else 60.0 if shown.endswith(" min") else 1.0
-    texts = shown, explain.amount(value, what, up=True)
-    number, enough = (float(re.sub(r"[^0-9.]", "", text)) for text in texts)
-    assert number / scale == pytest.approx(value, rel=0.03)
-    assert value <= enough / scale < 1.2 * value
-
-
 def test_an_unknown_price_is_none_and_wins_no_money_goal():
     sold = [offer("small"), offer("medium"), offer("whole", usd_per_hour=None)]
     job = workload("mlp", 64, None, CHEAPEST, FASTEST)
@@ -150,6 +136,3 @@ def test_figures_hang_together_and_a_bill_is_the_sum_of_its_items():
         assert row["usd_per_million_samples"] == pytest.approx(row["usd"] / 0.6)
         assert row["samples_per_s"] == pytest.approx(row["global_batch"] / row["step_s"])
         assert 0 <= row["p_best"] <= 1
-        assert {one.instance_type.name for one in row["offers"]} == {
-            one["instance_type"] for one in row["cluster_offers"]
-        }

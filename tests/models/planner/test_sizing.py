@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.planner.sizing import ScalingRule, size_workload
-from models.step_time.dataset import TrainingData
+from tests.frames import data_of
 
 ANY = (0.0, math.inf)
 GIGABIT = 125e6
@@ -31,11 +31,9 @@ def row(cluster, batch, step_s, **changes):
 def data(*rows, profiles=NOTHING, **of_a):
     a = {"name": "a", "devices": 1, "device": "cpu", "cores": 1.0, "device_memory_gib": 4.0}
     g = {"name": "g", "devices": 4, "device": "t4", "cores": 8.0, "bandwidth_gbps": 10.0}
-    return TrainingData(
+    return data_of(
         runs=pd.DataFrame(rows),
         profiles=profiles,
-        buckets=NOTHING,
-        probes=NOTHING,
         workloads=pd.DataFrame([{"workload": "net", "gradient_bytes": GIGABIT}]),
         instance_types=pd.DataFrame([a | {"bandwidth_gbps": 1.0} | of_a, g]),
     )

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pandas as pd
 
-from models.campaign.shopping_list import STOPS
 from models.domain.cluster import Cluster
 from models.domain.workload import Mode
 from tasks.campaign import campaign, dry_run
@@ -124,17 +123,6 @@ def test_the_model_knows_measured_modes_and_types_as_they_are_defined_today(here
     ]
     later = known([replace(conv, digest="edited"), lm], slower)
     assert later.workloads == {("lm", Mode())} and later.types == today.types - {"s.small"}
-
-
-def test_with_a_champion_runs_are_bought_for_the_choices_that_they_may_change(
-    here, monkeypatch, capsys
-):
-    launches = shop(here, known=champion(), frames=FRAMES)
-    assert launches and all("choice" in item.reason for item in items_of(launches))
-    assert sum(launch.est_usd for launch in launches) <= here.settings.campaign.max_usd
-    monkeypatch.setattr(campaign, "shopping_list", lambda *_, **__: [])
-    assert shop(here) == [] and STOPS not in capsys.readouterr().err
-    assert shop(here, known=champion(), frames=FRAMES) == [] and STOPS in capsys.readouterr().err
 
 
 def test_with_a_champion_every_launch_is_chosen_anew(here, monkeypatch):

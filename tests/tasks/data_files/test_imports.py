@@ -14,7 +14,7 @@ from tasks.data_files.imports import (
 )
 from tasks.data_files.measurements import ImportRefused
 from tasks.workspace.settings import SettingsError
-from tests.warehouse.builders import NOON, fresh
+from tests.warehouse.builders import NOON
 from warehouse.database import Warehouse
 from warehouse.reads import mart, training_frames
 
@@ -24,11 +24,6 @@ tiny,2xg4dn.12xlarge,32,0.51
 tiny,1xg4dn.12xlarge,16,0.2
 """
 FACTS = "workload,parameters,gradient_bytes,flops_per_sample\ntiny,1e6,4000000,1e9\n"
-
-
-@pytest.fixture
-def warehouse(tmp_path):
-    return fresh(tmp_path)
 
 
 def written(folder, text, name="rows.csv"):

@@ -18,15 +18,19 @@ from tests.warehouse.builders import NOON, PROFILE, fresh, known, record, setup
 from warehouse.reads import mart
 
 
+def installed(home, provider):
+    settings = Settings(root=home, home=home)
+    return Workspace(settings=settings, warehouse=fresh(home), provider=provider)
+
+
 def after(home, *script):
     """Return the installation after a launch of runs a, b and c by `script`; by default all went
     well.
     """
     script = script or (ready, armed(1), reported("a", "b", "c"), finished(1))
     provider = FakeProvider(home, script)
-    settings = Settings(root=home, home=home)
     serve_fast(provider, job())
-    return Workspace(settings=settings, warehouse=fresh(home), provider=provider)
+    return installed(home, provider)
 
 
 def load(here):
@@ -94,10 +98,9 @@ def test_leases_of_a_running_refresh_are_left_to_it(tmp_path):
 @pytest.fixture
 def here(tmp_path):
     """An installation with an ended lease: sound records of a and b, none of c and d."""
-    settings = Settings(root=tmp_path, home=tmp_path)
     provider, mailbox = FakeProvider(tmp_path), tmp_path / "leases" / "r-00" / "mailbox"
     provider.end("r-00", mailbox, "released")
-    here = Workspace(settings=settings, warehouse=fresh(tmp_path), provider=provider)
+    here = installed(tmp_path, provider)
     write(here, "controller/envelopes.json", {run: setup(kind="train") for run in "abcd"})
     write(here, "node-0/records/a.json", record("a"))
     write(here, "node-1/records/b.json", record("b"))

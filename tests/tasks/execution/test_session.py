@@ -260,15 +260,21 @@ def test_on_dearer_machines_than_requested_the_money_ends_sooner(tmp_path, got_u
     assert seen.setups["b"]["usd_per_hour"] == pytest.approx(2 * got_usd)
 
 
+def file_of(folder, name="tiny", *, data="", data_digest="", **env):
+    """A workload that is a file, with what travels."""
+    (folder / "w.py").write_text("def build(data): ...\n")
+    source = file_source(folder, "w.py", "")
+    digest = source.digest(source.read(), "build", {}, env=env, data=data_digest)
+    more = {"env": env, "data": data, "data_digest": data_digest}
+    spec = WorkloadFile(name=name, digest=digest, file="workloads/w.py", function="build", **more)
+    return spec, source
+
+
 @pytest.fixture
 def with_data(tmp_path):
     """The workload of run a has data that machines fetch."""
-    (tmp_path / "w.py").write_text("def build(data): ...\n")
-    source = file_source(tmp_path, "w.py", "")
-    digest = source.digest(source.read(), "build", {}, env={}, data="aabb")
-    data = {"data": "s3://mine-1/cats/", "data_digest": "aabb"}
-    spec = WorkloadFile(name="tiny", digest=digest, file="workloads/w.py", function="build", **data)
-    return replace(job("a"), files=((spec, source),))
+    file = file_of(tmp_path, data="s3://mine-1/cats/", data_digest="aabb")
+    return replace(job("a"), files=(file,))
 
 
 def has(state, node, **more):
@@ -289,6 +295,16 @@ def test_data_that_cannot_be_fetched_delay_nobody_and_their_workload_is_named(tm
     lacking = (ready, has("ready", 0), has("failed", 1, reason="denied"))
     seen = launch(tmp_path, with_data, *lacking, armed(1), reported("a")).served
     assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": "denied"}
+
+
+def test_a_workload_that_cannot_be_prepared_costs_its_own_runs_alone(tmp_path):
+    files = (file_of(tmp_path, "other", WIDTH="3"), file_of(tmp_path))
+    items = (item("b", workload="other"), item("c", workload="other"), item("a"))
+    three = (finished(attempt, **NO_MODULE) for attempt in (2, 3, 4))
+    script = (*GOES, reported("a"), finished(1), *three)
+    seen = launch(tmp_path / "a", job_of(items, files=files), *script)
+    assert (seen.served.recorded, seen.runs) == ({"a"}, "bc")
+    assert seen.rows == [("r-00-launch", "failed", NO_TORCH)]
 
 
 ELASTIC = job_of([item("e", kind="elastic", checkpoint_every=2)])

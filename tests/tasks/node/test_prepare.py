@@ -62,6 +62,14 @@ def test_a_folder_is_unpacked_and_the_command_runs_in_it_with_the_workloads_vari
     assert folder == str(tmp_path / "node-1/scratch/workloads/c") and os.listdir(folder)
 
 
+def test_requirements_that_are_installed_already_are_used(tmp_path, monkeypatch):
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    (ready / "complete.json").touch()
+    program, *_ = end_of(tmp_path, monkeypatch, replace(NEEDS, environment=str(ready)))
+    assert program == str(ready / "bin" / "python")
+
+
 @pytest.mark.parametrize(
     ("workload", "named", "cause"),
     [(NEEDS, "nosuch", ""), (replace(NEEDS, environment="/gone"), "/gone", ""), (NEEDS, "slow", INSTALL)],

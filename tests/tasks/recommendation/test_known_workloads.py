@@ -1,9 +1,7 @@
-"""What is known of workloads, and who is asked about one where nobody says."""
-
-import pytest
+"""What is known of workloads."""
 
 from tasks.data_files.imports import ImportFiles, import_measurements
-from tasks.recommendation.known_workloads import known_workloads, unknown
+from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import NOON, install
 
 ROWS = """workload,provider,cluster,batch_per_device,step_s,precision,measured_at
@@ -14,19 +12,15 @@ both,local,1xs.small,16,0.4,,
 """
 
 
-@pytest.fixture
-def here(tmp_path):
-    one = install(tmp_path)
+FACTS = "workload,parameters,gradient_bytes,flops_per_sample\nfacts-only,10,40,1e9\n"
+
+
+def test_rows_devices_and_facts_are_listed_by_provider(tmp_path):
+    here = install(tmp_path)
     (tmp_path / "rows.csv").write_text(ROWS)
-    (tmp_path / "facts.csv").write_text(
-        "workload,parameters,gradient_bytes,flops_per_sample\nfacts-only,10,40,1e9\n"
-    )
-    import_measurements(one.warehouse, ImportFiles(measurements=tmp_path / "rows.csv"), NOON)
-    import_measurements(one.warehouse, ImportFiles(workloads=tmp_path / "facts.csv"), NOON)
-    return one
-
-
-def test_rows_devices_and_facts_are_listed_by_provider(here):
+    (tmp_path / "facts.csv").write_text(FACTS)
+    import_measurements(here.warehouse, ImportFiles(measurements=tmp_path / "rows.csv"), NOON)
+    import_measurements(here.warehouse, ImportFiles(workloads=tmp_path / "facts.csv"), NOON)
     known = known_workloads(here.warehouse, here.settings)
     found = {(one["workload"], one["provider"]): one for one in known}
     both = ("both", "ec2"), ("both", "local")
@@ -36,7 +30,3 @@ def test_rows_devices_and_facts_are_listed_by_provider(here):
     assert (vit["measured_rows"], vit["imported_rows"]) == (0, 2)
     assert (facts["parameters"], facts["devices"], facts["imported_rows"]) == (10, [], 0)
     assert found["conv", ""]["in_settings"] and not vit["in_settings"]
-
-
-def test_another_provider_or_the_nearest_name_is_named(here):
-    assert "ec2" in str(unknown(here, "vit")) and "'vit'" in str(unknown(here, "vitt"))

@@ -1,6 +1,6 @@
 """Pilots of new, guessed and open choices."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import pandas as pd
@@ -16,14 +16,18 @@ from tasks.workspace.settings import IMPORTED
 from tests.benchmarks import synthetic_market as synthetic
 from tests.installed import NOON, DescribedMachines, champion, install
 from tests.models.guessing import data
+from tests.models.planning import NOTHING
 from tests.warehouse.builders import write
 from warehouse.append import note_workloads
 
 
+def case_of(here, champion, workload, sold=None, runs=NOTHING):
+    return Case.of(here, champion, workload, sold or here.provider.offers(NOON), runs)
+
+
 def pilots_of(here, champion, workload, *, sold=None, count=3):
-    sold = sold or here.provider.offers(NOON)
-    case = Case.of(here, champion, workload, sold, pd.DataFrame())
-    return pilots_for(case, case.plan(), buyable=sold, count=count)
+    case = case_of(here, champion, workload, sold)
+    return pilots_for(case, case.plan(), buyable=case.offers, count=count)
 
 
 DEADLINE = (Goal(goal="cheapest_within_deadline", hours=1.5),)
@@ -74,15 +78,10 @@ class Gpus(DescribedMachines):
         return "" if len(cluster.members) <= 4 else "too many"
 
 
-def described(types):
-    names = "name devices device cores bandwidth_gbps memory_gib device_memory_gib device_tflops"
-    columns = [{name: getattr(one, name) for name in names.split()} for one in types]
-    return pd.DataFrame(columns).assign(digest=[one.digest for one in types])
-
-
 @cache
 def model():
-    return Champion(version=1, model=fit(replace(data(), instance_types=described(TYPES)), seed=1))
+    types = pd.DataFrame([asdict(one) | {"digest": one.digest} for one in TYPES])
+    return Champion(version=1, model=fit(replace(data(), instance_types=types), seed=1))
 
 
 def new_workload(*, hours=48.0, p_required=None, samples=20_000_000):
@@ -118,8 +117,7 @@ def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path):
 def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path):
     here = home(tmp_path)
     fastest = replace(new_workload(), goals=(Goal(goal="fastest"),))
-    case = Case.of(here, model(), fastest, here.provider.offers(NOON), pd.DataFrame())
-    hours = case.plan().rows[0]["hours"]
+    hours = case_of(here, model(), fastest).plan().rows[0]["hours"]
     doubtful = pilots_of(here, model(), new_workload(hours=hours * 1.05, p_required=0.9))
     assert doubtful["runs"] and doubtful["settled"] is False
     for p_required in (0.9, None):
@@ -141,8 +139,7 @@ def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
 
 def test_a_choice_in_doubt_says_what_to_measure_first(tmp_path):
     here = home(tmp_path)
-    case = Case.of(here, model(), new_workload(), here.provider.offers(NOON), pd.DataFrame())
-    row = case.plan().rows[0] | {"p_best": 0.0}
+    row = case_of(here, model(), new_workload()).plan().rows[0] | {"p_best": 0.0}
     found = pilots_of(here, model(), new_workload())
     doubtful = measure_first(row, found)
     assert (row["status"], doubtful["status"]) == ("recommended", "measure_first")
@@ -155,15 +152,15 @@ def test_a_choice_in_doubt_says_what_to_measure_first(tmp_path):
 
 def test_runs_that_the_model_does_not_know_need_a_fit_and_no_pilot(tmp_path):
     here, runs = home(tmp_path), pd.DataFrame({"workload": ["new"], "measured_at": [NOON]})
-    case = Case.of(here, model(), new_workload(), here.provider.offers(NOON), runs)
+    case = case_of(here, model(), new_workload(), runs=runs)
     found = pilots_for(case, Recommendation(rows=[]), buyable=case.offers, count=1)
     assert not found["runs"] and "srift refresh" in found["reason"] and "older" in case.notes[0]
 
 
 def test_the_best_cluster_of_each_kind_of_gpu_is_compared(tmp_path):
     here = home(tmp_path)
-    offers = here.provider.offers(NOON)
-    case = Case.of(here, model(), new_workload(), offers, pd.DataFrame())
+    case = case_of(here, model(), new_workload())
+    offers = case.offers
     first, *others = case.plan(top=1).rows
     best = {row["device"]: row for row in [first, *others]}
     assert best.keys() >= {one.instance_type.device for one in offers}

@@ -32,22 +32,6 @@ def test_the_current_step_is_shown_on_a_terminal_and_as_an_artifact(monkeypatch,
     assert "prices: 10 offers\n" in written.getvalue() and percents == [40.0, 100.0]
 
 
-def test_a_line_goes_once_to_the_run_and_once_to_the_scheduled_run(monkeypatch):
-    lines, runs = [], ["refresh", "refresh", "measure"]
-
-    def logger():
-        run = runs.pop(0)
-        extra = {"flow_run_id": run}
-        return SimpleNamespace(extra=extra, info=lambda text: lines.append((run, text)))
-
-    monkeypatch.setattr(progress, "_STORY", [])
-    monkeypatch.setattr("prefect.logging.get_run_logger", logger)
-    progress.tell_all()
-    for text in "ab":
-        progress.log_to_run(text)
-    assert lines == [("refresh", "a"), ("refresh", "b"), ("measure", "b")]
-
-
 def test_artifacts_hold_the_table_without_nan_and_the_changes(monkeypatch):
     made = {}
     for kind in ("link", "table", "markdown"):

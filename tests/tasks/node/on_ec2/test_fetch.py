@@ -61,7 +61,7 @@ def test_a_role_without_rights_is_sent_to_the_doctor(fetcher, operation):
     assert "srift doctor" in fetched(fetcher)["reason"]
 
 
-@pytest.mark.parametrize("key", ["cats/../../../x", "cats//etc/x", "cats/1.jpg/x"])
+@pytest.mark.parametrize("key", ["cats/../../../x", "cats/1.jpg/x"])
 def test_objects_outside_the_folder_are_refused(fetcher, key):
     fetcher.client.put_object(Bucket="mine-1", Key=key, Body=b"evil")
     assert fetched(fetcher)["state"] == "failed"

@@ -179,7 +179,7 @@ def test_a_machine_that_ec2_does_not_know_yet_is_not_taken_for_gone(home, aws):
     refused(home)
     assert len(aws.alive()) == 2 and len(home.provider.leases()) == 1
     aws.pass_s(60.0)
-    home.provider.reap(aws.now)
+    home.reap()
     assert aws.alive() == [] and home.provider.leases() == []
 
 
@@ -201,7 +201,7 @@ def test_a_controller_killed_at_any_call_leaves_nothing(tmp_path, monkeypatch, a
             pass
         home.die()
         home.world.pass_s(400)
-        home.provider.reap(home.world.now)
+        home.reap()
         assert home.world.bought() <= 3, calls[number]
         assert home.world.alive() == [] and home.provider.leases() == [], calls[number]
 
@@ -219,7 +219,7 @@ def test_terminating_that_fails_is_left_to_the_reaper(home, aws):
     aws.fails("ec2:TerminateInstances", "AccessDenied")
     refused(home, cluster)
     assert len(aws.alive()) == 2 and len(home.provider.leases()) == 1
-    home.provider.reap(aws.now)
+    home.reap()
     assert aws.alive() == []
     assert [ended.outcome for ended in home.provider.ended()] == ["released"]
 
