@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from ..switches import uses_of
-from .grid import Grid, Peers, Summa, gather, scatter, turn
+from .grid import Grid, Peers
 from .replicas import Cut, broadcast_model, of_ranks, retarget
 
 _RUN = {
@@ -184,16 +184,17 @@ class _Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor = self.weight
+        grid = self.grid
         if torch.is_autocast_enabled(x.device.type):  # so that messages have 16-bit numbers too
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         found: Tensor
-        if not self.grid.is_flat:
-            found = Summa.apply(x, weight, self.grid)  # type: ignore[no-untyped-call]
+        if not grid.is_flat:
+            found = grid.summa(x, weight)
         elif self.opens:
-            found = functional.linear(gather(x, self.dim, self.grid), weight)
+            found = functional.linear(grid.gathered(x, self.dim, grid.row), weight)
         else:
-            found = scatter(functional.linear(x, weight), self.dim, self.grid)
+            found = grid.scattered(functional.linear(x, weight), self.dim, grid.row)
         return found if self.bias is None else found + self.bias.to(found.dtype)
 
 
@@ -217,7 +218,7 @@ class _Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.float() if x.dtype.itemsize < 4 else x
         pair = torch.stack([x.mean(dim=-1), x.var(dim=-1, correction=0)])
-        means, variances = gather(pair[None], 0, self.grid).unbind(dim=1)
+        means, variances = self.grid.gathered(pair[None], 0, self.grid.row).unbind(dim=1)
         mean = means.mean(dim=0)
         variance = variances.mean(dim=0) + (means - mean).square().mean(dim=0)
         found = (x - mean[..., None]) * (variance + self.eps).rsqrt()[..., None]
@@ -316,10 +317,10 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
     first, last = (new.get(layer, layer) for layer in (run[0], run[-1]))
     if not grid.is_flat:
         first.register_forward_pre_hook(
-            lambda _, given: (turn(given[0], -1, dim, grid), *given[1:])
+            lambda _, given: (grid.turned(given[0], -1, dim), *given[1:])
         )
     if is_divided:
-        last.register_forward_hook(lambda _, __, found: turn(found, dim, -1, grid))
+        last.register_forward_hook(lambda _, __, found: grid.turned(found, dim, -1))
     for parent in list(model.modules()):
         if _is_plain(parent, {nn.Sequential}) and any(leaf in new for leaf in _leaves(parent)):
             parent.__class__ = _Sequence
