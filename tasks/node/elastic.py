@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from .checkpoint import Checkpoints
 from .device import backend, now
@@ -33,8 +35,6 @@ from .loader import running
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave, seconds_since_start
 from .record import Item, Plan, task_of_process
 from .steps import one_step
-from .strategies import strategy
-from .strategies.refusals import DDP
 from .strategies.replicas import of_ranks
 from .worker import lost_peer
 
@@ -150,14 +150,12 @@ class ElasticRun(Worker):
         ranks. Raises FloatingPointError if the loss at a checkpoint is not finite.
         """
         item, nodes = self.item, self.nodes
-        samples = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
-        global_batch = item.accumulation_steps * samples
+        global_batch = item.accumulation_steps * sum(item.batch_by_rank)
         by_rank = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
         start = self.restore(built)
-        module = built.model
+        module: nn.Module = built.model
         if len(nodes) > 1:
-            assert dist.group.WORLD is not None
-            module = strategy(DDP)(built.model, built.optimizer, dist.group.WORLD)
+            module = DistributedDataParallel(built.model)
         self.wait_for_go({})
         self.begin(item)
         step = at = start["step"]

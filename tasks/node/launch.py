@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 
 from .data import data_path
 from .device import backend, name_of, own_device
@@ -31,8 +32,6 @@ from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, leave
 from .record import Devices, Item, Plan, RankLayout, WorkloadFile, record_of, write_json
 from .reference import Reference
-from .strategies import strategy
-from .strategies.refusals import DDP
 from .strategies.replicas import of_ranks
 
 _DAY = timedelta(days=1)
@@ -234,7 +233,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     """
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
-    parallel = strategy(DDP)(model, optimizer, alone)
+    parallel = DistributedDataParallel(model, process_group=alone)
     for _ in range(2):
         parallel(torch.zeros(1, 2, device=device)).sum().backward()
         optimizer.step()

@@ -169,6 +169,12 @@ class Item:
         return self.devices or [1] * len(self.nodes)
 
     @property
+    def batch_by_rank(self) -> list[int]:
+        """Return the samples per micro-step of each rank; `batches` has them of each node."""
+        pairs = zip(self.batches, self.used, strict=True)
+        return [batch for batch, used in pairs for _ in range(used)]
+
+    @property
     def needs(self) -> list[int]:
         """Return the nodes without which the run fails.
 

@@ -30,7 +30,7 @@ from .entrypoint import LoadedWorkload
 from .loader import running
 from .measuring import NotMeasured, Patience, meet
 from .record import Item
-from .strategies import communicates_always, strategy
+from .strategies import apply_strategy, communicates_always
 from .strategies.replicas import no_sync, of_ranks
 
 _MIN_SCALE = 0.1  # fp16 training fails below this loss scale, which starts at 65,536
@@ -192,13 +192,12 @@ def _prepared(
     fraction of the global batch on this rank. `place` is the index of this node in `item.nodes`.
     """
     module = built.model
-    parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
     if group is not None:
-        module = parallel(built.model, built.optimizer, group)
+        module = apply_strategy(item, built.model, built.optimizer, group, built.device)
         if communicates_always(item.strategy):
             reset_peak(built.device)  # before sharding, each rank held the whole model
     batch, steps = item.batches[place], item.accumulation_steps
-    whole = sum(used * each for used, each in zip(item.used, item.batches, strict=True))
+    whole = sum(item.batch_by_rank)
     step = partial(one_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps))
     return step, batch / whole
 

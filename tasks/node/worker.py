@@ -26,8 +26,7 @@ from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave
 from .profiler import profile
 from .record import LEARN, Item, task_of_process
 from .steps import learn, train
-from .strategies import strategy
-from .strategies.refusals import DDP, EQUAL_TO_DDP, refuse_model, refuse_training, shares_out
+from .strategies.refusals import DDP, EQUAL_TO_DDP, refuse, refuse_model, shares_out
 from .strategies.replicas import of_ranks
 from .switches import compiled_nothing, switch_on
 
@@ -118,8 +117,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         return None, ""
     built = None
     try:
-        strategy(item.strategy, item.switches, launch.device, machines=item.used)
-        refuse_training(item.strategy, item.precision, item.batches)
+        refuse(item, launch.device)
         shared = shares_out(item.strategy)
         built = launch.load(item, shared=shared)
         refuse_model(item.strategy, built.model, item.used)

@@ -30,7 +30,7 @@ from tasks.node.precision import arithmetic
 from tasks.node.profiler import profile
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step, train
-from tasks.node.strategies import strategy
+from tasks.node.strategies import apply_strategy
 from tasks.node.strategies.refusals import shares_out
 from tasks.node.switches import switch_on
 from tasks.providers.local import network
@@ -100,8 +100,7 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
     batch = item.batches[0]
     try_once(built, batch, shared=shared)
     if losses:
-        made = strategy(item.strategy, item.switches, machines=item.used)
-        module = made(built.model, built.optimizer, group)
+        module = apply_strategy(item, built.model, built.optimizer, group)
         step = partial(one_step, built, module, [batch], scale=1 / batch)
         summed = torch.tensor([step() for _ in range(losses)], dtype=torch.float64)
         dist.all_reduce(summed)

@@ -24,7 +24,7 @@ from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.equivalence import compare
 from tasks.node.measuring import NotMeasured
 from tasks.node.record import Item
-from tasks.node.strategies import strategy
+from tasks.node.strategies import apply_strategy
 from tasks.node.strategies.adasum import ADASUM, combine
 from tasks.node.strategies.compression import COMPRESSED, SparseExchange
 from tasks.node.strategies.grid import TENSOR
@@ -155,10 +155,12 @@ def is_on_all_ranks(values, group):
     return all(torch.equal(values, theirs) for theirs in every)
 
 
-def wrapped(name, model, optimizer, group):
-    ranks = dist.get_world_size(group)
-    machines = (2, 2) if name == "ddp-mstopk" else (1,) * ranks
-    return strategy(name, machines=machines)(model, optimizer, group)
+def wrapped(name, model, optimizer, group, samples=(BATCH,) * WORLD):
+    machines = (2, 2) if name == "ddp-mstopk" else (1,) * dist.get_world_size(group)
+    places = range(len(machines))
+    given = {"nodes": places, "devices": machines, "batches": samples[: len(machines)]}
+    item = Item(run_id="", kind="train", strategy=name, **given)
+    return apply_strategy(item, model, optimizer, group)
 
 
 def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
@@ -173,7 +175,7 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
     optimizer, reference = adagrad(model, clips=clips), adagrad(whole, clips=clips)
     begun = flat(weights_of(reference))
     pairs = list(zip(weights_of(optimizer), weights_of(reference), strict=True))
-    module = wrapped(name, model, optimizer, group)
+    module = wrapped(name, model, optimizer, group, samples)
 
     def step(number):
         optimizer.zero_grad()

@@ -11,6 +11,7 @@ along the depth hold copies of the same block of a weight.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 
 import torch
@@ -108,14 +109,15 @@ class Grid:
 
         The layer has `in` inputs and `out` outputs. The input `x` of this rank has shape
         (..., in / q), its block of the weight (out / q, in / q), and the result (..., out / q).
-        The backward pass gathers `x` and `weight` again, because a rank cannot hold all of them.
+        To save memory, the backward pass gathers `x` and `weight` again.
         """
+        gather_weight = partial(self.gathered, weight, 1, self.column)
+        # The gathered weight is needed again only for the gradient of `x`.
+        gathered = None if x.requires_grad else gather_weight()
 
-        def product(x: Tensor, weight: Tensor) -> Tensor:
+        def product() -> Tensor:
             inputs = self.gathered(x, -1, self.row)
-            return functional.linear(inputs, self.gathered(weight, 1, self.column))
+            return functional.linear(inputs, gather_weight() if gathered is None else gathered)
 
-        found: Tensor = checkpoint(
-            product, x, weight, use_reentrant=False, preserve_rng_state=False
-        )
+        found: Tensor = checkpoint(product, use_reentrant=False, preserve_rng_state=False)
         return found

@@ -17,14 +17,12 @@ between steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
 from .messages import swap
 from .replicas import of_ranks
@@ -43,68 +41,50 @@ def tables_of(model: nn.Module) -> dict[str, Table]:
 
 
 def distribute(
-    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    batch_by_rank: Sequence[int],
 ) -> nn.Module:
     """Move each embedding table of `model` to one rank, and return the module to call.
 
-    A `Lookup` replaces each table. Every rank of the group must call this function. The first
-    forward pass chooses the tables' ranks.
+    A `Lookup` replaces each table. Every rank of the group must call this function.
+    `batch_by_rank` has the samples of each rank.
     """
-    lookups = []
-    for path, table in tables_of(model).items():
+    least = min(batch_by_rank)
+    held = {rank: 0 for rank, batch in enumerate(batch_by_rank) if batch == least}
+    freed = set()
+    tables = tables_of(model).items()
+    for path, table in sorted(tables, key=lambda each: -each[1].weight.numel()):
+        owner = min(held, key=held.__getitem__)
+        held[owner] += table.weight.numel()
         dist.broadcast(table.weight.data, group=group, group_src=0)
-        lookups.append(Lookup(path, table, group))
+        lookup = Lookup(path, table, group, owner)
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, lookups[-1])
-    module = model
-    if any(weight.requires_grad for weight in model.parameters()):
-        module = DistributedDataParallel(model, process_group=group)
-    module.register_forward_pre_hook(
-        partial(_choose_owners, lookups, optimizer, group), with_kwargs=True
-    )
-    return module
-
-
-def _choose_owners(
-    lookups: list[Lookup],
-    optimizer: torch.optim.Optimizer,
-    group: dist.ProcessGroup,
-    _: nn.Module,
-    *inputs: Any,
-) -> None:
-    """Choose the owner of each table, and free the tables that other ranks own.
-
-    This is a forward pre-hook, which does nothing after the first forward pass.
-    """
-    if lookups[0].owner >= 0:
-        return
-    samples = next(len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-    by_rank = of_ranks(samples, group)
-    held = {rank: 0 for rank, count in enumerate(by_rank) if count == min(by_rank)}
-    for lookup in sorted(lookups, key=lambda lookup: -lookup.size):
-        lookup.owner = min(held, key=lambda rank: (held[rank], rank))
-        held[lookup.owner] += lookup.size
-    freed = {each.table[0].weight for each in lookups if each.owner != each.rank}
-    for held_by in optimizer.param_groups:
-        held_by["params"] = [weight for weight in held_by["params"] if weight not in freed]
+        setattr(model.get_submodule(parent), name, lookup)
+        if owner != lookup.rank:
+            freed.add(table.weight)
+    for groups in optimizer.param_groups:
+        groups["params"] = [weight for weight in groups["params"] if weight not in freed]
     for weight in freed:
         optimizer.state.pop(weight, None)
         weight.data = weight.data.new_empty(0)
+    if any(weight.requires_grad for weight in model.parameters()):
+        return DistributedDataParallel(model, process_group=group)
+    return model
 
 
 class Lookup(nn.Module):
     """A module that replaces an embedding table whose weights are on one rank, the table's owner.
 
-    It sends the indices to the owner, and returns the rows that the owner sends back. `owner`, the
-    owner's rank, is -1 until the first forward pass.
+    It sends the indices to the owner, and returns the rows that the owner sends back.
     """
 
-    def __init__(self, path: str, table: Table, group: dist.ProcessGroup) -> None:
+    def __init__(self, path: str, table: Table, group: dist.ProcessGroup, owner: int) -> None:
         super().__init__()
         # The table is in a tuple, so that it is no submodule.
         self.path, self.group, self.table = path, group, (table,)
-        self.rank = dist.get_rank(group)
-        self.owner, self.size = -1, table.weight.numel()
+        self.rank, self.owner = dist.get_rank(group), owner
         self.shapes: list[torch.Size] = []  # shape of each rank's indices
         # What ranks without the table send. It requires a gradient if the owner's rows do, so that
         # the backward pass exchanges gradients on all ranks.

@@ -12,9 +12,9 @@ from torch import nn
 from tasks.node.check import checked
 from tasks.node.entrypoint import build
 from tasks.node.precision import arithmetic
-from tasks.node.record import WorkloadFile
+from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step
-from tasks.node.strategies import strategy
+from tasks.node.strategies import apply_strategy
 from tasks.node.switches import switch_on
 from tasks.workspace.settings import load_settings
 
@@ -108,7 +108,8 @@ def test_in_small_it_trains_the_same_in_every_mode(settings, name, alone):
     expected = losses(plain, plain.model)
     for named, switches in (("ddp", "checkpointing"), ("fsdp", "none"), ("fsdp", "checkpointing")):
         built = load(settings, name, switches=switches)
-        module = strategy(named, switches)(built.model, built.optimizer, alone)
+        item = Item(run_id="", kind="train", nodes=[0], strategy=named, switches=switches)
+        module = apply_strategy(item, built.model, built.optimizer, alone)
         assert losses(built, module) == pytest.approx(expected, rel=1e-4), (named, switches)
         for weight in built.model.parameters():
             assert bool(weight.grad.any())
