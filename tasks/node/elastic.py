@@ -123,16 +123,14 @@ class ElasticRun(Worker):
         if the newest checkpoint differs between ranks.
         """
         began = now(self.device)
-        found = self.checkpoints.newest(self.device)
         taken: dict[str, Any] = {"step": 0, "restore_s": None, "restore_bytes": None}
-        if found is not None:
+        if found := self.checkpoints.newest(self.device):
             manifest, state = found
-            step = manifest["step"]
             for name, part in built.stateful.items():
                 part.load_state_dict(state[name])
-            torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + step)
+            torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + manifest["step"])
             taken = {
-                "step": step,
+                "step": manifest["step"],
                 "restore_s": now(self.device) - began,
                 "restore_bytes": manifest["bytes"],
             }
@@ -158,8 +156,7 @@ class ElasticRun(Worker):
             module = DistributedDataParallel(built.model)
         self.wait_for_go({})
         self.begin(item)
-        step = at = start["step"]
-        mark = -1
+        step = start["step"]
         if self.leads:
             mark = os.open(self.mark_path, os.O_RDWR | os.O_CREAT)
             content = os.read(mark, _MARK.size)
@@ -177,39 +174,28 @@ class ElasticRun(Worker):
             )
         sizes = by_rank[self.rank]
         with running(built.loader):
-            began = now(self.device)
             while step < item.most_steps:
                 loss = one_step(built, module, sizes, scale=len(nodes) / global_batch)
                 step += 1
                 if self.leads:
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)
                 if step % item.checkpoint_every == 0 or step == item.most_steps:
-                    steps_s = now(self.device) - began
-                    self.checkpoint(
-                        built,
-                        step,
-                        loss * sum(sizes) / global_batch,
-                        steps=step - at,
-                        steps_s=steps_s,
-                    )
-                    at, began = step, now(self.device)
+                    self.checkpoint(built, step, loss * sum(sizes) / global_batch)
         return self.values(built) if self.leads else {}
 
-    def checkpoint(
-        self, built: LoadedWorkload, step: int, partial_loss: float, **about: float
-    ) -> None:
+    def checkpoint(self, built: LoadedWorkload, step: int, partial_loss: float) -> None:
         """Write a checkpoint after `step`. Every rank must call this method.
 
-        The first rank of the run's first node writes the checkpoint. The entries of `about` are
-        added to its manifest. The loss of the step is the sum of `partial_loss` over all ranks. If
-        the loss is not finite, this rank raises FloatingPointError instead.
+        The first rank of the run's first node writes the checkpoint. The loss of the step is the
+        sum of `partial_loss` over all ranks. If the loss is not finite, this rank raises
+        FloatingPointError instead.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
             return
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after {step} steps: it must be finite")
-        self.checkpoints.write(step, built.state(), loss=loss, **about)
+        self.checkpoints.write(step, built.state(), loss=loss)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
         """Return the measured values of the run for its record."""

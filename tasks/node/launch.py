@@ -30,7 +30,16 @@ from .measuring import Patience
 from .precision import arithmetic
 from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, leave
-from .record import Devices, Item, Plan, RankLayout, WorkloadFile, record_of, write_json
+from .record import (
+    LEAST_ORDERED,
+    Devices,
+    Item,
+    Plan,
+    RankLayout,
+    WorkloadFile,
+    record_of,
+    write_json,
+)
 from .reference import Reference
 from .strategies.replicas import of_ranks
 
@@ -126,6 +135,8 @@ class Launch(Worker):
     written: the names of the workloads whose checkpoint this rank has timed.
     equal: a set with a text for each combination of workload, strategy, precision and ranks whose
         losses were equal to those of ddp.
+    order: the nodes in the order of the all-reduce ring, in which each rank sends to the next rank.
+        Empty means the order of ranks.
     pairs: the links between machines, as returned by probe.pairs. It is empty if they were not
         measured, and on every rank except the first of each machine.
     """
@@ -139,6 +150,7 @@ class Launch(Worker):
         super().__init__(mailbox, plan, node)
         self.written: set[str] = set()
         self.equal: set[str] = set()
+        self.order: list[int] = []
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
         # torchrun's store outlives the workers of other nodes. With a second connection to this
@@ -175,11 +187,24 @@ class Launch(Worker):
         `go` is the content of `go-<attempt>.json`. If its `order` is empty, no group is recreated.
         Every rank must call this method.
         """
-        self.layout = layout = replace(self.layout, sending=tuple(go.get("order") or ()))
-        ordered = {layout.ranks(item): layout.sending_ranks(item) for item in self.plan.items}
-        for ranks, sends in sorted(ordered.items()):
-            if sends != ranks:
-                self.groups[ranks] = self._group(sends, sort_ranks=False)
+        self.order, ranks = go["order"], self.layout.ranks
+        ordered = {ranks(item): ranks(self.placed(item)) for item in self.plan.items}
+        for members, ring in sorted(ordered.items()):
+            if ring != members:
+                self.groups[members] = self._group(ring, sort_ranks=False)
+
+    def placed(self, item: Item) -> Item:
+        """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
+
+        Returns `item` itself if the ring has the order of ranks, or if the run has fewer than
+        LEAST_ORDERED nodes.
+        """
+        if not self.order or len(item.nodes) < LEAST_ORDERED:
+            return item
+        by_node = {"nodes": item.nodes, "devices": item.devices, "batches": item.batches}
+        places = sorted(range(len(item.nodes)), key=lambda i: self.order.index(item.nodes[i]))
+        moved = {name: [values[i] for i in places] for name, values in by_node.items() if values}
+        return replace(item, **moved)  # type: ignore[arg-type]
 
     @property
     def label(self) -> str:
@@ -194,14 +219,13 @@ class Launch(Worker):
         ranks = self.layout.ranks(item)
         return self.groups[ranks] if len(ranks) > 1 else None
 
-    def by_rank(self, item: Item, values: Sequence[float]) -> list[float]:
+    def by_rank(self, item: Item, values: Sequence[Any]) -> list[Any]:
         """Return `values` sorted by rank.
 
-        `values` has one value per rank of the run `item`, in the order of the all-reduce ring (see
-        RankLayout.sending).
+        `values` has one value per rank of the run `item`, in the order of the all-reduce ring.
         """
-        pairs = sorted(zip(self.layout.sending_ranks(item), values, strict=True))
-        return [value for _, value in pairs]
+        ring = self.layout.ranks(self.placed(item))
+        return [value for _, value in sorted(zip(ring, values, strict=True))]
 
     def used(self, item: Item) -> list[Devices]:
         """Return the devices that the run `item` uses, one entry per node."""

@@ -36,7 +36,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,6 +50,7 @@ CPU = "cpu"  # torch's name of the CPU as a device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # causes of a failure
 _DATA_MISSING = "DataMissing: "  # launch.explain begins the reason of a DataMissing with it
 _PACKED = ".tar.gz"
+LEAST_ORDERED = 4  # with fewer machines, a machine has the same neighbours in every ring
 ANY = "any"  # any device; for an emulated EC2, whose machines lack the devices of their types
 
 
@@ -234,9 +235,6 @@ class Plan:
         return self.join_s * (2 if checks else 1) + self.prepare_s
 
 
-LEAST_ORDERED = 4  # with fewer machines, a machine has the same neighbours in every ring
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
     """The assignment of torchrun's ranks to nodes and devices.
@@ -244,12 +242,9 @@ class RankLayout:
     devices: {node: number of ranks} for the nodes that take part. A node has as many ranks as the
         run of the plan with the most devices uses on it. Ranks are numbered node by node, as in
         torchrun's static rendezvous.
-    sending: the nodes in the order of the all-reduce ring, in which each rank sends to the next
-        rank. Only runs on at least LEAST_ORDERED nodes use it. Empty means the order of ranks.
     """
 
     devices: Mapping[int, int]
-    sending: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan) -> RankLayout:
@@ -280,29 +275,11 @@ class RankLayout:
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
-        """Return the ranks of the run `item`, in ascending order."""
-        used = dict(zip(item.nodes, item.used, strict=True))
+        """Return the ranks of the run `item`, in the order of its nodes."""
+        places, used = self.places, zip(item.nodes, item.used, strict=True)
         return tuple(
-            rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0)
+            places.index((node, device)) for node, count in used for device in range(count)
         )
-
-    def placed(self, item: Item) -> Item:
-        """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
-
-        Returns `item` itself if `sending`, the order of the ring, is empty, or if the run has fewer
-        than LEAST_ORDERED nodes.
-        """
-        if not self.sending or len(item.nodes) < LEAST_ORDERED:
-            return item
-        by_node = {"nodes": item.nodes, "devices": item.devices, "batches": item.batches}
-        order = sorted(range(len(item.nodes)), key=lambda i: self.sending.index(item.nodes[i]))
-        moved = {name: [values[i] for i in order] for name, values in by_node.items() if values}
-        return replace(item, **moved)  # type: ignore[arg-type]
-
-    def sending_ranks(self, item: Item) -> tuple[int, ...]:
-        """Return the ranks of the run `item` in the order of the all-reduce ring (`sending`)."""
-        ranks, nodes = self.ranks(item), self.placed(item).nodes
-        return tuple(sorted(ranks, key=lambda rank: nodes.index(self.places[rank][0])))
 
     def label(self, rank: int) -> str:
         """Return the name of a rank for messages, such as "node 1" or "node 1 device 0"."""

@@ -137,10 +137,9 @@ def agree(launch: Launch, item: Item, problem: str) -> str:
     The result is "" if no rank has a problem. Equal problems are stated once. Raises RuntimeError
     if a rank is lost.
     """
-    problems = of_ranks(problem, launch.group(item))
-    ranks = launch.layout.sending_ranks(item)
-    by_rank = sorted(zip(ranks, problems, strict=True), reverse=True)
-    first_ranks = {reason: rank for rank, reason in by_rank if reason}
+    problems = launch.by_rank(item, of_ranks(problem, launch.group(item)))
+    ranks = zip(launch.layout.ranks(item), problems, strict=True)
+    first_ranks = {reason: rank for rank, reason in sorted(ranks, reverse=True) if reason}
     reasons = [f"{launch.layout.label(rank)}: {reason}" for reason, rank in first_ranks.items()]
     return "; ".join(sorted(reasons))
 
@@ -153,7 +152,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     raises the errors of the workload.
     """
     group, patience = launch.group(item), launch.patience
-    placed = launch.layout.placed(item)
+    placed = launch.placed(item)
     place = placed.nodes.index(launch.node)
     patience.reset()
     if built is None:
