@@ -84,7 +84,6 @@ class TimedSteps:
     group: Group
     patience: Patience
     losses: list[float] = field(default_factory=list)  # one loss per step that communicated
-    elapsed_s: float = 0.0  # seconds of all kept blocks
 
     @property
     def workers(self) -> int:
@@ -126,35 +125,33 @@ class TimedSteps:
         """
         clock_s = partial(now, self.built.device)
 
-        def measure() -> list[list[float]]:
+        def measure() -> list[list[list[float]]]:
             times = []
-            started = clock_s()
             meet(self.group)
             with running(self.built.loader):
                 for _ in range(count):
                     before, waited = clock_s(), self.built.waited_s
                     loss = self.step(sync=sync)
-                    times += [clock_s() - before, self.built.waited_s - waited]
+                    times.append([clock_s() - before, self.built.waited_s - waited])
                     if sync:
                         self.losses.append(loss)
-            return of_ranks([clock_s() - started, *times], self.group)
+            return of_ranks(times, self.group)
 
-        by_rank = torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
-        self.elapsed_s += float(by_rank[:, 0].max())
-        return by_rank[:, 1:].reshape(len(by_rank), count, 2)
+        return torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
 
     def until_steady(self, item: Item) -> Tensor:
-        """Time blocks of steps until the step time is precise (see `measuring.enough`).
+        """Time blocks of steps until the step time is precise (see `measuring.next_block`).
 
         Returns the times of all steps, as a tensor of shape (ranks, steps, 2): for each step, its
         duration and the wait for its batches, in seconds.
         """
         times = torch.empty((sum(item.used), 0, 2), dtype=torch.float64)
         seconds: list[float] = []
-        bounds = {"least": self._rounds(item.least_steps), "most": self._rounds(item.most_steps)}
-        while not measuring.enough(seconds, **bounds, elapsed_s=self.elapsed_s, most_s=item.most_s):
-            block = self.block(self._rounds(measuring.next_block(seconds, **bounds)))
-            times = torch.cat([times, block], dim=1)
+        least, most = self._rounds(item.least_steps), self._rounds(item.most_steps)
+        while count := measuring.next_block(
+            seconds, least=least, most=most, left_s=item.most_s - sum(seconds)
+        ):
+            times = torch.cat([times, self.block(self._rounds(count))], dim=1)
             seconds = slowest(times)[0]
         return times
 
