@@ -27,7 +27,7 @@ from .data import data_path
 from .device import backend, name_of, own_device
 from .entrypoint import LoadedWorkload, build, own_line
 from .measuring import Patience
-from .precision import arithmetic
+from .precision import Arithmetic
 from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, leave
 from .record import (
@@ -83,7 +83,7 @@ class Worker:
             replace(workload, data=data_path(self.mailbox, workload)),
             seed=item.seed,
             rank=self.rank,
-            computing=arithmetic(item.precision, self.device),
+            computing=Arithmetic(item.precision, self.device),
             shared=shared,
         )
 

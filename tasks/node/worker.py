@@ -118,11 +118,10 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     built = None
     try:
         refuse(item, launch.device)
-        shared = shares_out(item.strategy)
-        built = launch.load(item, shared=shared)
+        built = launch.load(item, shared=shares_out(item.strategy))
         refuse_model(item.strategy, built.model, item.used)
-        switch_on(built.model, item.switches, whole=not shared)
-        try_once(built, item.batches[item.nodes.index(launch.node)], shared=shared)
+        switch_on(built.model, item.switches, whole=not built.shared)
+        try_once(built, item.batches[item.nodes.index(launch.node)])
         return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()

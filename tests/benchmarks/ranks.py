@@ -26,7 +26,7 @@ from tasks.node.checkpoint import write_checkpoint
 from tasks.node.device import reset_peak
 from tasks.node.entrypoint import build, try_once
 from tasks.node.measuring import Patience
-from tasks.node.precision import arithmetic
+from tasks.node.precision import Arithmetic
 from tasks.node.profiler import profile
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step, train
@@ -92,13 +92,13 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
     assert group is not None
     reset_peak(CPU)
     shared = shares_out(item.strategy)
-    computing = arithmetic(item.precision, CPU)
+    computing = Arithmetic(item.precision, CPU)
     built = build(
         WORKLOADS, workload, seed=item.seed, rank=rank, computing=computing, shared=shared
     )
     switch_on(built.model, item.switches, whole=not shared)
     batch = item.batches[0]
-    try_once(built, batch, shared=shared)
+    try_once(built, batch)
     if losses:
         module = apply_strategy(item, built.model, built.optimizer, group)
         step = partial(one_step, built, module, [batch], scale=1 / batch)

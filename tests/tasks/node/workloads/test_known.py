@@ -11,7 +11,7 @@ from torch import nn
 
 from tasks.node.check import checked
 from tasks.node.entrypoint import build
-from tasks.node.precision import arithmetic
+from tasks.node.precision import Arithmetic
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step
 from tasks.node.strategies import apply_strategy
@@ -54,7 +54,7 @@ def file_of(settings, name):
 
 def load(settings, name, device="cpu", switches="none"):
     folder, file = file_of(settings, name)
-    built = build(folder, file, seed=0, rank=0, computing=arithmetic("fp32", torch.device(device)))
+    built = build(folder, file, seed=0, rank=0, computing=Arithmetic("fp32", torch.device(device)))
     for module in built.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # so that losses can be compared
