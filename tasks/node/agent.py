@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .machine import cores, fingerprint, interface_of, torch_version
+from .machine import cores, interface_of
 from .processes import (
     FAULTS,
     adopt_orphans,
@@ -67,14 +67,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.leave(128 + number))
         self.scratch.mkdir(parents=True, exist_ok=True)
-        self.write(
-            "ready.json",
-            {
-                "address": self.address,
-                "fingerprint": fingerprint(),
-                "torch_version": torch_version(),
-            },
-        )
+        self.write("ready.json", {"address": self.address})
         while True:
             if (self.mailbox / "done.json").exists():
                 self.leave(0)
@@ -182,8 +175,15 @@ class Agent:
                 "rdzv-conf": ",".join(f"{name}={value}" for name, value in settings.items()),
             }
         words = [f"--{name}={value}" for name, value in options.items()]
-        prepare = [sys.executable, "-m", "node.prepare"]
-        return [*prepare, sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
+        start = [
+            sys.executable,
+            "-m",
+            "node.prepare",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+        ]
+        return [*start, *words, "-m", module]
 
     def end_launch(self) -> None:
         """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`.

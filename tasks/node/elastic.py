@@ -82,7 +82,7 @@ class ElasticRun(Worker):
         Raises the errors of `load` and `try_once`.
         """
         found = self.load(self.item)
-        if not self.checkpoints.starts():
+        if not self.checkpoints.read("start"):
             try_once(found, self.item.batches[self.item.nodes.index(self.node)])
         return found
 
@@ -108,7 +108,7 @@ class ElasticRun(Worker):
         a restart, all ranks start at the same time, so the limit is _LATE_S plus the start-up time
         of this worker. It doubles after each failed attempt to join, up to `timeout_s`.
         """
-        starts = len(self.checkpoints.starts())
+        starts = len(self.checkpoints.read("start"))
         if not starts:
             return self.plan.timeout_s
         failed = max(0, int(os.environ["TORCHELASTIC_RESTART_COUNT"]) - starts)
@@ -199,14 +199,14 @@ class ElasticRun(Worker):
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
         """Return the measured values of the run for its record."""
-        written = self.checkpoints.manifests()
+        written = self.checkpoints.read("step")
         return {
             "steps": self.item.most_steps,
             "first_loss": written[0]["loss"],
             "last_loss": written[-1]["loss"],
             "parameters": built.parameters,
             "gradient_bytes": built.gradient_bytes,
-            "starts": self.checkpoints.starts(),
+            "starts": self.checkpoints.read("start"),
             "checkpoints": written,
         }
 

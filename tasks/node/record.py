@@ -13,7 +13,7 @@ attempt, counted from 1. This module imports only the standard library.
         workloads/<digest>.py, workloads/<digest>.tar.gz   a workload's file or folder
         data.json           S3 addresses that machines download
     node-<i>/, agent
-        ready.json          address, torch_version, fingerprint
+        ready.json          address
         heartbeat.json      rewritten every second
         finished-<a>.json   exit_code of torchrun, worker_exit_code (a negative code is a signal;
                             others are in processes.py), reason, run_id, log_tail

@@ -116,7 +116,6 @@ class Delivery:
         Stops earlier if the deadline is near. Returns why the machine could not do its work; "" if
         it could. Raises OSError if the agent cannot be started.
         """
-        self._publish("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
         if rank is None:
             never = "the controller did not give this machine a rank before its deadline"

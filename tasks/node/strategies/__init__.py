@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -36,12 +37,13 @@ from ..record import Item
 from ..switches import OFFLOAD, blocks, on
 from .adasum import GRADIENTS, Changes, combine_gradients, leave_gradients
 from .compression import (
+    DENSE_STEPS,
     FP16,
     MSTOPK,
     POWERSGD,
+    POWERSGD_RANK,
     SparseExchange,
     powersgd_hook,
-    powersgd_state,
     sparse_hook,
 )
 from .grid import TENSOR
@@ -112,7 +114,8 @@ def _hook(
     if name == FP16:
         return group, fp16_compress_hook
     if name == POWERSGD:
-        return powersgd_state(group), powersgd_hook
+        state = PowerSGDState(group, POWERSGD_RANK, start_powerSGD_iter=DENSE_STEPS)
+        return state, powersgd_hook
     if name == MSTOPK:
         return SparseExchange(group, tuple(machines)), sparse_hook
     if name in SERVED:
