@@ -7,7 +7,6 @@ import os
 import re
 import time
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -101,5 +100,5 @@ def peak_bytes(device: torch.device) -> int:
         free, whole = torch.cuda.mem_get_info(device)
         beside = whole - free - torch.cuda.memory_reserved(device)
         return torch.cuda.max_memory_allocated(device) + max(0, beside)
-    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
-    return 1024 * (int(found[1]) if found else getrusage(RUSAGE_SELF).ru_maxrss)
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.findall(r"VmHWM:\s*(\d+)", status)[0])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from models.monitoring.slow_runs import TAKEN
 from tasks.node import measuring, reference
-from tasks.node.measuring import Patience, processor_ticks
+from tasks.node.measuring import Patience
 
 SECONDS = st.lists(st.floats(0.001, 10.0), min_size=1, max_size=40)
 BOUNDS = {"least": 8, "most": 30}
@@ -100,13 +100,6 @@ def test_ranks_repeat_together_for_the_least_patience_and_the_most_disturbed_mac
     patient = Patience(left_s=100.0)
     assert patient.undisturbed(blocks(host, clock, *[0] * 6), None) == 2
     assert patient.left_s == -15.0 and patient.taken_share == pytest.approx(50 / 80)
-
-
-def test_a_kernel_that_counts_nothing_steals_nothing(host):
-    host.stat.write_text("cpu 1 2 3")
-    assert processor_ticks() == (0.0, 0.0)
-    host.stat.unlink()
-    assert Patience(left_s=60.0).undisturbed(lambda: 7, None) == 7
 
 
 class Fixed:
