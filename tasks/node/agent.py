@@ -29,7 +29,7 @@ from .processes import (
     exit_reason,
     worker_exit_code,
 )
-from .record import Plan, RankLayout, plan_from_json, write_json
+from .record import Plan, plan_from_json, write_json
 
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
@@ -99,7 +99,7 @@ class Agent:
     def start(self, plan: Plan) -> None:
         """Start torchrun for `plan`, if this machine takes part in it."""
         self.attempt = plan.attempt
-        devices = RankLayout.of(plan).devices
+        devices = plan.rank_counts
         if not plan.items or self.node not in devices:
             return
         (self.folder / "progress.json").unlink(missing_ok=True)
@@ -142,15 +142,15 @@ class Agent:
         All nodes connect to the first node. An elastic run starts with the nodes that are present,
         and other nodes may join later. An elastic run fails if the first node is lost.
         """
-        layout, item = RankLayout.of(plan), plan.elastic
-        host, port = plan.addresses[layout.host], plan.port + plan.attempt
+        counts, item = plan.rank_counts, plan.elastic
+        host, port = plan.addresses[plan.host], plan.port + plan.attempt
         options: dict[str, object] = {"monitor-interval": 0.3}
-        options["nproc-per-node"] = layout.devices[self.node]
+        options["nproc-per-node"] = counts[self.node]
         if item is None:
             module = "node.worker"
             options |= {
-                "nnodes": len(layout.devices),
-                "node-rank": list(layout.devices).index(self.node),
+                "nnodes": len(counts),
+                "node-rank": list(counts).index(self.node),
                 "master-addr": host,
                 "master-port": port,
                 "rdzv-conf": f"timeout={plan.meet_s:.0f}",
@@ -158,7 +158,7 @@ class Agent:
         else:
             module = "node.elastic"
             settings = {
-                "is_host": int(self.node == layout.host),
+                "is_host": int(self.node == plan.host),
                 "join_timeout": math.ceil(plan.meet_s + item.wait_s),
                 # The wait ends as soon as all nodes have joined.
                 "last_call_timeout": max(1, math.ceil(item.wait_s)),

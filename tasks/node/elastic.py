@@ -72,7 +72,7 @@ class ElasticRun(Worker):
         super().__init__(mailbox, plan, node)
         self.item, self.started_unix = item, time.time()
         self.mark_path = mailbox / f"node-{node}" / f"elastic-{item.run_id}"
-        self.leads = node == self.layout.host and self.reports
+        self.leads = node == plan.host and self.reports
         self.checkpoints = Checkpoints(Path(plan.checkpoints))
         self.nodes: list[int] = []  # the node of each rank; empty until `join`
 

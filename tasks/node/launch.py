@@ -35,7 +35,6 @@ from .record import (
     Devices,
     Item,
     Plan,
-    RankLayout,
     WorkloadFile,
     record_of,
     write_json,
@@ -61,7 +60,6 @@ class Worker:
         Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
         self.mailbox, self.plan, self.node = mailbox, plan, node
-        self.layout = RankLayout.of(plan)
         self.device = own_device(plan.expected[node])
         threads = torch.get_num_threads()
         self.described = Devices(name=name_of(self.device), count=1, threads=threads)
@@ -156,17 +154,17 @@ class Launch(Worker):
         # torchrun's store outlives the workers of other nodes. With a second connection to this
         # store, a waiting rank does not block the process groups.
         self.store = TCPStore(*self.master, is_master=False, timeout=_DAY)
-        wanted = {self.layout.ranks(item) for item in plan.items} | {
+        wanted = {self.plan.ranks_of(item) for item in plan.items} | {
             (rank,) for rank in range(dist.get_world_size())
         }
         self.groups = {members: self._group(members) for members in sorted(wanted)}
         rehearse(self.groups[(self.rank,)], self.device)
         self.pairs: dict[str, Any] = {}
         if plan.pairs and _ORDERS:
-            firsts = [self.layout.places.index((node, 0)) for node in self.layout.devices]
+            firsts = [self.plan.places.index((node, 0)) for node in plan.rank_counts]
             between = dist.new_group(firsts, timeout=timeout, backend="gloo")
             if self.reports:
-                self.pairs = pairs(between) | {"nodes": list(self.layout.devices)}
+                self.pairs = pairs(between) | {"nodes": list(plan.rank_counts)}
         self.devices: list[Devices] = of_ranks(self.described, dist.group.WORLD)
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
 
@@ -187,7 +185,7 @@ class Launch(Worker):
         `go` is the content of `go-<attempt>.json`. If its `order` is empty, no group is recreated.
         Every rank must call this method.
         """
-        self.order, ranks = go["order"], self.layout.ranks
+        self.order, ranks = go["order"], self.plan.ranks_of
         ordered = {ranks(item): ranks(self.placed(item)) for item in self.plan.items}
         for members, ring in sorted(ordered.items()):
             if ring != members:
@@ -208,15 +206,15 @@ class Launch(Worker):
 
     @property
     def label(self) -> str:
-        return self.layout.label(self.rank)
+        return self.plan.label(self.rank)
 
     def leads(self, item: Item) -> bool:
         """Return True for the first rank of the run `item`, which writes the run's record."""
-        return self.rank == self.layout.ranks(item)[0]
+        return self.rank == self.plan.ranks_of(item)[0]
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
         """Return the process group of the run `item`; None if the run has only one rank."""
-        ranks = self.layout.ranks(item)
+        ranks = self.plan.ranks_of(item)
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_rank(self, item: Item, values: Sequence[Any]) -> list[Any]:
@@ -224,12 +222,12 @@ class Launch(Worker):
 
         `values` has one value per rank of the run `item`, in the order of the all-reduce ring.
         """
-        ring = self.layout.ranks(self.placed(item))
+        ring = self.plan.ranks_of(self.placed(item))
         return [value for _, value in sorted(zip(ring, values, strict=True))]
 
     def used(self, item: Item) -> list[Devices]:
         """Return the devices that the run `item` uses, one entry per node."""
-        places = self.layout.places
+        places = self.plan.places
         return [
             replace(self.devices[places.index((node, 0))], count=count)
             for node, count in zip(item.nodes, item.used, strict=True)

@@ -7,7 +7,6 @@ bf16   autocast to bfloat16; weights, sums and gradients stay in float32
 fp16   autocast to float16; the loss is scaled so that small gradients do not become 0
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -55,10 +54,10 @@ class Arithmetic:
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 
-    def forward(self) -> AbstractContextManager[object]:
+    def forward(self) -> torch.autocast:
         """Return the autocast context for the forward pass and the loss."""
         dtype = _AUTOCAST.get(self.precision)
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

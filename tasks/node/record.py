@@ -35,7 +35,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -234,57 +234,45 @@ class Plan:
         checks = any(devices.checked for devices in self.expected)
         return self.join_s * (2 if checks else 1) + self.prepare_s
 
+    @property
+    def rank_counts(self) -> dict[int, int]:
+        """Return {node: number of torchrun's ranks} for the nodes that take part in this start.
 
-@dataclass(frozen=True, kw_only=True)
-class RankLayout:
-    """The assignment of torchrun's ranks to nodes and devices.
-
-    devices: {node: number of ranks} for the nodes that take part. A node has as many ranks as the
-        run of the plan with the most devices uses on it. Ranks are numbered node by node, as in
-        torchrun's static rendezvous.
-    """
-
-    devices: Mapping[int, int]
-
-    @classmethod
-    def of(cls, plan: Plan) -> RankLayout:
-        """Assign ranks to the nodes and devices of `plan`.
-
-        Raises ValueError if a run needs a node that does not take part in this start of torchrun.
+        A node has as many ranks as the run of the plan with the most devices uses on it. Ranks are
+        numbered node by node, as in torchrun's static rendezvous. Raises ValueError if a run needs
+        a node that does not take part.
         """
-        devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
-        for item in plan.items:
+        counts = dict.fromkeys(self.ranks or range(len(self.addresses)), 1)
+        for item in self.items:
             for node, used in zip(item.nodes, item.used, strict=True):
-                if node in devices:
-                    devices[node] = max(devices[node], used)
+                if node in counts:
+                    counts[node] = max(counts[node], used)
                 elif node in item.needs:
                     raise ValueError(
                         f"run {item.run_id} needs node {node}, which does not take part"
                         " in this start of torchrun"
                     )
-        return cls(devices=devices)
+        return counts
 
     @property
     def places(self) -> list[tuple[int, int]]:
         """Return (node, index of the device on the node) for each rank."""
-        return [(node, device) for node, count in self.devices.items() for device in range(count)]
+        return [(node, place) for node, count in self.rank_counts.items() for place in range(count)]
 
     @property
     def host(self) -> int:
         """Return the first node that takes part. The other nodes connect to this node."""
-        return next(iter(self.devices))
+        return next(iter(self.rank_counts))
 
-    def ranks(self, item: Item) -> tuple[int, ...]:
+    def ranks_of(self, item: Item) -> tuple[int, ...]:
         """Return the ranks of the run `item`, in the order of its nodes."""
         places, used = self.places, zip(item.nodes, item.used, strict=True)
-        return tuple(
-            places.index((node, device)) for node, count in used for device in range(count)
-        )
+        return tuple(places.index((node, place)) for node, count in used for place in range(count))
 
     def label(self, rank: int) -> str:
         """Return the name of a rank for messages, such as "node 1" or "node 1 device 0"."""
         node, device = self.places[rank]
-        return f"node {node}" if self.devices[node] == 1 else f"node {node} device {device}"
+        return f"node {node}" if self.rank_counts[node] == 1 else f"node {node} device {device}"
 
 
 def plan_from_json(text: str) -> Plan:

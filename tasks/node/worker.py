@@ -53,7 +53,7 @@ def main() -> None:
         if together:
             launch.wait_for(*beside)
             beside = []
-        if launch.rank in launch.layout.ranks(item):
+        if launch.rank in launch.plan.ranks_of(item):
             launch.begin(item)
             serve(launch, index, item)
         if together or (launch.node in item.nodes and not launch.leads(item)):
@@ -137,9 +137,9 @@ def agree(launch: Launch, item: Item, problem: str) -> str:
     if a rank is lost.
     """
     problems = launch.by_rank(item, of_ranks(problem, launch.group(item)))
-    ranks = zip(launch.layout.ranks(item), problems, strict=True)
+    ranks = zip(launch.plan.ranks_of(item), problems, strict=True)
     first_ranks = {reason: rank for rank, reason in sorted(ranks, reverse=True) if reason}
-    reasons = [f"{launch.layout.label(rank)}: {reason}" for reason, rank in first_ranks.items()]
+    reasons = [f"{launch.plan.label(rank)}: {reason}" for reason, rank in first_ranks.items()]
     return "; ".join(sorted(reasons))
 
 
@@ -162,7 +162,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
         values = learn(placed, built, group, place=place)
     else:
         # once per workload, strategy, precision and layout
-        key = f"{item.workload} {item.strategy} {item.precision} {launch.layout.ranks(item)}"
+        key = f"{item.workload} {item.strategy} {item.precision} {launch.plan.ranks_of(item)}"
         if group is not None and item.strategy in EQUAL_TO_DDP and key not in launch.equal:
             compare(placed, partial(launch.load, item), group)
             launch.equal.add(key)

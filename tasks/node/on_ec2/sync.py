@@ -216,10 +216,9 @@ class Outbox:
             with os.fdopen(os.open(file, flags, dir_fd=descriptor), "rb") as opened:
                 status = os.fstat(opened.fileno())
                 if self._may_read(status):
-                    if _is_log(name):
+                    if is_log := _is_log(name):
                         opened.seek(max(0, status.st_size - _LARGEST_BYTES))
-                        return opened.read(_LARGEST_BYTES), _mark(status)
-                    return opened.read(_LARGEST_BYTES + 1), _mark(status)
+                    return opened.read(_LARGEST_BYTES + (not is_log)), _mark(status)
         return None
 
     @contextmanager

@@ -220,7 +220,7 @@ class _Norm(nn.Module):
         pair = torch.stack([x.mean(dim=-1), x.var(dim=-1, correction=0)])
         means, variances = self.grid.gathered(pair[None], 0, self.grid.row).unbind(dim=1)
         mean = means.mean(dim=0)
-        variance = variances.mean(dim=0) + (means - mean).square().mean(dim=0)
+        variance = variances.mean(dim=0) + means.var(dim=0, correction=0)
         found = (x - mean[..., None]) * (variance + self.eps).rsqrt()[..., None]
         found = found if self.weight is None else found * self.weight
         return found if self.bias is None else found + self.bias
