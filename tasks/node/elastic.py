@@ -181,7 +181,18 @@ class ElasticRun(Worker):
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)
                 if step % item.checkpoint_every == 0 or step == item.most_steps:
                     self.checkpoint(built, step, loss * sum(sizes) / global_batch)
-        return self.values(built) if self.leads else {}
+        if not self.leads:
+            return {}
+        written = self.checkpoints.read("step")
+        return {
+            "steps": item.most_steps,
+            "first_loss": written[0]["loss"],
+            "last_loss": written[-1]["loss"],
+            "parameters": built.parameters,
+            "gradient_bytes": built.gradient_bytes,
+            "starts": self.checkpoints.read("start"),
+            "checkpoints": written,
+        }
 
     def checkpoint(self, built: LoadedWorkload, step: int, partial_loss: float) -> None:
         """Write a checkpoint after `step`. Every rank must call this method.
@@ -196,19 +207,6 @@ class ElasticRun(Worker):
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after {step} steps: it must be finite")
         self.checkpoints.write(step, built.state(), loss=loss)
-
-    def values(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Return the measured values of the run for its record."""
-        written = self.checkpoints.read("step")
-        return {
-            "steps": self.item.most_steps,
-            "first_loss": written[0]["loss"],
-            "last_loss": written[-1]["loss"],
-            "parameters": built.parameters,
-            "gradient_bytes": built.gradient_bytes,
-            "starts": self.checkpoints.read("start"),
-            "checkpoints": written,
-        }
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record: with `values`, or a failed record if `problem` is not empty.

@@ -74,9 +74,8 @@ def one_step(
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together.
 
-    Blocks are repeated if the hypervisor takes too much CPU time (see measuring.Patience).
-    Times are tensors of shape (ranks, steps, 2). The last dimension has the duration of a step and
-    the wait for its batches, both in seconds. `step` takes one optimizer step and returns its loss.
+    Blocks are repeated if the hypervisor takes too much CPU time (see measuring.Patience). `step`
+    takes one optimizer step and returns its loss.
     """
 
     step: Callable[..., float]
@@ -139,21 +138,22 @@ class TimedSteps:
 
         return torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
 
-    def until_steady(self, item: Item) -> Tensor:
+    def until_steady(self, item: Item) -> tuple[list[float], list[float]]:
         """Time blocks of steps until the step time is precise (see `measuring.next_block`).
 
-        Returns the times of all steps, as a tensor of shape (ranks, steps, 2): for each step, its
-        duration and the wait for its batches, in seconds.
+        Returns the duration of each step, and the wait for its batches, as two lists in seconds.
+        Both are those of the slowest rank.
         """
-        times = torch.empty((sum(item.used), 0, 2), dtype=torch.float64)
         seconds: list[float] = []
+        waits: list[float] = []
         least, most = self._rounds(item.least_steps), self._rounds(item.most_steps)
         while count := measuring.next_block(
             seconds, least=least, most=most, left_s=item.most_s - sum(seconds)
         ):
-            times = torch.cat([times, self.block(self._rounds(count))], dim=1)
-            seconds = slowest(times)[0]
-        return times
+            slowest = self.block(self._rounds(count)).amax(dim=0)
+            seconds += slowest[:, 0].tolist()
+            waits += slowest[:, 1].tolist()
+        return seconds, waits
 
     def compute_s(self) -> list[float]:
         """Return the median time of a step without communication, in seconds, for each rank.
@@ -169,15 +169,6 @@ class TimedSteps:
         """Round `steps` up to a multiple of the number of loader workers."""
         each = max(1, self.workers)
         return -(-steps // each) * each
-
-
-def slowest(times: Tensor) -> tuple[list[float], list[float]]:
-    """Return the duration of each step, and the wait for its batches, as two lists in seconds.
-
-    Both are maxima over ranks. `times` has the shape (ranks, steps, 2), as in TimedSteps.
-    """
-    seconds, waits = times.amax(dim=0).unbind(dim=1)
-    return seconds.tolist(), waits.tolist()
 
 
 def _prepared(
@@ -254,8 +245,7 @@ def train(
         timed.warm_up(item)
     warmup_s, warmed = clock_s() - started, len(timed.losses)
 
-    times = timed.until_steady(item)
-    seconds, waits = slowest(times)
+    seconds, waits = timed.until_steady(item)
     step_s, input_s = median(seconds), median(waits)
     if loader is not None:
         input_s = fmean(waits)
