@@ -98,20 +98,14 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         built.arithmetic.backward(loss)
         backward = clock_s()
         built.arithmetic.update(built.optimizer)
-        steps.append(
-            {
-                "forward_s": forward - started,
-                "backward_s": backward - forward,
-                "optimizer_s": clock_s() - backward,
-                "input_s": loaded - started,
-            }
-        )
+        parts = (forward - started, backward - forward, clock_s() - backward)
+        steps.append((*parts, loaded - started))
     steady = steps[_BURN_IN:]
-    sums = [step["forward_s"] + step["backward_s"] + step["optimizer_s"] for step in steady]
-    middle = [steady[place] for place in measuring.central(sums)]
+    middle = [steady[place] for place in measuring.central([sum(step[:3]) for step in steady])]
+    names = ("forward_s", "backward_s", "optimizer_s", "input_s")
     return {
         "batch": batch,
-        **{name: fmean(step[name] for step in middle) for name in steady[0]},
+        **dict(zip(names, map(fmean, zip(*middle, strict=True)), strict=True)),
         "peak_bytes": peak_bytes(built.device),
         "loading": loading[_BURN_IN:],
     }

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
@@ -132,11 +133,10 @@ class Blocks:
                 if copies == peers and block.grad is not None
             ]
             if len(peers) > 1 and gradients:
-                flat = torch.cat([gradient.flatten() for gradient in gradients])
-                sizes = [gradient.numel() for gradient in gradients]
-                totals = torch.split(self.grid.summed(flat, peers), sizes)
-                for gradient, total in zip(gradients, totals, strict=True):
-                    gradient.copy_(total.view(gradient.shape))
+                flat = _flatten_dense_tensors(gradients)  # type: ignore[no-untyped-call]
+                total = self.grid.summed(flat, peers)
+                totals = _unflatten_dense_tensors(total, gradients)  # type: ignore[no-untyped-call]
+                torch._foreach_copy_(gradients, totals)
             for gradient in gradients:
                 gradient /= dist.get_world_size(self.grid.group)
 
