@@ -33,7 +33,6 @@ from .entrypoint import LoadedWorkload, try_once
 from .launch import Worker, explain
 from .loader import running
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave, seconds_since_start
-from .record import Item, Plan, task_of_process
 from .steps import one_step
 from .strategies.replicas import of_ranks
 from .worker import lost_peer
@@ -68,12 +67,13 @@ class ElasticRun(Worker):
     the number of finished steps in the file `mark_path`.
     """
 
-    def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
-        super().__init__(mailbox, plan, node)
-        self.item, self.started_unix = item, time.time()
-        self.mark_path = mailbox / f"node-{node}" / f"elastic-{item.run_id}"
-        self.leads = node == plan.host and self.reports
-        self.checkpoints = Checkpoints(Path(plan.checkpoints))
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.plan.elastic is not None
+        self.item, self.started_unix = self.plan.elastic, time.time()
+        self.mark_path = self.mailbox / f"node-{self.node}" / f"elastic-{self.item.run_id}"
+        self.leads = self.node == self.plan.host and self.reports
+        self.checkpoints = Checkpoints(Path(self.plan.checkpoints))
         self.nodes: list[int] = []  # the node of each rank; empty until `join`
 
     def built(self) -> LoadedWorkload:
@@ -227,16 +227,14 @@ def main() -> None:
     Exits with 0 after the last step. Otherwise, the last line of the log states the reason.
     """
     die_with_parent()
-    mailbox, plan, node = task_of_process()
-    assert plan.elastic is not None
-    run = ElasticRun(mailbox, plan, plan.elastic, node)
+    run = ElasticRun()
     try:
         built = run.built()
         run.join()
         values = run.train(built)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        reason = f"node {node}: {explain(error, plan.workload(run.item))}"
+        reason = f"node {run.node}: {explain(error, run.plan.workload(run.item))}"
         if lost_peer(error):  # torchrun restarts the workers that are left
             leave(EXIT_LOST_PEER, f"a peer was lost: {reason}")
         run.record(reason)

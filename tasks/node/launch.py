@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,9 +33,9 @@ from .record import (
     LEAST_ORDERED,
     Devices,
     Item,
-    Plan,
     WorkloadFile,
     record_of,
+    task_of_process,
     write_json,
 )
 from .reference import Reference
@@ -48,19 +47,19 @@ _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 
 
 class Worker:
-    """A process that torchrun started on one device of the machine `node`.
+    """A process that torchrun started on one device of a machine, to run the agent's plan there.
 
     reports: True for the first rank of a node, which writes armed-<a>.json and progress.json.
     described: the device, in the form in which records describe it.
     """
 
-    def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
+    def __init__(self) -> None:
         """Select this rank's device.
 
         Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
-        self.mailbox, self.plan, self.node = mailbox, plan, node
-        self.device = own_device(plan.expected[node])
+        self.mailbox, self.plan, self.node = task_of_process()
+        self.device = own_device(self.plan.expected[self.node])
         threads = torch.get_num_threads()
         self.described = Devices(name=name_of(self.device), count=1, threads=threads)
         self.rank = int(os.environ["RANK"])
@@ -139,13 +138,14 @@ class Launch(Worker):
         measured, and on every rank except the first of each machine.
     """
 
-    def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
+    def __init__(self) -> None:
         """Join the process groups of all ranks and of each run, and run tiny training steps.
 
         These steps load much of torch, which would otherwise slow down the first measured step.
         Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
-        super().__init__(mailbox, plan, node)
+        super().__init__()
+        plan = self.plan
         self.written: set[str] = set()
         self.equal: set[str] = set()
         self.order: list[int] = []

@@ -24,7 +24,7 @@ from .measuring import NotMeasured
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave
 from .profiler import profile
-from .record import LEARN, Item, task_of_process
+from .record import LEARN, Item
 from .steps import learn, train
 from .strategies.refusals import DDP, EQUAL_TO_DDP, refuse, refuse_model, shares_out
 from .strategies.replicas import of_ranks
@@ -41,7 +41,7 @@ def main() -> None:
     Exits with 0 when every run has a record. Otherwise, the last line of the log states the reason.
     """
     die_with_parent()
-    launch = Launch(*task_of_process())
+    launch = Launch()
     go = launch.wait_for_go({"pairs": launch.pairs} if launch.rank == 0 else {})
     try:
         launch.take_order(go)
