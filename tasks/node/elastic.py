@@ -17,7 +17,6 @@ import struct
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ class ElasticRun(Worker):
     def __init__(self) -> None:
         super().__init__()
         assert self.plan.elastic is not None
-        self.item, self.started_unix = self.plan.elastic, time.time()
+        self.item = self.plan.elastic
         self.mark_path = self.mailbox / f"node-{self.node}" / f"elastic-{self.item.run_id}"
         self.leads = self.node == self.plan.host and self.reports
         self.checkpoints = Checkpoints(Path(self.plan.checkpoints))
@@ -208,18 +207,6 @@ class ElasticRun(Worker):
             raise FloatingPointError(f"the loss is {loss} after {step} steps: it must be finite")
         self.checkpoints.write(step, built.state(), loss=loss)
 
-    def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
-        """Write the run's record: with `values`, or a failed record if `problem` is not empty.
-
-        The first rank of the run's first node calls this method with `values` after a finished run.
-        A rank that fails calls it with `problem`.
-        """
-        used = [replace(self.described, count=count) for count in self.item.used]
-        started_unix = values["starts"][0]["began_unix"] if values else self.started_unix
-        self.write_record(
-            self.item, started_unix=started_unix, problem=problem, values=values, devices=used
-        )
-
 
 def main() -> None:
     """Run this rank as a worker process of torchrun.
@@ -237,10 +224,11 @@ def main() -> None:
         reason = f"node {run.node}: {explain(error, run.plan.workload(run.item))}"
         if lost_peer(error):  # torchrun restarts the workers that are left
             leave(EXIT_LOST_PEER, f"a peer was lost: {reason}")
-        run.record(reason)
+        run.write_record(run.item, reason)
         leave(EXIT_ITEM_FAILED, f"{run.item.run_id} ended on {reason}")
     if run.leads:
-        run.record("", values)
+        run.started_unix = values["starts"][0]["began_unix"]
+        run.write_record(run.item, values=values)
     built.close()
     dist.destroy_process_group()
 

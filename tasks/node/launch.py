@@ -62,6 +62,7 @@ class Worker:
         self.device = own_device(self.plan.expected[self.node])
         threads = torch.get_num_threads()
         self.described = Devices(name=name_of(self.device), count=1, threads=threads)
+        self.started_unix = time.time()
         self.rank = int(os.environ["RANK"])
         self.master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self.reports = os.environ["LOCAL_RANK"] == "0"
@@ -100,15 +101,27 @@ class Worker:
 
     def begin(self, item: Item) -> None:
         """Tell the controller, in the file progress.json, that the run `item` begins."""
+        self.started_unix = time.time()
         if self.reports:
             self.report("progress.json", {"attempt": self.plan.attempt, "run_id": item.run_id})
 
-    def write_record(self, item: Item, **facts: Any) -> None:
-        """Write the record of the run `item` to the mailbox.
+    def used(self, item: Item) -> list[Devices]:
+        """Return the devices that the run `item` uses, one entry per node."""
+        return [replace(self.described, count=count) for count in item.used]
 
-        `facts` are the keyword arguments of `record.record_of`, such as the measured values.
-        """
-        self.report(f"records/{item.run_id}.json", record_of(self.plan, item, **facts))
+    def write_record(
+        self, item: Item, problem: str = "", values: dict[str, Any] | None = None
+    ) -> None:
+        """Write the record of the run `item` to the mailbox: with `values`, or with a `problem`."""
+        record = record_of(
+            self.plan,
+            item,
+            started_unix=self.started_unix,
+            problem=problem,
+            values=values,
+            devices=self.used(item),
+        )
+        self.report(f"records/{item.run_id}.json", record)
 
     def report(self, name: str, body: Mapping[str, Any]) -> None:
         """Write `body` as JSON to the file `name` in the node's folder of the mailbox.
@@ -226,7 +239,6 @@ class Launch(Worker):
         return [value for _, value in sorted(zip(ring, values, strict=True))]
 
     def used(self, item: Item) -> list[Devices]:
-        """Return the devices that the run `item` uses, one entry per node."""
         places = self.plan.places
         return [
             replace(self.devices[places.index((node, 0))], count=count)

@@ -54,7 +54,6 @@ def main() -> None:
             launch.wait_for(*beside)
             beside = []
         if launch.rank in launch.plan.ranks_of(item):
-            launch.begin(item)
             serve(launch, index, item)
         if together or (launch.node in item.nodes and not launch.leads(item)):
             launch.wait_for(index)
@@ -71,13 +70,13 @@ def serve(launch: Launch, index: int, item: Item) -> None:
     run's position in the plan.
     """
     reset_peak(launch.device)
-    started_unix = time.time()
+    launch.begin(item)
     built, problem = prepare(launch, item)
     try:
         problem = agree(launch, item, problem)
     except Exception as error:  # a rank died while building, or exceeded the timeout
-        abort(launch, index, item, error, started_unix)
-    build_s = time.time() - started_unix
+        abort(launch, index, item, error)
+    build_s = time.time() - launch.started_unix
     values: dict[str, Any] = {}
     if not problem:
         try:
@@ -90,18 +89,12 @@ def serve(launch: Launch, index: int, item: Item) -> None:
             with worker_deaths_ignored():
                 traceback.print_exc()
                 if launch.group(item) is not None:
-                    abort(launch, index, item, error, started_unix)
+                    abort(launch, index, item, error)
                 problem = explain(error, launch.plan.workload(item))
     if built is not None:
         built.close()
     if launch.leads(item):
-        launch.write_record(
-            item,
-            started_unix=started_unix,
-            problem=problem,
-            values=values,
-            devices=launch.used(item),
-        )
+        launch.write_record(item, problem, values)
         launch.store.set(f"item-{index}-done", "done")
     if problem and not usable(launch.device):
         leave(EXIT_ITEM_FAILED, f"{item.run_id} left {launch.label} unusable: {problem}")
@@ -181,9 +174,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     return values if placed is item else values | {"rank_order": placed.nodes}
 
 
-def abort(
-    launch: Launch, index: int, item: Item, error: Exception, started_unix: float
-) -> NoReturn:
+def abort(launch: Launch, index: int, item: Item, error: Exception) -> NoReturn:
     """Exit, so that torchrun ends the other ranks. Write a failed record first.
 
     No record is written if `error` means that a peer was lost, because the cause is then a failure
@@ -196,8 +187,7 @@ def abort(
         launch.store.check([key])
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
-            devices = launch.used(item)
-            launch.write_record(item, started_unix=started_unix, problem=reason, devices=devices)
+            launch.write_record(item, reason)
         if launch.leads(item):
             launch.store.set(key, "abort")
     leave(code, f"{item.run_id} ended on {reason}")

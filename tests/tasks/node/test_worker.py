@@ -30,10 +30,10 @@ class Store(dict[str, str]):
 def aborted(number, mailbox, store, error):
     mine = object.__new__(launch.Launch)  # without its peers
     mine.mailbox, mine.plan = mailbox, plan(ITEM, ranks=[0, 1])
-    mine.rank, mine.node, mine.store = number, number // 2, store
+    mine.rank, mine.node, mine.store, mine.started_unix = number, number // 2, store, 0.0
     mine.devices = [Devices(name=name, count=1) for name in ("NVIDIA L4", "NVIDIA L4", CPU)]
     with pytest.raises(Left) as left:
-        worker.abort(mine, 0, ITEM, error, 0.0)
+        worker.abort(mine, 0, ITEM, error)
     return int(left.value.args[0])
 
 
