@@ -187,8 +187,7 @@ class ElasticRun(Worker):
             "steps": item.most_steps,
             "first_loss": written[0]["loss"],
             "last_loss": written[-1]["loss"],
-            "parameters": built.parameters,
-            "gradient_bytes": built.gradient_bytes,
+            **built.sizes,
             "starts": self.checkpoints.read("start"),
             "checkpoints": written,
         }

@@ -96,6 +96,11 @@ class LoadedWorkload:
         return sum(weights.numel() for weights in self.trained)
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Return the model's sizes for the record of a run."""
+        return {"parameters": self.parameters, "gradient_bytes": self.gradient_bytes}
+
+    @property
     def gradient_bytes(self) -> int:
         return sum(weights.nbytes for weights in self.trained)
 

@@ -64,8 +64,7 @@ def profile(
     with torch.no_grad():
         divided = volumes(built.model, lambda: built.model(built.make_batch(smallest)[0]), smallest)
     return {
-        "parameters": built.parameters,
-        "gradient_bytes": built.gradient_bytes,
+        **built.sizes,
         "flops_per_sample": _flops(built, smallest),
         **divided,
         "rows": rows,

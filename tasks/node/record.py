@@ -19,9 +19,8 @@ attempt, counted from 1. This module imports only the standard library.
                             others are in processes.py), reason, run_id, log_tail
         log-<a>.txt         torchrun's output
     node-<i>/, worker
-        armed-<a>.json      the rank has joined the process group and waits for go; the first
-                            machine adds `pairs`, the links that probe.pairs measured, if the plan
-                            requests them
+        armed-<a>.json      the rank has joined the process group and waits for go; `pairs`: the
+                            links that probe.pairs measured, if the plan requests them
         progress.json       attempt and run_id of the current item
         records/<run_id>.json   a run's record, by its first node or by the node that failed
     node-<i>/, courier (root process on EC2)

@@ -230,8 +230,8 @@ def train(
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
-    # These sizes must be read before the model is sharded.
-    sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes}
+    # Sizes must be read before the model is sharded.
+    sizes = built.sizes
     step, weight = _prepared(item, built, group, place)
     build_s = clock_s() - started
 

@@ -42,7 +42,7 @@ def main() -> None:
     """
     die_with_parent()
     launch = Launch()
-    go = launch.wait_for_go({"pairs": launch.pairs} if launch.rank == 0 else {})
+    go = launch.wait_for_go({"pairs": launch.pairs})
     try:
         launch.take_order(go)
     except RuntimeError as error:
