@@ -23,6 +23,7 @@ import logging
 import math
 import os
 import pickle
+import shutil
 import struct
 import sys
 import time
@@ -140,7 +141,7 @@ class Cached(Dataset[Any]):
         """
         room = self.memory_gib * _GIB
         if self.folder is not None:
-            room = max(0, _free(self.folder) - _MIN_FREE)
+            room = max(0, shutil.disk_usage(self.folder).free - _MIN_FREE)
         self._store = _Store("", self._digest, self._samples, share * room)
 
 
@@ -210,7 +211,7 @@ class _Store:
                 end = os.fstat(self._file).st_size
                 left = self._room - (end - self._first)
                 if self._room == math.inf:
-                    left = _free(self._file) - _MIN_FREE
+                    left = shutil.disk_usage(self._file).free - _MIN_FREE
                 if len(content) > left:
                     raise OSError("it is full")
                 if self.get(at) is None:
@@ -259,12 +260,6 @@ def _pickled(at: int, sample: Any) -> bytes:
 
 def _checksum(content: bytes, at: int) -> int:
     return zlib.crc32(content, at & 0xFFFFFFFF)
-
-
-def _free(place: int | str | os.PathLike[str]) -> int:
-    """Return the free bytes of the disk with `place`, a path or a file descriptor."""
-    disk = os.statvfs(place)
-    return disk.f_bavail * disk.f_frsize
 
 
 @contextmanager

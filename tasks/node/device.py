@@ -23,7 +23,7 @@ def own_device(expected: Devices) -> torch.device:
     Otherwise the device is `cuda:<local rank>`. Raises RuntimeError if the machine lacks the
     expected devices. A CPU never replaces a GPU.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = torch.cuda.device_count()
     if expected.name == CPU or (expected.name == ANY and not count):
         return torch.device("cpu")
     names = [torch.cuda.get_device_name(index) for index in range(count)]
