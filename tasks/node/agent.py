@@ -144,8 +144,10 @@ class Agent:
         """
         counts, item = plan.rank_counts, plan.elastic
         host, port = plan.addresses[plan.host], plan.port + plan.attempt
-        options: dict[str, object] = {"monitor-interval": 0.3}
-        options["nproc-per-node"] = counts[self.node]
+        options: dict[str, object] = {
+            "monitor-interval": 0.3,
+            "nproc-per-node": counts[self.node],
+        }
         if item is None:
             module = "node.worker"
             options |= {

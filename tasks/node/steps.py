@@ -30,7 +30,8 @@ from .entrypoint import LoadedWorkload
 from .loader import running
 from .measuring import NotMeasured, Patience, meet
 from .record import Item
-from .strategies import apply_strategy, communicates_always
+from .strategies import apply_strategy
+from .strategies.refusals import ALWAYS_COMMUNICATE
 from .strategies.replicas import no_sync, of_ranks
 
 _MIN_SCALE = 0.1  # fp16 training fails below this loss scale, which starts at 65,536
@@ -182,7 +183,7 @@ def _prepared(
     module = built.model
     if group is not None:
         module = apply_strategy(item, built.model, built.optimizer, group, built.device)
-        if communicates_always(item.strategy):
+        if item.strategy in ALWAYS_COMMUNICATE:
             reset_peak(built.device)  # before sharding, each rank held the whole model
     batch, steps = item.batches[place], item.accumulation_steps
     whole = sum(item.batch_by_rank)
@@ -252,7 +253,7 @@ def train(
         without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
         step_s = median(without) + input_s
     peak = peak_bytes(built.device)
-    always = group is not None and communicates_always(item.strategy)
+    always = group is not None and item.strategy in ALWAYS_COMMUNICATE
     compute_s = [] if group is None or always else timed.compute_s()
     waited_s = 0.0 if loader is None else input_s
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0

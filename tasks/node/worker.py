@@ -26,7 +26,7 @@ from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave
 from .profiler import profile
 from .record import LEARN, Item
 from .steps import learn, train
-from .strategies.refusals import DDP, EQUAL_TO_DDP, refuse, refuse_model, shares_out
+from .strategies.refusals import DDP, EQUAL_TO_DDP, SHARDED, refuse, refuse_model
 from .strategies.replicas import of_ranks
 from .switches import compiled_nothing, switch_on
 
@@ -111,7 +111,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     built = None
     try:
         refuse(item, launch.device)
-        built = launch.load(item, shared=shares_out(item.strategy))
+        built = launch.load(item, shared=item.strategy in SHARDED)
         refuse_model(item.strategy, built.model, item.used)
         switch_on(built.model, item.switches, whole=not built.shared)
         try_once(built, item.batches[item.nodes.index(launch.node)])

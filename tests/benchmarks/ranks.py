@@ -31,7 +31,7 @@ from tasks.node.profiler import profile
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step, train
 from tasks.node.strategies import apply_strategy
-from tasks.node.strategies.refusals import shares_out
+from tasks.node.strategies.refusals import SHARDED
 from tasks.node.switches import switch_on
 from tasks.providers.local import network
 
@@ -91,7 +91,7 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
     group = dist.group.WORLD
     assert group is not None
     reset_peak(CPU)
-    shared = shares_out(item.strategy)
+    shared = item.strategy in SHARDED
     computing = Arithmetic(item.precision, CPU)
     built = build(
         WORKLOADS, workload, seed=item.seed, rank=rank, computing=computing, shared=shared

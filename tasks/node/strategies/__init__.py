@@ -47,7 +47,7 @@ from .compression import (
     sparse_hook,
 )
 from .grid import TENSOR
-from .refusals import DDP, FSDP, ZERO1, ZERO2, refuse, refuse_model, refuse_optimizer, shares_out
+from .refusals import DDP, FSDP, SHARDED, ZERO1, refuse, refuse_model, refuse_optimizer
 from .replicas import broadcast_model, retarget
 from .servers import SERVED, Servers, average_by_servers, first_devices
 from .tables import TABLES, distribute
@@ -77,7 +77,7 @@ def apply_strategy(
         return distribute(model, optimizer, group, item.batch_by_rank)
     if name in TENSOR:
         return divide(name, model, optimizer, group)
-    if shares_out(name):
+    if name in SHARDED:
         broadcast_model(model, group)
         shard(
             model,
@@ -93,14 +93,6 @@ def apply_strategy(
     elif name != DDP:
         module.register_comm_hook(*_hook(item, module, optimizer, group))
     return module
-
-
-def communicates_always(name: str) -> bool:
-    """Return True if the strategy's steps communicate even inside `no_sync`.
-
-    They then send weights or activations, not only gradients.
-    """
-    return name in (FSDP, ZERO2, ZERO1, TABLES, *TENSOR)
 
 
 def _hook(

@@ -20,6 +20,9 @@ from .tensor import divisible_runs
 
 DDP, ZERO1, FSDP, ZERO2 = "ddp", "zero1", "fsdp", "zero2"
 STRATEGIES = sorted((DDP, ZERO1, FSDP, ZERO2, *COMPRESSED, *SERVED, TABLES, *ADASUM, *TENSOR))
+SHARDED = (FSDP, ZERO2)  # weights, gradients and optimizer states are sharded across ranks
+# strategies that send weights or activations too, and communicate even inside `no_sync`
+ALWAYS_COMMUNICATE = (*SHARDED, ZERO1, TABLES, *TENSOR)
 # strategies whose step equals a step of ddp up to rounding
 EQUAL_TO_DDP = {ZERO1, FSDP, ZERO2, TABLES, *SERVED, *TENSOR}
 # torch's optimizers that update each entry of a weight independently of the other entries
@@ -28,11 +31,6 @@ _BY_ENTRY = (
     *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam),
     *(torch.optim.RAdam, torch.optim.Rprop, torch.optim.ASGD),
 )
-
-
-def shares_out(name: str) -> bool:
-    """Return True if the strategy shards weights, gradients and optimizer states across ranks."""
-    return name in (FSDP, ZERO2)
 
 
 def refuse(item: Item, device: torch.device) -> None:
@@ -49,7 +47,7 @@ def refuse(item: Item, device: torch.device) -> None:
         raise ValueError(
             f"strategy {name} does not support the switches {item.switches}; use {DDP}"
         )
-    if OFFLOAD in switches and not shares_out(name):
+    if OFFLOAD in switches and name not in SHARDED:
         raise ValueError(
             f"switch {OFFLOAD} does not work with strategy {name}; use strategy {FSDP} or {ZERO2}"
         )
