@@ -156,7 +156,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
         most_steps=1,
     )
     queued_s = thread_counters()[2]
-    figures = train(item, built, None, Patience(), place=0)
+    figures = train(item, built, None, Patience())
     queued_s = thread_counters()[2] - queued_s
     idle = [
         name

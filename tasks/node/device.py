@@ -63,7 +63,7 @@ def to_device(value: Any, device: torch.device) -> Any:
             return leaf.to(device, non_blocking=True)
         return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf  # BatchEncoding
 
-    return value if device.type == "cpu" else tree_map(move, value)
+    return tree_map(move, value)
 
 
 def usable(device: torch.device) -> bool:

@@ -88,7 +88,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
             most_steps=_STEPS,
             most_s=inf,
         )
-        return [*learn(short, built, group, place=0)["losses"], *[inf] * _STEPS]
+        return [*learn(short, built, group)["losses"], *[inf] * _STEPS]
 
     try:
         plain = losses(DDP)

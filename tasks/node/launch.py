@@ -72,7 +72,7 @@ class Worker:
 
         The agent has already unpacked the workload's archive with `node.prepare`. Pass `shared` =
         True if the strategy shards the model (see `build`). Raises the errors of `data_path`,
-        `arithmetic` and `build`.
+        `Arithmetic` and `build`.
         """
         workload = self.plan.workload(item)
         assert workload is not None

@@ -173,37 +173,37 @@ class TimedSteps:
 
 
 def _prepared(
-    item: Item, built: LoadedWorkload, group: Group, place: int
+    item: Item, built: LoadedWorkload, group: Group
 ) -> tuple[Callable[..., float], float]:
     """Apply the strategy of the run `item` to the model.
 
     Returns (step, share). `step` takes one optimizer step and returns its loss. `share` is the
-    fraction of the global batch on this rank. `place` is the index of this node in `item.nodes`.
+    fraction of the global batch on this rank.
     """
     module = built.model
     if group is not None:
         module = apply_strategy(item, built.model, built.optimizer, group, built.device)
         if item.strategy in ALWAYS_COMMUNICATE:
             reset_peak(built.device)  # before sharding, each rank held the whole model
-    batch, steps = item.batches[place], item.accumulation_steps
-    whole = sum(item.batch_by_rank)
+    batches, steps = item.batch_by_rank, item.accumulation_steps
+    batch, whole = batches[0 if group is None else dist.get_rank(group)], sum(batches)
     step = partial(one_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps))
     return step, batch / whole
 
 
-def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dict[str, Any]:
+def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
     """Train, and return the training losses for the run's record.
 
     A window is a group of consecutive steps, after which ranks exchange their mean losses. Training
     ends after `item.windows` windows, after `item.most_s` seconds, or after a window whose loss is
-    not finite. `place` is the index of this node in `item.nodes`. Returns a dictionary:
+    not finite. Returns a dictionary:
 
     losses: the mean loss of each window over all samples. A last loss that is not finite is left
         out.
     steps_a_window: the number of steps in a window.
     diverged: True if the last loss was not finite.
     """
-    step, weight = _prepared(item, built, group, place)
+    step, weight = _prepared(item, built, group)
     steps = item.most_steps // item.windows
     losses: list[float] = []
     diverged, spent_s = False, 0.0
@@ -221,19 +221,17 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dic
     return {"losses": losses, "steps_a_window": steps, "diverged": diverged}
 
 
-def train(
-    item: Item, built: LoadedWorkload, group: Group, patience: Patience, *, place: int
-) -> dict[str, Any]:
+def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -> dict[str, Any]:
     """Time training steps, and return the values for the run's record.
 
-    `place` is the index of this node in `item.nodes`. Raises NotMeasured if the first or the last
+    The nodes of `item` have the order of the ranks in `group`. Raises NotMeasured if the first or the last
     loss is not finite, or if gradients in fp16 overflow at every loss scale.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
     # Sizes must be read before the model is sharded.
     sizes = built.sizes
-    step, weight = _prepared(item, built, group, place)
+    step, weight = _prepared(item, built, group)
     build_s = clock_s() - started
 
     built.close()

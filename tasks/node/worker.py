@@ -145,14 +145,13 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     """
     group, patience = launch.group(item), launch.patience
     placed = launch.placed(item)
-    place = placed.nodes.index(launch.node)
     patience.reset()
     if built is None:
         values = probe(placed, group, launch.device, patience)
     elif item.kind == "profile":
         values = profile(item, built, launch.groups[(launch.rank,)], patience)
     elif item.kind == LEARN:
-        values = learn(placed, built, group, place=place)
+        values = learn(placed, built, group)
     else:
         # once per workload, strategy, precision and layout
         key = f"{item.workload} {item.strategy} {item.precision} {launch.plan.ranks_of(item)}"
@@ -160,7 +159,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
             compare(placed, partial(launch.load, item), group)
             launch.equal.add(key)
             reset_peak(launch.device)
-        values = train(placed, built, group, patience, place=place)
+        values = train(placed, built, group, patience)
         is_first = launch.rank == 0 and item.workload not in launch.written
         if is_first and item.strategy == DDP:
             launch.written.add(item.workload)

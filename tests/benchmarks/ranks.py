@@ -109,7 +109,7 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
         values = profile(item, built, group, Patience())
         values |= write_checkpoint(built)
     else:
-        values = train(item, built, group, Patience(), place=rank)
+        values = train(item, built, group, Patience())
     return values
 
 

@@ -51,7 +51,7 @@ def item(**changes):
 
 
 def measured(built, item):
-    return steps.train(item, built, None, Patience(left_s=1000.0), place=0)
+    return steps.train(item, built, None, Patience(left_s=1000.0))
 
 
 def test_sharded_gradients_are_exchanged_in_every_micro_step(monkeypatch):
