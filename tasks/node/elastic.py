@@ -73,17 +73,6 @@ class ElasticRun(Worker):
         self.mark_path = self.mailbox / f"node-{self.node}" / f"elastic-{self.item.run_id}"
         self.leads = self.node == self.plan.host and self.reports
         self.checkpoints = Checkpoints(Path(self.plan.checkpoints))
-        self.nodes: list[int] = []  # the node of each rank; empty until `join`
-
-    def built(self) -> LoadedWorkload:
-        """Build the workload. At the first start, also try one forward and backward pass.
-
-        Raises the errors of `load` and `try_once`.
-        """
-        found = self.load(self.item)
-        if not self.checkpoints.read("start"):
-            try_once(found, self.item.batches[self.item.nodes.index(self.node)])
-        return found
 
     def join(self) -> None:
         """Join the process group of all ranks. Raises DistError if a rank joins too late."""
@@ -97,7 +86,6 @@ class ElasticRun(Worker):
         dist.init_process_group(
             backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks
         )
-        self.nodes = of_ranks(self.node, dist.group.WORLD)
 
     def patience_s(self) -> float:
         """Return how many seconds to wait for the other ranks to join.
@@ -146,7 +134,7 @@ class ElasticRun(Worker):
         Returns the values for the record on the first rank of the run's first node, and {} on other
         ranks. Raises FloatingPointError if the loss at a checkpoint is not finite.
         """
-        item, nodes = self.item, self.nodes
+        item, nodes = self.item, of_ranks(self.node, dist.group.WORLD)
         global_batch = item.accumulation_steps * sum(item.batch_by_rank)
         by_rank = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
         start = self.restore(built)
@@ -215,7 +203,9 @@ def main() -> None:
     die_with_parent()
     run = ElasticRun()
     try:
-        built = run.built()
+        built = run.load(run.item)
+        if not run.checkpoints.read("start"):  # later starts know that it trains
+            try_once(built, run.item.batches[run.item.nodes.index(run.node)])
         run.join()
         values = run.train(built)
     except (Exception, SystemExit) as error:
