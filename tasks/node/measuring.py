@@ -10,7 +10,7 @@ show. A fixed reference computation (reference.py) before and after each block s
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, quantiles, stdev
@@ -152,16 +152,16 @@ def median_error(values: Sequence[float]) -> float:
     return _MEDIAN_TO_MEAN * spread(values) / _IQR_TO_SIGMA / math.sqrt(len(values))
 
 
-def central(values: Sequence[float]) -> list[int]:
-    """Return the indices of the values in the middle half, in ascending order of the values.
+def central(values: Iterable[_Result], key: Callable[[_Result], float]) -> list[_Result]:
+    """Return the values in the middle half, in ascending order of `key`.
 
     The mean of these values is the interquartile mean. Under a CPU quota, a short computation takes
     one of two durations: it runs without a pause, or it waits for the next quota period. The median
     jumps between these durations. The interquartile mean does not.
     """
-    order = sorted(range(len(values)), key=values.__getitem__)
-    cut = len(order) // 4
-    return order[cut : len(order) - cut]
+    ordered = sorted(values, key=key)
+    cut = len(ordered) // 4
+    return ordered[cut : len(ordered) - cut]
 
 
 def drift(values: Sequence[float]) -> float:

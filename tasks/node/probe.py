@@ -43,12 +43,7 @@ def probe(
         repeats = max(_MIN_REPEATS, min(_MAX_REPEATS, int(_SIZE_S / max(once_s, 1e-6))))
         measure = partial(_all_reduce_s, message, group, repeats=repeats)
         seconds = patience.undisturbed(measure, group)
-        rows.append(
-            {
-                "bytes": size,
-                "seconds": fmean(seconds[place] for place in measuring.central(seconds)),
-            }
-        )
+        rows.append({"bytes": size, "seconds": fmean(measuring.central(seconds, float))})
     return {"rows": rows}
 
 

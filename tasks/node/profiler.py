@@ -99,8 +99,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         built.arithmetic.update(built.optimizer)
         parts = (forward - started, backward - forward, clock_s() - backward)
         steps.append((*parts, loaded - started))
-    steady = steps[_BURN_IN:]
-    middle = [steady[place] for place in measuring.central([sum(step[:3]) for step in steady])]
+    middle = measuring.central(steps[_BURN_IN:], lambda step: sum(step[:3]))
     names = ("forward_s", "backward_s", "optimizer_s", "input_s")
     return {
         "batch": batch,
