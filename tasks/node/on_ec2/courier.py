@@ -11,7 +11,6 @@ always powers the machine off with the first program `shutdown` on PATH. Emulate
 import argparse
 import json
 import os
-import pwd
 import resource
 import signal
 import subprocess
@@ -41,33 +40,6 @@ _GRACE_S = 60.0  # the agent ends this long before the machine, to leave time fo
 _PATIENCE_S = 10.0  # seconds for the agent to end its launch
 _DATA_REPORTED_EVERY_S = 5.0
 _LOG = "agent.txt"  # the agent's output; the file belongs to root
-
-
-def start_agent(
-    user: pwd.struct_passwd,
-    python: str,
-    directory: Path,
-    address: str,
-    rank: int,
-    deadline_unix: float,
-) -> subprocess.Popen[bytes]:
-    """Start the agent (`python -m node`) as `user`."""
-    home = directory / f"node-{rank}"
-    command = [python, "-m", "node", "--mailbox", str(directory), "--node", str(rank)]
-    command += ["--address", address, "--deadline", str(deadline_unix)]
-    with (directory / _LOG).open("wb") as log:
-        agent = start_as(
-            user,
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=home,
-            env=clean_environment(home),
-            start_new_session=True,
-        )
-    _score(agent.pid, "0")
-    return agent
 
 
 class Delivery:
@@ -275,9 +247,29 @@ def deliver(
     reason = fence(user, metadata.base, given.python)
     if reason:
         return reason
+
+    def start(rank: int, deadline_unix: float) -> subprocess.Popen[bytes]:
+        """Start the agent as `user`."""
+        home = given.directory / f"node-{rank}"
+        command = [given.python, "-m", "node", "--mailbox", str(given.directory)]
+        command += ["--node", str(rank), "--address", address, "--deadline", str(deadline_unix)]
+        with (given.directory / _LOG).open("wb") as log:
+            agent = start_as(
+                user,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=home,
+                env=clean_environment(home),
+                start_new_session=True,
+            )
+        _score(agent.pid, "0")
+        return agent
+
     delivery = Delivery(
         store=store,
-        start=partial(start_agent, user, given.python, given.directory, address),
+        start=start,
         notice=metadata.notice,
         owner=user.pw_uid,
         ends=ends,
