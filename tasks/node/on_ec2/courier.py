@@ -88,7 +88,14 @@ class Delivery:
         Stops earlier if the deadline is near. Returns why the machine could not do its work; "" if
         it could. Raises OSError if the agent cannot be started.
         """
-        rank = self._wait_for_rank()
+        rank = None
+        while rank is None and not self._over(before_s=self.grace_s):
+            try:
+                rank = self.inbox.rank()
+            except FAULTS as error:  # the controller has assigned no rank yet
+                self._complain(str(error))
+                self._watch()
+                time.sleep(1.0)
         if rank is None:
             never = "the controller did not give this machine a rank before its deadline"
             return "" if self.leaving else never
@@ -134,20 +141,6 @@ class Delivery:
             return False
         self.next_at[task] = now + every_s
         return True
-
-    def _wait_for_rank(self) -> int | None:
-        """Wait for this machine's rank in the cluster, and return it.
-
-        Returns None if the machine shuts down or its deadline is near.
-        """
-        while not self._over(before_s=self.grace_s):
-            try:
-                return self.inbox.rank()
-            except FAULTS as error:
-                self._complain(str(error))
-                self._watch()
-                time.sleep(1.0)
-        return None
 
     def _round(self) -> None:
         """Upload files, download files, and look for notices, each at most once.

@@ -307,13 +307,12 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
             for linear in (layer.linear1, layer.linear2):
                 opens = linear is layer.linear1
                 new[linear] = _Linear(blocks, linear.weight, linear.bias, opens=opens, dim=dim)
-            for norm in (layer.norm1, layer.norm2) if is_divided else ():
-                new[norm] = _Norm(blocks, norm) if isinstance(norm, nn.LayerNorm) else norm
         elif isinstance(layer, nn.Linear):
             new[layer] = _Linear(blocks, layer.weight, layer.bias, opens=not is_divided)
             is_divided = not grid.is_flat or not is_divided
-        elif isinstance(layer, nn.LayerNorm) and is_divided:
-            new[layer] = _Norm(blocks, layer)
+        for part in layer.modules() if is_divided else ():
+            if isinstance(part, nn.LayerNorm):
+                new[part] = _Norm(blocks, part)
     first, last = (new.get(layer, layer) for layer in (run[0], run[-1]))
     if not grid.is_flat:
         first.register_forward_pre_hook(
