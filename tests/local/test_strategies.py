@@ -66,7 +66,7 @@ class Mixed(nn.Module):
         self.factor = 1.0
 
     def forward(self, inputs):
-        hidden = self.words(inputs[:, :3] % 50).sum(dim=1) + self.bag(inputs[:, 2:])
+        hidden = self.words(inputs[:, :3] % 50).sum(dim=1) + self.bag(inputs[:, 2:]).mul_(1)  # in place
         return self.run(hidden).mean(dim=1) * self.scale * self.factor
 
 
