@@ -109,11 +109,11 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
-    """Install the automations that notify, and return their names.
+    """Install the automations that send notifications, and return their names.
 
-    notify: the notification block as `type/name`. The automation for overdue refreshes is installed
-    only for deployments of the refresh that have an active schedule. Raises ObjectNotFound if the
-    block does not exist.
+    notify: the notification block as `type/name`. Each deployment of the flow `refresh` that has an
+    active schedule gets an automation for overdue refreshes. Raises ObjectNotFound if the block
+    does not exist.
     """
     kind, _, name = notify.partition("/")
     block = client.read_block_document_by_name(name=name, block_type_slug=kind).id

@@ -50,10 +50,11 @@ class Child:
             raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
 
     def end(self) -> int:
-        """Terminate the process and its flow runs. Kill those that remain after GRACE_S seconds.
+        """Terminate the process and its flow runs, and kill what remains after 30 seconds.
 
-        Returns the number of descendant processes that had to be killed. A worker waits for its
-        flow runs, which have separate process groups. Therefore flow runs are terminated too.
+        Flow runs are child processes in separate process groups. They are terminated too, because a
+        worker waits for its flow runs before it ends. Returns the number of descendant processes
+        that had to be killed.
         """
         try:
             first = psutil.Process(self.process.pid)

@@ -136,9 +136,9 @@ class Service:
             raise UpError(f"`prefect {' '.join(words)}` failed:\n{done.stdout}{done.stderr}")
 
     def install(self, client: SyncPrefectClient, prefect_file: Path) -> None:
-        """Install the deployments of `prefect_file`.
+        """Install the deployments of `prefect_file` on the Prefect server.
 
-        A schedule that an operator paused or resumed keeps that state.
+        A schedule that an operator paused stays paused, and a resumed schedule stays active.
         """
         before = {one.name: [s.active for s in one.schedules] for one in client.read_deployments()}
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
@@ -180,9 +180,9 @@ def _in_state(*types: str, **more: Any) -> FlowRunFilter:
 
 @contextmanager
 def serving(service: Service, prefect_file: Path) -> Iterator[None]:
-    """Start the servers and the worker, run the block, and end the processes in reverse order.
+    """Start the servers and the worker, run the `with` block, and end them in reverse order.
 
-    Raises UpError if a process does not start.
+    Raises UpError if a process does not start or a `prefect` command fails.
     """
     try:
         say("starting the servers and the worker (half a minute)")
@@ -207,7 +207,8 @@ def serving(service: Service, prefect_file: Path) -> Iterator[None]:
 def main(words: list[str]) -> int:
     """Run the servers and the worker until a signal arrives, and return the exit code.
 
-    The exit code is 0 after a signal, 1 after a failure, and 2 for wrong settings.
+    `words` are the arguments of the command. The exit code is 0 after a signal, 1 after a failure,
+    and 2 for wrong settings.
     """
     parser = argparse.ArgumentParser(prog="make up", description=__doc__)
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N")

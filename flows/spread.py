@@ -15,8 +15,9 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 def each_by_task(dask: str) -> Each:
     """Return a function like the built-in `map` that runs each call as a Prefect task.
 
-    The function returns a list. On Dask, a failed call is retried at most twice; on threads, it is
-    not retried. dask: address of a Dask scheduler; "" to use threads.
+    The function returns a list. On Dask, a failed call is retried at most twice. On threads, it is
+    not retried.
+    dask: address of a Dask scheduler; "" to use threads.
     """
 
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:

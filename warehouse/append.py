@@ -78,7 +78,7 @@ def note_import(
 
 
 def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
-    """Append workload definitions or facts that differ from the newest stored row of the workload.
+    """Append workload definitions or facts that differ from the workload's newest stored row.
 
     A definition comes from srift.toml and has a `digest`. Facts (parameters, FLOPs, ...) come from
     an import, and have an empty `digest` and an `import_id`.
@@ -89,7 +89,7 @@ def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: An
 
 
 def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_at: datetime) -> int:
-    """Append instance-type definitions that differ from the newest stored definition of the type.
+    """Append each instance-type definition that differs from the type's newest stored definition.
 
     types: rows with the columns of the mart `instance_types`.
     """
@@ -130,7 +130,7 @@ def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any
 
 
 def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
-    """Insert those of `rows` that an SQL query selects, and return the number of new rows.
+    """Insert the result of an SQL query on `rows` into `table`, and return the number of new rows.
 
     chosen: the query. It reads `rows` as the relation `incoming`. Raises ValueError if a row has a
     column that `table` lacks.
@@ -150,8 +150,10 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
 def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
     """Insert the result of a query into `table`, and return the number of new rows.
 
-    chosen: the SQL query. columns: the names of the result's columns. A row is skipped if its key
-    is already stored or occurs earlier in the result.
+    chosen: the SQL query.
+    columns: the names of the result's columns.
+    _KEYS names the columns of a table's key. A row is skipped if its key is already stored or
+    occurs earlier in the result. If the table is not in _KEYS, no row is skipped.
     """
     keys = ", ".join(f'"{key}"' for key in _KEYS.get(table, ()))
     names = ", ".join(f'"{name}"' for name in columns)

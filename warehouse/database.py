@@ -4,7 +4,7 @@ WarehouseError
 +-- WarehouseBusy        another process or thread holds the file
 +-- WarehouseMissing     there is no backup or no published copy
 +-- WarehouseDamaged     the file is corrupt; `srift restore` restores its backup
-+-- DiskFull
++-- DiskFull             a file cannot be written
 +-- PublicationRefused   a check found rows that must not be published (publication.py)
 """
 
@@ -95,7 +95,7 @@ class Warehouse:
 
     @property
     def backup(self) -> Path:
-        """The path of the backup. Each refresh replaces the backup when it ends."""
+        """The path of the backup. Each refresh replaces the backup at its end."""
         return self.path.with_name(f"{self.path.stem}-backup{self.path.suffix}")
 
     def create(self) -> None:

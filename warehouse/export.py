@@ -119,7 +119,10 @@ def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the content of the file at `path` with `text`, or leave the file unchanged."""
+    """Replace the content of the file at `path` with `text`.
+
+    Raises OSError if the text cannot be written. The file is then unchanged.
+    """
     beside = _beside(path)
     try:
         beside.write_text(text, encoding="utf-8")

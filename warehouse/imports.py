@@ -60,16 +60,16 @@ def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[A
 
 
 def remember(connection: Connection) -> None:
-    """Save the imported rows and facts in temporary tables, for `changes` to compare with."""
+    """Copy the imported rows and facts to temporary tables. `changes` compares with these."""
     for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
         connection.execute(f"create or replace temp table {name} as select * from {view}")
 
 
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
-    """Count the imported rows and facts that have changed since `remember` was called.
+    """Compare the imported rows and facts with their copies that `remember` made.
 
     Returns {kind of change: count}. importing/changes.sql lists the kinds.
-    workloads: the workloads whose new, changed and unchanged facts are counted.
+    workloads: the counts of new, changed and unchanged facts are limited to these workloads.
     """
     text = (_FOLDER / "changes.sql").read_text()
     return rows_of_query(connection, text, {"workloads": list(workloads)})[0]
@@ -79,8 +79,9 @@ def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
     """Return a tuple (place, column, text, rule) for each staged value that breaks a rule.
 
     `place` is the line or row number in the file.
-    known: the permitted values. `precisions`, `strategies`, `modes` (texts "strategy switches") and
-    `providers` are lists. `latest` is the latest permitted time of a measurement.
+    known: the permitted values. `precisions`, `strategies`, `modes` and `providers` are lists. A
+    mode is a strategy and its switches, separated by a space. `latest` is the latest permitted time
+    of a measurement.
     """
     return _ask(connection, "problems", known)
 
@@ -91,9 +92,10 @@ def implausible(
     """Return a tuple (place, column, text, reason) for each implausible staged row.
 
     `place` is the line or row number in the file.
-    types: one row per known instance type and precision: provider, name, precision, peak_tflops.
-    workloads: workloads whose staged rows are all checked. Staged rows of other workloads are
-    checked only if they are new or their import was forgotten.
+    types: one row per known instance type and precision, with the columns provider, name, precision
+    and peak_tflops.
+    workloads: every staged row of these workloads is checked. Staged rows of other workloads are
+    checked only if they are new or their import was forgotten (undone).
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}
@@ -145,8 +147,9 @@ def append_imports(
 ) -> int:
     """Append the staged rows to the table raw_imports, and return the number of new rows.
 
-    Rows that an earlier import loaded are not appended again. The table raw_import_rows links them
-    to the import `import_id`. `file_digest` is the digest of the file's content.
+    Rows that an earlier import loaded are not appended again. Instead, the table raw_import_rows
+    records that the import `import_id` has these rows too. `file_digest` is the digest of the
+    file's content.
     """
     stamp = {"import_id": import_id, "file_digest": file_digest, "loaded_at": in_utc(loaded_at)}
     connection.register("stamp", pa.Table.from_pylist([stamp]))

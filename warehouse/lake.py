@@ -96,7 +96,7 @@ class SharedWarehouse(Warehouse):
             pass
 
     def carry_over(self, file: Warehouse) -> dict[str, int]:
-        """Copy the rows of `file` that this warehouse lacks. Return {table: copied rows}."""
+        """Copy the rows of `file` that this warehouse lacks. Return {table: number of rows}."""
         self.create()
         with file.read() as old, self.transact() as connection:
             names = old.execute("select table_name from duckdb_tables() order by 1").fetchall()
@@ -120,14 +120,15 @@ class SharedWarehouse(Warehouse):
     def restore(self) -> Path:
         """Raise WarehouseError: operators restore PostgreSQL and the file store themselves."""
         raise WarehouseError(
-            f"Srift has no backup of {self}: restore PostgreSQL and the data files from yours"
+            f"Srift has no backup of {self}: restore PostgreSQL and the data files from your backup"
         )
 
     @contextmanager
     def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Do the same as `Warehouse.transact`, while this process holds the lock for writers.
+        """Yield a connection with an open transaction, as `Warehouse.transact` does.
 
-        Rolls back and raises WarehouseError if the lock was lost during the block.
+        This process holds the lock for writers during the block. If it loses the lock, the
+        transaction is rolled back at the end of the block, and WarehouseError is raised.
         """
         with super().transact() as connection:
             yield connection

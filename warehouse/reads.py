@@ -71,9 +71,10 @@ _LEARNED_RUNS = f"""
 def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
     """Return one row for each setup of the workloads that has a measurement.
 
-    The columns are those that identify a setup (SETUP), `runs` (the number of its measurements) and
-    `measured_at` (the time of the newest measurement). The frame is empty if there is no warehouse
-    file.
+    The columns are SETUP, `runs` (the number of measurements of the setup) and `measured_at` (the
+    time of the newest measurement). SETUP names the columns that identify a setup: workload,
+    cluster, batch per device, strategy, and so on. If there is no warehouse file, the frame is
+    empty.
     """
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
@@ -95,9 +96,10 @@ def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return the frames on which a model is fitted, as {name in TRAINING_FRAMES: frame}.
 
-    The frame `runs` has all runs that Srift measured. Imported runs are limited to
-    MOST_SETUPS setups, which are spread evenly over workloads and clusters, and to the newest
-    MOST_REPEATS runs of each setup.
+    The frame `runs` has all runs that Srift measured, and some imported runs. The imported runs are
+    those of at most MOST_SETUPS setups, which are spread evenly over workloads and clusters. Each
+    of these setups has at most its newest MOST_REPEATS runs. A setup is a combination of values in
+    the columns SETUP: workload, cluster, batch per device, strategy, and so on.
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
@@ -175,10 +177,11 @@ SPEND_BY = {
 def lease_spend(
     warehouse: Warehouse, provider: str, by: str, since: datetime
 ) -> list[dict[str, Any]]:
-    """Return the dollars of leases by group. A lease is the record of a launch.
+    """Return the cost of leases by group. A lease is the record of a launch.
 
-    The columns are `of` (the name of the group), `leases` and `runs` (how many the group has), and
-    `usd`, which is None if a price is unknown. The first row is the total of all groups.
+    The columns are `of` (the name of the group), `leases` and `runs` (the number of each in the
+    group), and `usd` (dollars; None if a price is unknown). The first row is the total of all
+    groups.
 
     by: how to group the leases, a key of SPEND_BY.
     since: leases that ended before this time are left out.

@@ -1,4 +1,4 @@
-"""Predict step times with the registered model in use, without Srift or torch.
+"""Predict step times with the model in use (alias champion), without Srift or torch.
 
 python predict.py SRIFT_HOME WORKLOAD CLUSTER [CLUSTER ...]
 Needs mlflow and the requirements that are logged with the model.

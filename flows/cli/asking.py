@@ -32,7 +32,7 @@ Batch = Annotated[
 def hours_of(deadline: str) -> float:
     """Return the hours of a deadline such as `12h`, `90m` or `2d`. A plain number means hours.
 
-    Raises BadParameter if the text has another form.
+    Raises BadParameter if the text has another form or the number is 0.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd]?)", deadline.strip())
     if match is None or float(match[1]) <= 0:
@@ -48,14 +48,15 @@ def number_of(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMBT]?)", text.strip().upper())
     tokens = float(match[1]) * 1000.0 ** " KMBT".index(match[2] or " ") if match else 0.0
     if not 1 <= tokens <= 1e18:
-        raise typer.BadParameter(f"--tokens {text!r} is not of the form 300M, 20B or 1.5T")
+        raise typer.BadParameter(f"--tokens {text!r} is not a number such as 300M, 20B or 1.5T")
     return tokens
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:
-    """Return the parameters, FLOPs and shape of the transformer that a config.json describes.
+    """Return facts about the transformer that the config.json at `path` describes.
 
-    Raises BadParameter if the file cannot be used.
+    The facts are {name: value}: the parameter count, FLOPs per sample, and so on. `sequence` is the
+    number of tokens per sample. Raises BadParameter if the file cannot be used.
     """
     from tasks.workspace.settings import read_transformer
 
@@ -128,7 +129,7 @@ class Recommend:
         if self.sequence and not self.transformer:
             raise typer.BadParameter("--sequence needs --transformer")
         if self.tokens and self.samples:
-            raise typer.BadParameter("give either --tokens or --samples")
+            raise typer.BadParameter("give --tokens or --samples, but not both")
         hours = None if self.deadline is None else hours_of(self.deadline)
         shape = _shape(self.transformer, self.sequence) if self.transformer else None
         settings()
@@ -251,7 +252,7 @@ def offers(
 
 @app.command()
 def workloads(as_json: Json = False) -> None:
-    """List the known workloads with their providers, devices, step-time counts and facts."""
+    """List the known workloads with their providers, devices, facts, and number of step times."""
     from tasks.data_files.imports import load_public
     from tasks.data_files.public import PROVIDER
     from tasks.recommendation.known_workloads import known_workloads

@@ -27,7 +27,7 @@ def refresh(
     from tasks.workspace.workspace import spends_money
 
     if month_spent is not None and (dry_run or not spends_money(provider)):
-        raise typer.BadParameter("give --month-spent only with --provider ec2, without --dry-run")
+        raise typer.BadParameter("--month-spent needs --provider ec2, and excludes --dry-run")
     if month_spent is not None and not 0 <= month_spent < math.inf:
         raise typer.BadParameter("--month-spent must be a number of dollars, at least 0")
     if dry_run:
@@ -160,7 +160,7 @@ def spend(
     provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
-    """Show the dollars of ended launches, and what the machines that still run may cost."""
+    """Show what ended launches cost, and what the machines that still run may cost."""
     from tasks.monitoring.spend import spend_of
     from tasks.reporting.tables import print_spend
 

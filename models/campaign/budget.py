@@ -4,11 +4,11 @@
     worst   = price x billed / 3600
     permitted <=> spent + committed + claimed + worst <= cap
 
-The deadline is the time in seconds after which the machines stop themselves. `price` is the highest
-possible price in dollars per hour. `committed` is the worst-case cost of running machines.
-`claimed` is the amount that other runs of `srift refresh` have reserved under the same cap. If a
-cap cannot pay for the deadline, the deadline is shortened, but not below the shortest useful
-deadline.
+The deadline is the time in seconds after which the machines stop themselves. LATE_S is the maximum
+number of seconds that are billed after it. `price` is the highest possible price in dollars per
+hour. `committed` is the worst-case cost of running machines. `claimed` is the amount that other
+runs of `srift refresh` have reserved under the same cap. If a cap cannot pay for the deadline, the
+deadline is shortened, but not below the shortest useful deadline.
 """
 
 import math
@@ -55,7 +55,7 @@ class Cap:
 class Allowance:
     """The permission for a launch, with its deadline and worst-case cost, or a refusal.
 
-    `refusal` is the reason of a refusal; it is empty if the launch is permitted.
+    `refusal` is the reason for a refusal; it is empty if the launch is permitted.
     """
 
     deadline_s: float = 0.0
@@ -73,9 +73,10 @@ def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
 
 
 def longest_s(usd_per_hour: float, left_usd: float) -> float:
-    """Return the longest deadline in seconds whose worst-case cost is at most `left_usd`.
+    """Return the longest deadline whose worst-case cost is at most `left_usd`.
 
-    The deadline is a whole number of minutes. Returns 0 if `left_usd` does not pay for a minute.
+    The deadline is the number of seconds after which machines stop themselves, in whole minutes. It
+    is 0 if `left_usd` does not pay for a minute.
     """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:

@@ -173,18 +173,20 @@ class Model:
     predict: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
     def knows(self, trained: Trained, members: Sequence[str]) -> bool:
-        """Return True if the model can predict the (workload, mode) on these instance types."""
+        """Return True if the model can predict `trained` on all instance types in `members`.
+
+        `trained` is a (workload, mode).
+        """
         return trained in self.workloads and self.types.issuperset(members)
 
 
 def profile_of(
     workload: Workload, mode: Mode, instance_type: InstanceType, costs: Costs
 ) -> PlannedRun:
-    """Return a run that profiles the workload on one device.
+    """Return a run that profiles the workload on one device of `instance_type`.
 
-    The profile uses `mode.alone`, the equivalent of `mode` on one device. It times up to
-    PROFILE_BATCHES batch sizes, from an eighth of the workload's minimum global batch to its
-    maximum global batch.
+    The profile uses `mode.alone`, the equivalent of `mode` on one device. It times up to four batch
+    sizes, from an eighth of the workload's minimum global batch to its maximum global batch.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
@@ -291,7 +293,7 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if all devices support `mode`, and `mode` supports the numbers of devices."""
+    """Return True if the kinds and the numbers of the cluster's devices support `mode`."""
     types = [offer.instance_type for offer in cluster.members]
     able = all(computes(one.device, mode) for one in types)
     return able and runs_on([one.devices for one in types], mode)
@@ -321,7 +323,11 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
 
 def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
-    """Yield the setups of a cluster that `training_runs` measures for a workload in a mode."""
+    """Yield the setups that measure a workload in a mode on a cluster.
+
+    `training_runs` describes their global batches, layouts and accumulation steps. `lines` has the
+    measured speeds of devices.
+    """
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
     if not _trains(cluster, mode):

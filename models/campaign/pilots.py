@@ -7,7 +7,8 @@ expected log step time of setup c:
 
 Pilots are chosen one after another. Regret is the loss of the chosen setup minus the lowest loss of
 all setups. `planner/choice_rule.py` defines the loss, a log of the objective plus a penalty for
-exceeding the limit. Here, the penalty applies even if the goal requires a probability.
+exceeding the limit. Here, the penalty applies even if the goal states `p_required`, the required
+probability of keeping its limit.
 """
 
 from collections.abc import Iterator, Sequence

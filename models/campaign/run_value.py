@@ -3,10 +3,11 @@
     value = 100 x expected decrease of regret    if the model can predict the run
     value = sum_f 1 / (1 + n_f)                  otherwise
 
-A feature f of a run is its cluster, its workload on that cluster, its mixture of machines, or its
-batch. n_f is the number of measured and planned runs with the same feature. A model can predict a
-run if it was trained on the run's workload and mode, and knows the run's instance types.
-`value_of_information.py` computes the decrease of regret (the loss from a wrong choice).
+A run has four features f: its cluster, and its workload and mode combined with its cluster, with
+its numbers of machines and of instance types, and with its batch. n_f is the number of measured and
+planned runs with the same feature. A model can predict a run if it was trained on the run's
+workload and mode, and knows the run's instance types. `value_of_information.py` computes the
+decrease of regret (the loss from a wrong choice).
 
 Planned runs lower the value of similar runs. While a launch is planned, a run's value falls by the
 share of its information that the planned runs already provide. After each planned launch, the
@@ -60,14 +61,15 @@ class Past:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadValues:
-    """The values of one workload's runs: the expected loss that each run would avoid.
+    """The values of one workload's runs: how much each run is expected to lower regret.
+
+    Regret is the loss from wrong choices.
 
     Attributes:
         questions: the goals of the workload, each with the setups that may be chosen for it.
         belief: the joint normal distribution of the log step times of n setups.
         places: the position of each run's setup in `belief` and `regret`.
-        regret: an (n,) array: the expected loss from wrong choices that a run of each setup would
-            avoid.
+        regret: an (n,) array: how much a run of each of the n setups is expected to lower regret.
     """
 
     questions: Sequence[OpenChoice]
@@ -143,7 +145,7 @@ class Knowledge:
         return known
 
     def learn(self, model: Model, runs: Iterable[PlannedRun]) -> None:
-        """Compute the values of the runs that `model` can predict."""
+        """Store `model`, and compute the values of all `runs` that it can predict."""
         self.model = model = replace(model, types=model.types - self.doubted)
         fresh = [
             row
@@ -158,10 +160,10 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, new)
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return the expected loss from wrong choices that `run` would avoid.
+        """Return by how much `run` would lower the expected loss from wrong choices.
 
-        Loss that planned runs already avoid does not count. Returns None if the model cannot
-        predict the run.
+        If planned runs already lower this loss, only the additional effect of `run` counts. Returns
+        None if the model cannot predict `run`.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None
@@ -172,8 +174,8 @@ class Knowledge:
     def needs(self, run: PlannedRun) -> bool:
         """Return True if the profile or probe `run` has been neither measured nor planned.
 
-        A probe (a sweep of all-reduces) is not needed if the model can predict all its instance
-        types.
+        A profile times several batch sizes on one device. A probe is a sweep of all-reduces on
+        several machines; it is not needed if the model can predict all their instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
         is_done = _identity_of(run) in self.done
@@ -200,9 +202,9 @@ class Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
     def revalue(self, workloads: Iterable[str]) -> None:
-        """Recompute the values of the runs of `workloads`, taking the planned runs into account.
+        """Compute the values of the runs of `workloads` again, given the runs planned since.
 
-        A value of 0 stays 0.
+        A run with the value 0 keeps it, because planned runs only lower values.
         """
         for name in self.values.keys() & set(workloads):
             old = self.values[name]
@@ -228,7 +230,8 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     """Return a key that is equal for rows that measure the same thing.
 
     The key has the kind of run and what it measures: the setup of a training run, the workload,
-    mode and instance type of a profile, or the machines of any other run.
+    mode and instance type of a profile, or the machines of any other run. `devices` is the number
+    of devices of each instance type.
     """
     kind, members = row["kind"], types_of(row["cluster"])
     if kind == "train":
@@ -258,7 +261,7 @@ def _valued(
     model: Model,
     fresh: Sequence[Mapping[str, Any]],
 ) -> WorkloadValues:
-    """Return the values of at most _MOST_RUNS of the `runs`, all of which `model` can predict.
+    """Return the values of up to 250 of the `runs`, all of which `model` can predict.
 
     Runs of setups that may be chosen are preferred, then runs with few machine-seconds. `fresh` are
     rows of measured runs, with `step_s`, that the model was not fitted to. They update the model's

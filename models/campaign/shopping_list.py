@@ -236,7 +236,7 @@ def elastic_launch(
     The launch trains the setup of the row `recommended`, and stops its last machine on purpose. The
     run has about 30 s of steps and writes ten checkpoints. The first machine is on-demand, all
     others are spot. Returns None if the setup has a single machine, does not use plain DDP, or
-    needs machines that are not on offer, and if the launch would exceed the limits.
+    needs machines that are not on offer. Also returns None if the launch would exceed the limits.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)
@@ -278,8 +278,9 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    The best launch has the highest ratio of value to the share of the caps that it uses. Returns
-    None if every run that fits the caps has the value 0.
+    The best launch has the highest ratio of value to the share of the caps that it uses. It starts
+    with probes and `profiles` that `known` lacks, followed by the most valuable training `runs`.
+    Returns None if every run that fits the caps has the value 0.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
@@ -317,12 +318,13 @@ def _fill(
 ) -> tuple[list[PlannedRun], float]:
     """Return the best runs for one launch, and their value per billed second.
 
-    The runs take at most `most_s` seconds. `valued` has (value, run) pairs of training runs, by the
-    instance types of the run's machines. The launch starts with the runs in `first`. Training runs
-    of sub-clusters of `cluster` are then added in the order of their value per second, until the
-    next run would lower the total value of the training runs per billed second. A run that fits
-    within the minimum billed time costs nothing and is always added. Adding a run can only lower
-    the values of other runs, so a heap recomputes values lazily.
+    The launch lasts at most `most_s` seconds. `valued` has (value, run) pairs of training runs, by
+    the instance types of the run's machines. The launch starts with the runs in `first` that fit.
+    Training runs on subsets of the machines of `cluster` are then added, those with the highest
+    value per second first. This stops when the next run would lower the total value of the training
+    runs per billed second. A run that fits within the minimum billed time costs nothing and is
+    always added. Adding a run can only lower the values of other runs, so a heap recomputes values
+    lazily.
 
     Returns no runs and 0.0 if the launch would have neither a training run nor a profile.
     """
@@ -364,7 +366,7 @@ def _fill(
 
 
 def _per_second(value: float, run: PlannedRun) -> float:
-    """Return the value per second of `run`, rounded to six digits.
+    """Return the value per second of `run`, rounded to six significant digits.
 
     Without rounding, floating-point errors would decide the order of equally valuable runs.
     """

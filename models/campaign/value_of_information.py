@@ -5,7 +5,7 @@
 
 Log step times are jointly normal, and z is a standard normal variable: the outcome of the run.
 `planner/choice_rule.py` defines the choice and its loss. Here, the loss that a run saves always
-includes the penalty for exceeding a limit, even if the goal requires a probability. Regret is the
+includes the penalty for exceeding a limit, even if the goal states `p_required`. Regret is the
 loss of the choice minus the loss of the unknown best setup. A run does not change the loss of the
 best setup, so regret and loss decrease by the same amount (Frazier, Powell and Dayanik 2009).
 """
@@ -72,10 +72,10 @@ class Belief:
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> FloatArray:
-        """Return an (n, places) array: how much a run of a setup changes the mean of each setup.
+        """Return an (n, places) array: how much a run changes the mean log step time of each setup.
 
-        Column j is for a run of the setup at position `places[j]`, whose outcome is one standard
-        deviation above its mean. The means are those of log step times.
+        Column j is for a run of the setup at position `places[j]`, if its log step time is measured
+        one standard deviation (`outcome_sd`) above the mean.
         """
         return self.covariance[:, places] / self.outcome_sd[places]
 
@@ -116,9 +116,9 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 def gain(
     question: OpenChoice, belief: Belief, runs: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the expected decrease of regret by each run, and the probability of a new choice.
+    """Return the expected decrease of regret, and the probability of another choice, by run.
 
-    Both results are (runs,) arrays. `runs` are the positions in `belief` of the setups to run.
+    Both results are (runs,) arrays. `runs` has the position in `belief` of each run's setup.
     """
     now = choice(question, belief)
     shift = belief.mean_shift(runs)[question.places][:, :, None]
@@ -156,10 +156,11 @@ def aim_and_meeting(
 def judged(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the result of `aim_and_meeting` for the setups of `question`, for several draws.
+    """Return the log objective and the Meeting of each setup of `question`, for several draws.
 
-    `mean` (n, draws) has draws of the mean log step seconds of all n setups of a `Belief`, and
-    `variance` (n,) their variances. Results have the shape (setups of the question, 1, draws).
+    `aim_and_meeting` describes both. `mean` is (n, draws): drawn means of the log step seconds of
+    the n setups of a `Belief`. `variance` is (n,): the variance of the log step seconds around the
+    mean. Results have the shape (setups of the question, 1, draws).
     """
     places = question.places
     return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
@@ -182,11 +183,11 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> FloatArray:
-    """Return an (n,) array: how much a run of each setup in `belief` is expected to lower regret.
+    """Return how much a run of each of the n setups in `belief` is expected to lower regret.
 
-    The result is the sum over `questions`. It is 0 for setups whose position is not in `runs`. A
-    question counts only if the run saves at least LEAST_REGRET and changes the choice with a
-    probability of at least LEAST_CHANCE.
+    The result is an (n,) array. It is 0 for setups whose position is not in `runs`. Otherwise it is
+    the sum over `questions`. A question adds nothing if the run lowers its regret by less than
+    0.1 % (LEAST_REGRET), or changes its choice with a probability below 2 % (LEAST_CHANCE).
     """
     saved = np.zeros(len(belief.mean))
     for question in questions:
@@ -216,9 +217,9 @@ def choice_set_of(
     """Return the setups that may still be chosen for a goal of `workload`.
 
     Only the best setup of each cluster is considered. For each goal, up to 30 setups with the
-    lowest expected objective and up to 10 setups with the lowest loss are returned. A goal is left
-    out if fewer than two setups compete for it. The rows of `predictions` are in the order of
-    `setups`.
+    lowest expected objective (hours or dollars) and up to 10 setups with the lowest loss (objective
+    and penalty for exceeding the limit) are returned. A goal is left out if fewer than two setups
+    compete for it. The rows of `predictions` are in the order of `setups`.
     """
     if not setups:
         return ChoiceSet(setups=(), questions=())
@@ -254,7 +255,7 @@ def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     """Return the positions of the setups that may be chosen for `goal`, sorted by the objective.
 
     The array is empty if no setup with a known price keeps the goal's limit with a probability of
-    at least LEAST_CHANCE.
+    at least 2 % (LEAST_CHANCE).
     """
     usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)

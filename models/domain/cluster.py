@@ -74,8 +74,8 @@ class Offer:
     not free. If this price differs from the public price, `own_price` says why, and
     `public_usd_per_hour` is the public price. `storage_usd_per_hour` is the price of the volume.
     `other_usd_per_hour` is the price of the public IP address and of requests to S3. `start_usd` is
-    the cost to download the workload's data each time the machine starts. If
-    `usd_per_hour` is an estimate, `price_source` says so.
+    the cost to download the workload's data each time the machine starts. If `usd_per_hour` is an
+    estimate, `price_source` says so.
     """
 
     instance_type: InstanceType

@@ -29,8 +29,9 @@ def machines_of(
 ) -> tuple[Numbers, Numbers]:
     """Return two tuples with one number per instance: devices used, and batch per device.
 
-    An empty `layout` means that all devices are used. `devices` maps instance types to their number
-    of devices. A type that is not in `devices` has one device.
+    `layout` has the devices used on each instance, such as `4+4+2`. If it is empty, all devices are
+    used. `devices` maps instance types to their number of devices. A type that is not in `devices`
+    has one device.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)

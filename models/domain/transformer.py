@@ -51,7 +51,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     needed += [] if sizes["parameters"] else ["vocabulary"]
     for name, value in sizes.items():
         if value is None and name in needed:
-            raise ValueError(f"there is no {' or '.join(_NAMES[name])}")
+            raise ValueError(f"the network's shape lacks {' or '.join(_NAMES[name])}")
         if value is not None and not _is_size(value):
             raise ValueError(f"{name} is {value!r}, but must be a whole number of at least 1")
     layers, hidden, tokens = (int(sizes[name]) for name in needed[:3])
@@ -74,7 +74,10 @@ def _is_size(value: Any) -> bool:
 def _parameters(
     config: Mapping[str, Any], layers: int, hidden: int, sizes: Mapping[str, Any]
 ) -> float:
-    """Return the number of weights in attention, feed-forward layers and embeddings."""
+    """Return the number of weights in attention, feed-forward layers and embeddings.
+
+    `sizes` has further sizes of the network, such as the number of heads; None if not stated.
+    """
     heads = sizes["heads"] or 1
     head = sizes["head_size"] or hidden / heads
     inner = sizes["inner"] or config.get("expansion_ratio", 4) * hidden

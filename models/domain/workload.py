@@ -104,10 +104,7 @@ class Mode(NamedTuple):
 
     @property
     def sends_otherwise(self) -> bool:
-        """True for compressed gradients, Adasum, tensor parallelism and parameter servers.
-
-        All other strategies compute the same update as DDP.
-        """
+        """True for compressed gradients, Adasum, tensor parallelism and parameter servers."""
         return self.must_be_faster or self.combined
 
     @property
@@ -160,8 +157,8 @@ class Mode(NamedTuple):
     def dense(self) -> Mode:
         """Return the mode with which this mode's step time and convergence are compared.
 
-        If the mode does not compute the same update as DDP (`sends_otherwise`), this is DDP with
-        the same precision and switches. Otherwise it is the mode itself.
+        If the strategy communicates differently from DDP (`sends_otherwise`), this is DDP with the
+        same precision and switches. Otherwise it is the mode itself.
         """
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 

@@ -4,10 +4,10 @@
     p_type,market,zone ~ Beta(requests granted, requests refused)
     p_gang(n) = p^(1 + (n - 1) (1 - shared))
 
-The start-up time of a launch ends when its last machine works. n is the number of its machines, c
-is the mean of log n over the observed launches, and b is the effect of log n. mu, u and the noise
-are explained in log_seconds.py. Machines of one launch take similar times. Therefore, a launch
-counts as one observation per instance type.
+The start-up time of a launch ends when its last machine is ready. n is the number of machines, c is
+the mean of log n over the observed launches, and b is the effect of log n. log_seconds.py explains
+mu, u and the noise. Machines of one launch take similar times. Therefore, a launch counts as one
+observation per instance type.
 
 p is the chance that a request for one machine is granted. The parameters of its Beta posterior are
 the counts of granted and refused requests, plus those of the prior. p_gang(n) is the chance that
@@ -68,9 +68,9 @@ def gang_startup(
 ) -> tuple[FloatArray, FloatArray]:
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of log seconds.
 
-    `model` is the result of `fit_startup`. `counts` is a (clusters, pools) array with the number of
-    machines from each pool. Every cluster has at least one machine. A cluster is ready when its
-    slowest instance type is ready.
+    `model` is the result of `fit_startup`. A pool is an instance type in a market and zone.
+    `counts` is a (clusters, pools) array with the number of machines from each pool. Every cluster
+    has at least one machine. A cluster is ready when its slowest instance type is ready.
     """
     keys = [(pool.market, pool.instance_type) for pool in pools]
     medians = model.log_medians(keys)[:, 0]
@@ -95,8 +95,8 @@ class AvailabilityModel:
     def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatArray:
         """Return a (clusters,) array: the chance that a cluster gets all its machines at once.
 
-        `counts` is a (clusters, pools) array with the number of machines from each pool. Pools are
-        assumed to be independent.
+        A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
+        the number of machines from each pool. Pools are assumed to be independent.
         """
         chances = [self.granted.get(pool[:3], _GRANTED[pool.market]) for pool in pools]
         exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)

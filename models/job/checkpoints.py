@@ -3,9 +3,10 @@
     seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise)
 
 The first factor is a line that CM-DARE [Li et al. 2020] measured on the storage of another cloud. x
-is the log of this factor. mu, u and b have normal priors around 0. The two numbers of the line are
-not fitted, because measurements of a few workloads do not determine both. Measurements do show the
-distance from the line (mu), and whether the distance grows with the size of the checkpoint (b).
+is the log of this factor. The two numbers of the line are not fitted, because measurements of a few
+workloads do not determine both. Measurements do show the distance from the line (mu), how it
+differs between instance types (u_type), and whether it grows with the size of the checkpoint (b).
+mu, u_type and b have normal priors around 0.
 """
 
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ def fit_checkpoints(written: pd.DataFrame) -> CheckpointModel:
     """Fit the seconds to write a checkpoint. If `written` has no rows, return the prior.
 
     `written` has a row per checkpoint, with columns workload, instance_type, bytes and seconds. The
-    fit uses the median seconds of the rows that agree in the other three columns.
+    fit uses the median seconds of each combination of workload, instance_type and bytes.
     """
     # The median ignores a checkpoint that was written while the disk was busy.
     cells = written.groupby(["workload", "instance_type", "bytes"])["seconds"].median()

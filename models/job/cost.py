@@ -82,7 +82,7 @@ class JobCosts:
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
-        """Return `hours`, or the dollars of jobs that take these hours if `what` is "usd".
+        """Return `hours` if `what` is "hours", else the dollars of jobs that take these hours.
 
         Unknown dollars are NaN.
         """

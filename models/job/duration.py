@@ -10,9 +10,9 @@
 
 h is the hazard: the expected number of interruptions per hour. c is the hours to write a checkpoint
 (checkpoints.py). I is the optimal interval between checkpoints. `replacement` is the mean hours
-until a lost machine is replaced. The work is divided into n equal
-pieces, where n is the smallest number with which no piece has more than I hours of work. A
-checkpoint is written between two pieces.
+until a lost machine is replaced. The work is divided into n equal pieces, where n is the smallest
+number with which no piece has more than I hours of work. A checkpoint is written between two
+pieces.
 
 The formulas are exact for memoryless interruptions (derived for Srift). A cluster needs all its
 machines, so its hazard is the sum of the machines' hazards. An interruption during a replacement
@@ -89,9 +89,9 @@ class Conditions(NamedTuple):
         return Conditions(*(column[rows] for column in self))
 
     def later(self, seconds: ArrayLike) -> Conditions:
-        """Return the conditions with `seconds` added to each start-up and each replacement.
+        """Return a copy whose start-ups and replacements each take `seconds` longer.
 
-        `seconds` is a number, or an array with a number per cluster.
+        `seconds` is a number, or a (clusters,) array.
         """
         more = np.asarray(seconds, dtype=float)
         return self._replace(
@@ -203,8 +203,8 @@ class _Job(NamedTuple):
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     """Return expected hours and interruptions of jobs whose training steps take `work_hours`.
 
-    `work_hours` is (clusters,) or (clusters, draws). The arrays of the result are (clusters,) or
-    (draws, clusters).
+    `work_hours` is (clusters,) or (clusters, draws). The arrays of the result are transposed:
+    (clusters,) or (draws, clusters).
     """
     work = np.asarray(work_hours, dtype=float).T
     write = conditions.checkpoint_s / 3600
@@ -226,8 +226,8 @@ def _rate(
     """Return a (draws, clusters) array: drawn interruption rates divided by their mean.
 
     `doubted` and `shock` are (draws, 1) uniform draws. `doubted` is for the uncertainty of the
-    estimated rate, `shock` for bunches of interruptions. `work_hours` are the expected hours of the
-    jobs.
+    estimated rate. `shock` is for the variation of the true rate over days and weeks. `work_hours`
+    are the expected hours of the jobs: the variation averages out during long jobs.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)
@@ -246,15 +246,19 @@ def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
 
 
 def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
-    """Return a (draws, clusters) array: lognormal variables of mean 1 at quantile `probability`."""
+    """Return a (draws, clusters) array: quantiles of lognormal distributions with mean 1.
+
+    `probability` is (draws, 1). `log_sd` is (clusters,): the standard deviations of the logs.
+    """
     return np.exp(log_sd * ndtri(probability) - log_sd**2 / 2)
 
 
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
-    """Return a (draws, clusters) array: Gamma variables of mean 1 at quantile `probability`.
+    """Return a (draws, clusters) array: quantiles of Gamma distributions with mean 1.
 
-    The quantile is 1 if the variance is 0. Variances are rounded to steps of 5 %. This saves time,
-    because thousands of setups then have only a few different variances.
+    `probability` is (draws, 1), and `variance` is (clusters,). The quantile is 1 if the variance is
+    0. Variances are rounded to steps of 5 %. This saves time, because thousands of setups then have
+    only a few different variances.
     """
     steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)
     kinds, at = np.unique(steps, return_inverse=True)

@@ -131,9 +131,10 @@ def fit_hazard(
 
     Args:
         windows: a row per observed period, with columns instance_type, zone, hours (machine-hours,
-            above 0) and interruptions. Periods must not end because of an interruption.
+            above 0) and interruptions. A period must not end because of an interruption, because
+            rates would then be overestimated.
         advised: interruptions per hour that Spot Advisor publishes, by instance type. A type that
-            is missing gets the rate of the worst class.
+            is missing gets Spot Advisor's highest rate.
         together: a row for each launch and pool (instance type in a zone) that lost machines. The
             columns are machines (number that ran) and lost (number that were interrupted).
     """
@@ -201,9 +202,10 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
 
 
 def _shared(together: pd.DataFrame | None) -> float:
-    """Return the share of interrupted machines whose pool lost all its machines at once.
+    """Return the share of interrupted machines whose launch lost all machines of a pool at once.
 
-    The result is a posterior mean. `together` is described in `fit_hazard`.
+    A pool is an instance type in a zone. The share is a posterior mean. `fit_hazard` describes
+    `together`.
     """
     whole, single = _SHARED
     if together is not None:

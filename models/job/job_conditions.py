@@ -42,8 +42,8 @@ class Stated:
     ) -> Conditions:
         """Return the start-up, checkpoint and interruption parameters of clusters.
 
-        `counts` is a (clusters, pools) array with the number of machines from each pool.
-        `state_bytes` is the size of a checkpoint.
+        A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
+        the number of machines from each pool. `state_bytes` is the size of a checkpoint.
         """
         rates = [pool.interruptions_per_hour * (pool.market == "spot") for pool in pools]
         return Conditions.certain(
@@ -58,9 +58,9 @@ class Stated:
 class Learned:
     """Start-up, checkpoint and interruption models that were learned from launches.
 
-    If `hazard` is None, the published interruption rates of the pools apply. If `availability` is
-    None, every request is granted. Reading a checkpoint is assumed to take as long as writing it.
-    `restarts` gives the seconds of a replacement. Before the first observed replacement, a
+    If `hazard` is None, the interruption rates that the provider publishes apply. If `availability`
+    is None, every request is granted. Reading a checkpoint is assumed to take as long as writing
+    it. `restarts` gives the seconds of a replacement. Before the first observed replacement, a
     replacement is assumed to take as long as a start-up.
     """
 
@@ -76,9 +76,9 @@ class Learned:
     ) -> Conditions:
         """Return the start-up, checkpoint and interruption parameters of clusters.
 
-        `counts` is a (clusters, pools) array with the number of machines from each pool.
-        `state_bytes` is the size of a checkpoint. The slowest machine of a cluster determines the
-        seconds to write and to read a checkpoint.
+        A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
+        the number of machines from each pool. `state_bytes` is the size of a checkpoint. The
+        slowest machine of a cluster determines the seconds to write and to read a checkpoint.
         """
         spot = counts * np.array([pool.market == "spot" for pool in pools])
         losses: FloatArray = spot * np.array([pool.interruptions_per_hour for pool in pools])
@@ -118,12 +118,13 @@ class Learned:
         pools: Sequence[Pool],
         counts: NDArray[np.int64],
     ) -> tuple[FloatArray, FloatArray]:
-        """Return `launch_s` and `log_sd`, increased by the retries of refused requests.
+        """Return `launch_s` and `log_sd` after adding the time for retries of refused requests.
 
         `launch_s` (clusters,) are the mean start-up seconds if no request is refused. `log_sd`
-        (clusters,) are the standard deviations of log start-up seconds. `counts` is a (clusters,
-        pools) array with the number of machines from each pool. If there is no availability model,
-        both are returned unchanged.
+        (clusters,) are the standard deviations of log start-up seconds. A pool is an instance type
+        in a market and zone. `counts` is a (clusters, pools) array with the number of machines from
+        each pool. If there is no availability model, `launch_s` and `log_sd` are returned
+        unchanged.
         """
         if self.availability is None:
             return launch_s, log_sd

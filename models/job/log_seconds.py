@@ -71,7 +71,10 @@ class LogSeconds:
         return middle + self.slope[0] * growth, log_sd
 
     def expected_s(self, group: str, members: Sequence[str]) -> FloatArray:
-        """Return a (members,) array: the mean seconds of each member of `group` at x = 0."""
+        """Return a (members,) array: the mean seconds of each member of `group` at x = 0.
+
+        `LogSeconds` describes groups, members and the covariate x.
+        """
         keys = [(group, member) for member in members]
         middle, log_sd = self.predict(keys, np.zeros(len(keys)))
         return np.exp(middle + log_sd**2 / 2)
@@ -104,7 +107,10 @@ class LogSeconds:
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:
-            """Return the mean and covariance of all coefficients, given `noise_sd`."""
+            """Return the mean and covariance of all coefficients.
+
+            `noise_sd` is the standard deviation of the residuals.
+            """
             covariance = np.linalg.inv(design.T @ design / noise_sd**2 + np.diag(sd**-2.0))
             shift = covariance @ (design.T @ (logs - design @ mean)) / noise_sd**2
             return mean + shift, covariance

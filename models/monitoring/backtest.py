@@ -53,7 +53,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 
 
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
-    """Return a row of facts for each instance type in the runs of `data` or in `asked`.
+    """Return a row of facts for each instance type in the runs of `data` or the test runs `asked`.
 
     Facts that `data` does not have are NaN, except `devices`, whose default is 1.
     """

@@ -49,8 +49,8 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """Yield (split, group name, training data without the group, runs of the group).
 
-    If the group is a cluster size above 1, the training data also has no probes (sweeps of
-    all-reduces) of clusters of this size.
+    If the group is a cluster size above 1, probes (sweeps of all-reduces) on clusters of this size
+    are also removed from the training data.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)
@@ -71,7 +71,10 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
 
 
 def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
-    """Return the name of a random fold for each label. Equal labels are in the same fold."""
+    """Return, for each label, the name of one of `count` random folds.
+
+    Equal labels are in the same fold.
+    """
     codes, names = pd.factorize(labels, sort=True)
     fold = np.random.default_rng(seed).permutation(len(names))[codes] % count
     return np.array([f"fold {number}" for number in fold])

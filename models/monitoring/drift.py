@@ -32,7 +32,7 @@ _ONE_SIDED = 2.0
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return the runs measured after all training runs of `model`, with the model's predictions.
+    """Return the runs newer than all runs to which `model` was fitted, with its predictions.
 
     The columns are those of `predictions_of`, with additional columns cluster, zone ("" if unknown)
     and measured_at.
@@ -51,10 +51,11 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
     A group is an instance type in a zone. `scored` is the result of `recent`. `before` maps the
     groups that have been drifting so far to the start of their drift.
 
-    The chance of a group is its p-value: the probability, without drift, of at least as many runs
-    outside their intervals. The group with the smallest chance drifts if its chance times the
-    number of tested groups is at most 5 %. Then its runs are removed, and the remaining groups are
-    tested again. A run on several instance types therefore counts against one type only.
+    The chance of a group is its p-value: the probability that at least as many of its runs would be
+    outside their intervals if there were no drift. The group with the smallest chance drifts if its
+    chance times the number of tested groups is at most 5 %. Then its runs are removed, and the
+    remaining groups are tested again. A run on several instance types therefore counts against one
+    type only.
 
     A drift in `before` continues, with its old start, while at least half of the group's recent
     runs are outside their intervals.
@@ -93,8 +94,9 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
 def _measures(runs: pd.DataFrame) -> Row:
     """Return the columns of raw_drift for a group of runs, with `drifting` set to False.
 
-    The columns describe the runs outside their predicted intervals: their number, their direction
-    (slower or faster), the chance of at least as many without drift, and the time of the first.
+    The columns describe the runs outside their predicted intervals: their number, whether they are
+    slower or faster than predicted, the probability that chance alone causes at least this number,
+    and the time of the first.
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]
@@ -119,10 +121,7 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the chance of at least this many runs outside their intervals if nothing drifts.
-
-    Returns 1 if the group has too few runs to test.
-    """
+    """Return the p-value of a group of runs, or 1 if the group has too few runs to test."""
     return row["chance"] if row["runs"] >= _LEAST_RUNS else 1.0
 
 

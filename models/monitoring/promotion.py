@@ -150,10 +150,10 @@ def _errors(scored: pd.DataFrame) -> pd.Series[float]:
 
 
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, int]:
-    """Return the 95 % quantile of the mean decrease in error, and the number of setups.
+    """Return the 95 % quantile of the mean of `gain`, and the number of setups.
 
-    The quantile comes from a bootstrap that resamples setups. `gain` has the decrease in error of
-    each run, and `setup` the label of its setup. Both series are indexed by run.
+    The quantile comes from a bootstrap that resamples setups. `gain` is the error of the champion
+    minus the error of the challenger, and `setup` the label of the setup. Both are indexed by run.
     """
     sums = gain.groupby(setup.loc[gain.index]).agg(["sum", "size"]).to_numpy(float)
     # fixed seed: equal predictions must lead to equal decisions

@@ -62,8 +62,8 @@ def judge(
         promises: published rows with their rank.
         runs: measured runs.
         workloads: facts of the workloads, for the checkpoint sizes.
-        devices: the number of devices of each instance type. Rows without a layout
-            (the devices used on each machine) use all of them.
+        devices: the number of devices of each instance type. Rows without a layout (the devices
+            used on each machine) use all of them.
         conditions: start-up, checkpoint and interruption models. The default is `Stated`, which has
             prior durations and the interruption rates of the published rows.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
@@ -101,7 +101,10 @@ def judge(
 
 
 def _keys(rows: pd.DataFrame, devices: Mapping[str, int]) -> list[str]:
-    """Return, for each row, a text that is equal for rows with the same setup."""
+    """Return a text for each row. Rows with the same setup have the same text.
+
+    devices: number of devices of each instance type.
+    """
     return [str(row_key(row, devices)) for row in rows_of(rows)]
 
 
@@ -143,8 +146,9 @@ def _outcome(
 def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
     """Return the row of raw_ledger that compares a published choice with its rivals.
 
-    The first of `outcomes` is the choice, all others are measured rivals. `used` are the runs from
-    which the outcomes were computed.
+    Rivals are the alternatives that were published with the choice. The first of `outcomes` is the
+    choice, all others are rivals that were measured. `used` are the runs from which the outcomes
+    were computed.
     """
     choice, *rivals = outcomes
     finite = [rival for rival in rivals if np.isfinite(rival["loss"])]

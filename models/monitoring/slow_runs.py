@@ -6,8 +6,8 @@
 The first of these causes that applies is named:
 
     host      CPU steal: the hypervisor withheld at least a tenth of the CPU time that was needed
-    speed     the reference computation around the run was also slower than usual
-    machine   without communication, one machine needs longer for a step than equal machines do
+    speed     the reference computation around the run was slower than usual
+    machine   one machine computes longer per step than equal machines do
     link      at least half of the excess is excess communication
     input     making batches takes at least a third of the step
     compute   otherwise: all machines compute more slowly than predicted
@@ -89,8 +89,9 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
     """Return (cause, detail for the user, instance type) of a slow run.
 
     The module's docstring lists the causes. For the cause "machine", the instance type is that of
-    the slow machine. For the cause "compute", it is that of all machines, if they have the same
-    type. Otherwise it is "". `expected` is the run's prediction. `input_share` is as in `alarms`.
+    the slow machine. For the cause "compute", it is the type of all machines, or "" if their types
+    differ. For other causes, it is "". `expected` is the run's prediction. `input_share` is as in
+    `alarms`.
     """
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:
@@ -156,10 +157,10 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
 def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
     """Return the node that is slowest compared with equal machines, and how much slower it is.
 
-    The second item is a / b - 1, where a is the node's seconds per step without communication, and
-    b the median of these seconds on equal machines. Equal machines have the same instance type,
-    number of devices used and batch per device. Returns (0, 0.0) if no node is slower than its
-    equals, or if the run did not record the seconds of each rank.
+    The second item is a / b - 1, where a is the seconds per step that the node computes, and b the
+    median of these seconds on the other nodes that are equal. Equal nodes have the same instance
+    type, number of devices used and batch per device. Returns (0, 0.0) if no node is slower than
+    equal nodes, or if the run did not record the seconds of each rank.
     """
     rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(run["layout"], len(types), "layout")

@@ -55,9 +55,10 @@ def split_groups(
     0 in padding. `devices` is the number of devices of one machine of the type. A device of the
     type computes b samples in `a` + `k` b seconds.
 
-    Returns a (clusters, types) array: the samples per device, summed over the machines of the type.
-    If a sum is not a multiple of `count`, each device of the first (sum mod count) machines gets an
-    additional sample. The row of a cluster that cannot be split has only zeros.
+    Returns a (clusters, types) array. An element is the sum, over the machines of the type, of the
+    samples per device: 7 for three machines whose devices compute 3, 2 and 2 samples. If a sum is
+    not a multiple of `count`, the first (sum mod count) machines compute the additional samples,
+    one on each of their devices. The row is zero for a cluster that cannot share the samples.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -159,8 +160,9 @@ class BatchSplits:
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
         """Return the batch splits at positions `rows` as input of the step-time model.
 
-        The arrays have two columns for each instance type: one for machines whose devices have an
-        extra sample, and one for all other machines of the type.
+        If the samples of an instance type do not divide equally, devices of some machines get an
+        additional sample. Therefore, the arrays have two columns for each type: one for these
+        machines, and one for all other machines of the type.
         """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)
@@ -218,9 +220,9 @@ def splits_of(
     """Return all batch splits of each cluster in each mode of the workload.
 
     A global batch is split with each number of accumulation steps in ACCUMULATION_STEPS that
-    divides it. Splits that do not fit in the memory of all devices are left out. If none fits, the
-    number of steps is the smallest larger divisor of the global batch with which a split fits.
-    Splits in which a machine gets no sample are left out.
+    divides it. Splits that exceed the memory of any device are left out. If all of them do, larger
+    divisors of the global batch are tried in ascending order, until a split fits. Splits in which a
+    machine gets no sample are left out, too.
 
     Args:
         workload: the workload with its allowed modes.
@@ -306,7 +308,10 @@ def splits_of(
 
 
 def _step_counts(total: int) -> list[int]:
-    """Return the divisors of `total` in ACCUMULATION_STEPS, then all divisors above its maximum."""
+    """Return the numbers of accumulation steps to try for the global batch `total`.
+
+    First come the divisors of `total` in ACCUMULATION_STEPS, then all larger divisors.
+    """
     small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
     divisors = sorted({*small, *(total // each for each in small)})
     usual = [each for each in divisors if each in ACCUMULATION_STEPS]
@@ -323,10 +328,10 @@ def _largest_batches(
 ) -> Wholes:
     """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
 
-    Row 0 holds the batches without gradient accumulation, row 1 the batches with accumulation. The
-    last column is for padding. No batch exceeds `most`; a batch is 0 if no sample fits. Sharded
-    weights, gradients and optimizer state are divided by the number of `ranks`. If the required
-    memory is unknown, the batch is `most`.
+    Row 0 holds the batches without gradient accumulation, row 1 the batches with accumulation. A
+    column is an instance type; the last column is for padding. No batch exceeds `most`; a batch is
+    0 if no sample fits. Sharded weights, gradients and optimizer state are divided by the number of
+    `ranks`. If the required memory is unknown, the batch is `most`.
     """
 
     found: dict[tuple[float, ...], int] = {}

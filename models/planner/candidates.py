@@ -61,8 +61,8 @@ class Candidates:
     Each entry of `zones` maps instance types to the offers of one market and zone. `conditions` has
     the start-up, checkpoint and interruption parameters of clusters. `compile_s` is a (modes,)
     array with the seconds of compilation before the first step. `frame` may contain clusters that
-    cannot be launched; the method `setups` leaves them out. `left_out` has the number of clusters
-    on offer without candidates, by reason.
+    cannot be launched; the method `setups` leaves them out. `left_out` maps each reason why a
+    cluster on offer has no candidate to the number of such clusters.
     """
 
     splits: BatchSplits
@@ -114,7 +114,7 @@ class Candidates:
     def with_hours(self, step_s: FloatArray, samples: int) -> Candidates:
         """Return the candidates with two more columns: expected `hours` and `usd` of the whole job.
 
-        `step_s` is a (splits,) array of predicted seconds per step. `samples` is the number of
+        `step_s` has the predicted seconds per step of each batch split. `samples` is the number of
         samples of the whole job.
         """
         split = self.column("split")
@@ -183,9 +183,9 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
     zone, and neither price, download cost nor interruption rate is higher for any of them. Of equal
     zones, the first by name is kept.
 
-    A market may have more than `most` remaining zones. Then the zones are sorted by the number of
-    instance types for which they are the cheapest zone. The first `most` zones keep all offers.
-    Every other zone keeps only the types for which it is the cheapest zone.
+    If a market has more than `most` remaining zones, the `most` zones that are the cheapest zone
+    for the most instance types keep all offers. Every other zone keeps only the types for which it
+    is the cheapest zone.
     """
     kept: list[dict[str, Offer]] = []
     for group in sold_together(offers):

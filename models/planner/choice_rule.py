@@ -96,9 +96,9 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
     """Return the loss of each setup; the planner chooses the setup with the lowest loss.
 
     The loss is infinite if the probability of keeping the goal's limit is below `goal.p_required`,
-    or below EVEN_ODDS if `p_required` is None. Otherwise the loss is the log of the objective. If
-    `p_required` is None, a penalty for exceeding the limit is added. `meeting` has the probability
-    of keeping the limit, and the expected excess over it.
+    or below 50 % (EVEN_ODDS) if `p_required` is None. Otherwise the loss is the log of the
+    objective. If `p_required` is None, a penalty for exceeding the limit is added. `meeting` has
+    the probability of keeping the limit, and the expected excess over it.
     """
     loss = log_objective if goal.p_required else weighed(goal, log_objective, meeting)
     return np.where(misses(goal, meeting.chance), np.inf, loss)
@@ -107,8 +107,7 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus the penalty for exceeding the limit.
 
-    `meeting` has the expected excess over the limit. The probability that the goal requires is
-    ignored.
+    `meeting` has the expected excess over the limit. The goal's `p_required` is ignored.
     """
     return log_objective + goal.overshoot_price * meeting.overshoot
 
@@ -116,8 +115,8 @@ def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArr
 def misses(goal: Goal, chance: FloatArray) -> BoolArray:
     """Return a mask that is True where `chance` is below the probability that the goal requires.
 
-    `chance` is the probability of keeping the limit. If the goal states no required probability,
-    EVEN_ODDS is required.
+    `chance` is the probability of keeping the limit. If the goal states no required probability, it
+    is 50 % (EVEN_ODDS).
     """
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     return chance < required - _ROUNDING

@@ -48,7 +48,7 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
 
 
 def runs_on(layout: Sequence[int], mode: Mode) -> bool:
-    """Return True if `mode` can train on machines of which machine i uses `layout[i]` devices."""
+    """Return True if `mode` can train on a cluster whose machine i uses `layout[i]` devices."""
     sizes = np.array([[len(layout)], [min(layout)], [max(layout)], [sum(layout)]])
     return bool(mode.runs_on(*sizes)[0])
 
@@ -58,9 +58,10 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that its cluster could use instead.
 
-    The text compares DDP with the strategies that must be faster than DDP (`Mode.must_be_faster`),
-    if the workload allows both on the setup's cluster. It also has the reasons of `vetoes` against
-    other strategies.
+    The text compares DDP with each strategy that may be chosen only if it is faster than DDP
+    (`Mode.must_be_faster`). DDP and the strategy must be possible on the setup's cluster and
+    allowed by the workload. The text also has the reasons in `vetoes` why other strategies may not
+    be chosen.
     """
     reasons: list[list[str]] = [[] for _ in setups]
     modes: dict[int, list[Mode]] = {}  # DDP and its rivals, by position in `setups`

@@ -2,16 +2,18 @@
 
     allowed = dense + 0.1 (first - dense)       passes if loss <= allowed
 
-Runs record the mean loss of each group of consecutive steps, called a window. The first and the
-last AVERAGED windows that all runs have are used. `first` and `dense` are the mean losses of DDP in
-these first and last windows, averaged over seeds. `loss` is the mean loss of the strategy in the
-last windows. All compared runs use the same cluster, batch, precision and seeds.
+Runs record the mean loss of each group of consecutive steps, called a window. Of the windows that
+all runs have, the first four and the last four (AVERAGED) are used. `first` and `dense` are the
+mean losses of DDP in these first and last windows, averaged over seeds. `loss` is the mean loss of
+the strategy in the last windows. All compared runs use the same cluster, batch, precision and
+seeds.
 
 A run of the strategy and a run of DDP with the same seed form a pair, because their losses are
 correlated. A Student's t test decides from the differences within the pairs if `loss` is above or
 below `allowed`. There is no verdict in these cases:
 
-- There are fewer than LEAST_PAIRS pairs, or runs with fewer than LEAST_WINDOWS windows.
+- There are fewer than four pairs (LEAST_PAIRS), or runs with fewer than eight windows
+  (LEAST_WINDOWS).
 - DDP diverged.
 - The difference from `allowed` is not significant (one-sided, 95 %).
 - The loss of DDP fell by no more than its last losses differ between seeds.
@@ -40,9 +42,10 @@ _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The mean training losses of a strategy and of DDP (`dense`) after `steps` steps.
+    """The mean training losses of a strategy (`loss`) and of DDP (`dense`) after `steps` steps.
 
-    `loss` is infinite if training diverged. `allowed` is the largest loss that passes.
+    `loss` is infinite if training diverged. The strategy may be chosen if `loss` is at most
+    `allowed`.
     """
 
     steps: int
@@ -90,8 +93,8 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     """Return the Verdict on a strategy's runs (`own`), compared with the DDP runs (`dense`).
 
     Both frames have a row of losses per seed, in the same order. Returns None if DDP diverged, if
-    the runs are too short, if DDP's loss fell by no more than its seeds differ, or if the
-    differences between the runs of a seed vary too much to decide.
+    the runs are too short, if DDP's loss fell by no more than its last losses differ between seeds,
+    or if the differences between the runs of a seed vary too much to decide.
     """
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]
@@ -144,9 +147,9 @@ def unknown_learning(
     """Return the (workload, mode, seeds) triples for which convergence must still be measured.
 
     `runs` are rows of the mart `learning`. Only modes with compressed gradients are checked, and
-    only for workloads that also allow DDP. A mode is left out if its verdict is known, or if it has
-    been tried MOST_TRIES times. Runs with a `cause` do not count as tries, because the machine, the
-    data or the requirements made them fail.
+    only for workloads that also allow DDP. A mode is left out if its verdict is known, or if three
+    launches (MOST_TRIES) have already tried it. Runs with a `cause` do not count, because the
+    machine, the data or the requirements made them fail.
     """
     found = []
     for workload in workloads:

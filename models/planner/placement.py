@@ -5,8 +5,8 @@ time. The seconds of a round follow from measured links:
 
     max t + sharing (sum t - max t),     t = latency + bytes x seconds per byte, for each pair
 
-`sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. All orders are
-compared if there are at most EXACT machines. Otherwise a local search swaps pairs of machines.
+`sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. For up to 8
+machines, all orders are compared. For more machines, a local search swaps pairs of machines.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> Float
 def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     """Return the rank order of machines in which the communication rounds take the shortest time.
 
-    If there are at most EXACT machines, all orders are compared. Otherwise a local search is used.
+    All orders of up to 8 machines (EXACT) are compared. More machines need a local search.
     """
     if links.machines > EXACT:
         return searched(links, rounds)
@@ -130,9 +130,9 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int,
     """Return the rank order to use, and a text with the predicted gain of the fastest order.
 
     A sweep is one measurement of all links; at least two are needed. The fastest order is computed
-    from the medians of all `sweeps`. The gain is the fraction by which it shortens the seconds of
-    communication. If the gain is small or uncertain, the present order is returned. The gain is
-    cross-validated: each sweep evaluates the order that is fastest by the other sweeps. Otherwise,
+    from the medians of all `sweeps`. Its gain is the fraction of the communication seconds that it
+    saves. If the gain is small or uncertain, the present order is returned. The gain is
+    cross-validated: each sweep evaluates the order that is fastest in the other sweeps. Otherwise,
     noise would make some of the orders look faster than they are.
     """
     unchanged = tuple(range(sweeps[0].machines))
@@ -149,7 +149,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int,
 
 
 def _median(sweeps: Sequence[Links]) -> Links:
-    """Return links whose latencies, seconds per byte and sharing are medians over all sweeps."""
+    """Return links with the medians, over all sweeps, of each value of `Links`."""
     return Links(
         latency_s=np.median([one.latency_s for one in sweeps], axis=0),
         byte_s=np.median([one.byte_s for one in sweeps], axis=0),

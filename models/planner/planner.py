@@ -3,10 +3,10 @@
 Planning has three stages, each with fewer candidates:
 
 1. The step-time formula, which is fast, estimates the step time of every candidate.
-2. The model predicts the step times of the best LOOKED candidates.
-3. The best DRAWN candidates are ranked, with joint draws of step times from the model.
+2. The model predicts the step times of the best 2,000 candidates (LOOKED).
+3. The best 400 candidates (DRAWN) are ranked, with joint draws of step times from the model.
 
-If there are at most DRAWN candidates, every candidate reaches the last stage.
+If there are no more than DRAWN candidates, every candidate reaches the last stage.
 """
 
 import math
@@ -70,7 +70,8 @@ def plan(
         supply: the machines on offer, with limits and with modes that may not be chosen.
         model: predicts step times.
         runs: measurement rows, used to count how often each setup was measured.
-        top: the maximum number of rows per goal, not counting other kinds of device.
+        top: the maximum number of rows per goal. The best cluster of each kind of device without
+            such a row gets an additional row.
         seed: the random seed of the joint draws.
 
     Raises:
@@ -142,8 +143,9 @@ def _with_field_terms(rows: list[Row], model: StepTimeModel) -> list[Row]:
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     """Return the workload with only the modes that may be chosen.
 
-    `vetoes` are modes that may not be chosen. The strategies in UNPLANNED and the Adasum strategies
-    remain only if no other mode is left. It is unknown how many steps Adasum needs to converge.
+    `vetoes` are modes that may not be chosen. The Adasum strategies, and the strategies in
+    UNPLANNED (such as PowerSGD), remain only if no other mode is left. It is unknown how many steps
+    Adasum needs to converge.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]
@@ -183,13 +185,13 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
 def _that_fit(
     found: Candidates, goals: Sequence[Goal], supply: Supply
 ) -> tuple[Candidates, IntArray]:
-    """Return the candidates that can be launched, and the positions of the best LOOKED of them.
+    """Return the candidates that can be launched, and the positions of the best 2,000 (LOOKED).
 
-    `found` has the hours and dollars that the step-time formula estimates. `supply.fits`, which
-    checks if a cluster can be launched, is slow. Therefore, only the clusters of the best
-    candidates are checked. If a cluster cannot be launched, its candidates are dropped and the best
-    candidates are selected again. The returned candidates may include clusters that were not
-    checked, but none at the returned positions.
+    `found` has the hours and dollars that the step-time formula estimates. `supply.fits` checks if
+    a cluster can be launched. It is slow, so only the clusters of the best candidates are checked.
+    If a cluster cannot be launched, its candidates are dropped and the best candidates are selected
+    again. The returned candidates may include clusters that were not checked, but the clusters at
+    the returned positions were checked.
     """
     cluster, refusals = found.column("cluster"), dict[int, str]()
     usd, device = found.column("usd").astype(float), found.splits.device[found.column("split")]
@@ -232,11 +234,11 @@ def shortlist(
     candidates with the best scores by each of these criteria are returned:
 
     - the distance to the Pareto frontier of `hours` and `usd`
-    - the loss for each goal, with each standard deviation in _SPREADS as the uncertainty
+    - the loss for each goal, once for each assumed uncertainty in _SPREADS
     - the excess over a goal's limit, among candidates with a better objective than the candidate
       with the lowest loss; explanations mention these near misses
 
-    Each criterion takes at most _OF_A_GROUP candidates with the same number in `group`. The best
+    Each criterion takes at most two candidates with the same number in `group`. The best
     candidates of each kind of device are added. `device` has the number of each candidate's kind of
     device; candidates of several kinds have -1.
     """
@@ -263,8 +265,7 @@ def shortlist(
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
     """Return the positions of the `count` lowest finite scores, in ascending order of score.
 
-    `group` has the number of each score's group. At most _OF_A_GROUP positions are taken from a
-    group.
+    `group` has the number of each score's group. At most two positions of a group are returned.
     """
     left: IntArray = np.flatnonzero(np.isfinite(score))
     if len(left) > 8 * count:

@@ -70,7 +70,7 @@ def recommend(
         workload: the training job with its goals.
         costs: hours and dollars of the setups to rank.
         runs: measurement rows, used to count how often each setup was measured.
-        top: the maximum number of rows per goal, not counting other kinds of device.
+        top: the maximum number of rows per goal, without the rows of item 4.
         clusters: a phrase about the clusters compared, for the explanation. The default is the
             number of clusters in `costs`.
         notes: a function that returns further text for the reason of each setup.
@@ -87,9 +87,10 @@ def recommend(
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
-    """Return the rows of `recommend` for a single goal, without the number of measured runs.
+    """Return the rows of `recommend` for a single goal.
 
-    The additional column `at` is the position of the setup in `costs`.
+    `top` and `clusters` are as in `recommend`. The column with the number of measured runs is
+    missing. The additional column `at` is the position of the setup in `costs`.
     """
     objective = costs.expected(goal.objective)
     used = costs.expected(goal.constraint or goal.objective)
@@ -175,7 +176,10 @@ def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArr
 
 
 def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infeasible") -> Row:
-    """Return the row, without a cluster, of a goal for which no setup may be chosen."""
+    """Return the row of a goal for which no setup may be chosen, with the reason `why`.
+
+    The row has no cluster.
+    """
     batches = {workload.global_batch_least, workload.global_batch_most}
     batch = batches.pop() if len(batches) == 1 else None
     row = _question(workload, goal) | {"rank": 1, "status": status, "global_batch": batch}

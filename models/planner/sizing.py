@@ -69,8 +69,8 @@ class ScalingRule:
     def through(cls, one_s: float, size: int, step_s: float) -> ScalingRule:
         """Return the rule that gives `one_s` seconds on 1 unit and `step_s` on `size` units.
 
-        A unit is a machine, or a device of one machine. `size` is at least 2. The overhead is
-        limited to the range from 0 to `one_s`.
+        A unit is a machine, or a device of one machine. `size` is at least 2. `overhead_s` of the
+        rule is limited to the range from 0 to `one_s`.
         """
         overhead_s = min(max((size * step_s - one_s) / (size - 1), 0.0), one_s)
         return cls(overhead_s, one_s - overhead_s)
@@ -83,9 +83,9 @@ class ScalingRule:
         return (self.overhead_s + self.parallel_s) / (size * self.overhead_s + self.parallel_s)
 
     def largest(self, efficiency: float) -> int | None:
-        """Return the largest number of machines or devices with at least `efficiency`.
+        """Return the largest number of machines or devices that reaches a parallel `efficiency`.
 
-        Returns None if every number of units reaches this efficiency.
+        Returns None if every number reaches it.
         """
         if self.overhead_s == 0:
             return None
@@ -142,11 +142,11 @@ class Scale:
 
         A size is a number of units: machines, or devices of one machine. The global batch is
         between `least` and `most`. The micro batch is the number of samples per unit in a
-        micro-step. It is None if all step times are measured, and none is composed of micro-steps.
-        Of the pairs with the most sizes, those with micro batch None are preferred. Of these, the
-        pair with the most samples per second on one unit is returned.
+        micro-step. A step time that was not measured can be composed of micro-steps. The micro
+        batch is None if only measured step times count.
 
-        Returns None if no pair has known step times for size 1 and for a larger size.
+        Ties are broken in favour of micro batch None, then of the most samples per second on one
+        unit. Returns None if no pair has known step times for size 1 and for a larger size.
         """
         batches = {*self.batches, *([least] if least == most else [])}
         micros = [None, *sorted({micro for own in self.steps.values() for micro, _ in own})]
@@ -167,10 +167,10 @@ class Scale:
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
     """Return a Scale for each mode, instance type and number of devices used per machine.
 
-    Runs are ignored if their machines differ in instance type, devices used or batch, and if their
-    mode needs several devices. A run without a layout (the devices used on each machine) uses all
-    devices of its machines. `devices` has this number for each instance type. If a batch has no run
-    on one device, its step time comes from a profile.
+    Ignores runs whose machines differ in instance type, devices used or batch. Also ignores runs in
+    modes that need several devices. `devices` is the number of devices of each instance type. A run
+    without a layout (the devices used on each machine) uses all of them. If a batch was not
+    measured on a single device, its step time on this device comes from a profile.
     """
     measured: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], list[float]]]]
     measured = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
@@ -222,7 +222,8 @@ def size_workload(
 
         scaling     a row for each usable Scale: its scaling rule
         checks      a row for each size of these Scales: measured efficiency and its prediction
-        best_batch  a row for each mode and instance type: the fastest batch of one device
+        best_batch  a row for each mode and instance type: the batch with which a single device
+                    computes the most samples per second
         unknown     a row for each Scale that is not usable
     """
     data = at_nominal_speed(data)
@@ -265,9 +266,9 @@ def size_workload(
 def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     """Return a row for each number of units: measured and predicted parallel efficiency.
 
-    `sizes` maps numbers of units (machines or devices) to seconds per step. The prediction
-    `by_rule` comes from the ScalingRule through two sizes: 1, and the largest size below the row's
-    size. It is None if there is no size between 1 and the row's size.
+    `sizes` maps numbers of units (machines or devices) to seconds per step. The predicted
+    efficiency `by_rule` comes from a ScalingRule, which is fitted to two sizes: 1, and the largest
+    of `sizes` below the row's size. It is None if `sizes` has no size between 1 and the row's size.
     """
     rows = []
     for size, step_s in sizes.items():
@@ -281,10 +282,10 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
 
 def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
-    """Return the scaling rule, and for each of EFFICIENCIES the largest size that reaches it.
+    """Return the scaling rule, and the largest sizes that reach several parallel efficiencies.
 
-    `sizes` maps numbers of machines or devices to seconds per step. The largest sizes are at most
-    `limit`; 0 means no limit.
+    EFFICIENCIES lists the efficiencies. `sizes` maps numbers of machines or devices to seconds per
+    step. The largest sizes are at most `limit`; 0 means no limit.
     """
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])
@@ -333,9 +334,10 @@ def _hiding(
 
 
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
-    """Return a list with one row: the fastest measured batch of one device that fits in memory.
+    """Return a list with one row: the measured batch with the most samples per second.
 
-    The list is empty if no measured batch fits.
+    The batch is that of a single device, and fits in its memory. The list is empty if no measured
+    batch fits.
     """
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
     known = (row for row in profiles if pd.notna(row.get("peak_bytes")))

@@ -112,8 +112,8 @@ class Volumes(NamedTuple):
     """The numbers of elements in the layers that tensor parallelism splits.
 
     `weights` is the number of weights of all these layers, and `inputs` the number of their inputs
-    for one sample. `pairs` is the number of inputs of the first layer plus the number of outputs of
-    the second layer of a pair, for one sample, summed over all pairs of layers.
+    for one sample. Tensor-1d splits layers in pairs. `pairs` is the number of inputs of the first
+    layers plus the number of outputs of the second layers of all pairs, for one sample.
     """
 
     weights: float = 0.0
@@ -130,7 +130,7 @@ def communication(strategy: str) -> Communication:
 
 
 def seconds_per_value(machine: Machine) -> float:
-    """Return the seconds per gradient value that one device needs to select the values to send."""
+    """Return the seconds, per gradient value, in which compression selects the values to send."""
     return _SELECTION_S_GPU if machine.accelerated else _SELECTION_S_CORE / min(machine.cores, 1.0)
 
 

@@ -69,9 +69,9 @@ class TrainingData:
 
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
-    """Return the digests of the definitions in `frame`, as {name of the definition: digest}.
+    """Return {name: digest of the definition} of the workloads or instance types in `frame`.
 
-    `name` is the column of the names. Rows without a digest are left out.
+    `name` is the column that has their names. Rows without a digest are left out.
     """
     if "digest" not in frame:
         return {}
@@ -114,8 +114,8 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The runs get a column `speed_sd`: how much changes in the machines' speed add to the standard
-    deviation of log seconds. The data is returned unchanged if it was corrected before, or if at
+    The runs get a column `speed_sd`: the standard deviation of log seconds that is due to changes
+    in the machines' speed. The data is returned unchanged if it was corrected before, or if at
     most half of the runs recorded seconds of the fixed work (see the module's docstring).
     """
     if "speed_sd" in data.runs:
@@ -139,10 +139,11 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
 
 
 def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
-    """Return a pair: the variance of log slowness, and its reliability.
+    """Return (variance, reliability) of the log slowness of machines over all runs.
 
     The reliability is the fraction of the variance that is not measurement noise. `slow` (runs,) is
-    the log slowness of `runs`.
+    the log slowness in each of `runs`: log of (machine's time / usual time) for the fixed work of
+    the module's docstring.
     """
     spread, blocks = numbers(runs, "reference_spread", 0.0), numbers(runs, "reference_blocks", 1)
     machines = np.array([np.size(one) for one in runs["reference_s"]])
@@ -204,15 +205,15 @@ def _modes(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return a row for each setup in `runs`, a frame of valid runs.
+    """Return a frame with a row for each distinct setup of `runs`, a frame of valid runs.
 
-    The columns are those of a setup, and these:
+    The frame has the columns of a setup and these:
 
         step_s, sync_s   medians over the setup's runs; NaN if unknown
-        runs             the effective number of runs: the number of runs, reduced if their step
-                         times differ more than usual
+        runs             the number of runs, reduced if their step times differ more than usual
         kind             the kind of device
-        run_sd           standard deviation of log seconds among repeated runs on this kind
+        run_sd           standard deviation of log step seconds between runs of the same setup,
+                         estimated for the kind of device
     """
     step_s = numbers(runs, "step_s")
     devices = {name: each.devices for name, each in machines.items()}
@@ -275,11 +276,11 @@ def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.
 def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the seconds of one device for a forward and a backward pass.
 
-    `setups` is the result of `pooled`, and `profiles` the result of `profile_rows`. Each profile
-    gives a row. Further rows come from setups with several devices, if their machines are equal and
-    `sync_s` is known. Their seconds are step_s - sync_s, averaged over all setups with the same
-    batch per device. These rows are left out if the batch was measured on a single device of the
-    same kind.
+    `setups` is the result of `pooled`, and `profiles` the result of `profile_rows`. Each row of
+    `profiles` gives a row. Further rows come from multi-device setups with equal machines and
+    batches and a known sync_s. Their seconds are step_s - sync_s, averaged over all setups with the
+    same instance type and batch per device. No such row is added if a single device of the same
+    kind was measured with this batch.
     """
     arrays = read_setups(setups, {})
     alone = [arrays.modes[at].alone for at in arrays.mode]
@@ -319,7 +320,7 @@ def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
     """Return the facts of each workload with at least one known fact.
 
     If gradient buckets were profiled, `gradient_bytes`, `hidden_part` and `last_bucket_bytes` come
-    from them. All other facts come from `data.workloads` or else from `data.runs`.
+    from the buckets. All other facts come from `data.workloads` or else from `data.runs`.
     """
     columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
     columns += ["layers", "hidden", "sequence"]

@@ -109,8 +109,8 @@ class Times:
     """The seconds of a step and of its parts; all arrays are (rows,).
 
     `compute_s` is the compute time of the slowest rank, and `mean_compute_s` the mean across all
-    ranks. `communication_s` is the time of all exchanges, hidden or not. `slowest` is the column of
-    the setup's member (see Line) with the slowest rank.
+    ranks. `communication_s` is the time of all exchanges, hidden or not. `slowest` is the column
+    (see Line) of the machine with the slowest rank.
     """
 
     step_s: FloatArray
@@ -168,9 +168,9 @@ def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatA
     amount for all machines. T1 is the seconds of one device.
 
     Args:
-        line: the inputs.
-        values: (rows, parameters) the parameters.
-        log_step: (rows,) log step seconds at these values.
+        line: the inputs of the formula.
+        values: (rows, parameters) the parameters of the formula in each row.
+        log_step: (rows,) log step seconds with these parameters.
     """
     found = np.empty(values.shape)
     for at in range(len(NAMES)):
@@ -220,8 +220,8 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return two (rows,) arrays: the seconds to exchange all gradients (C) and the last bucket (L).
 
-    On one device, nothing is exchanged, and both are the seconds of compression or of Adasum. If
-    the backward pass waits for the exchange, the last bucket has all gradients.
+    Both include the seconds of compression or of Adasum, even on a single device, which exchanges
+    nothing. If the backward pass waits for the exchange, the last bucket has all gradients.
     """
     machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
     across = machines > 1

@@ -18,8 +18,8 @@ share its cores. A worker starts with the step. It gets the same share of the CP
 thread [CFS, sched(7)]. A device has max(C, k) / k computing threads. With w = k / max(C, k),
 loading during compute therefore delays the step by at most w rho r. The remaining samples are
 loaded while gradients are exchanged. A simulation of a CPU gives the same seconds (test_input.py).
-The slowest machine of a setup determines its step. Waiting for shared storage is included in v
-only.
+The slowest machine of a setup determines its step. Delays by storage that machines share are not
+modelled beyond v.
 
 The formulas are inverted to get r from a measured step of step_s seconds. In this step, a rank
 waits input_s seconds for batches and sync_s seconds for communication. Let x = step_s - input_s.
@@ -64,12 +64,12 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: seconds in which the workers load the samples of a step. A step takes at least
-            this long. On machines with accelerators, the CPU cores are a limit too.
+        supply_s: seconds to load the samples of a step, if the loader has workers. A step takes at
+            least this long. The limit is the workers or, on machines with accelerators, the cores.
         beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
-            step (`machine` of the module's formula); else 0.
-        crowd: if the CPU is the device, the maximum delay by loading per second of compute (w of
-            the module's formula); else 0.
+            step (`machine` in the module's docstring); else 0.
+        crowd: if the CPU is the device, the maximum seconds of delay by loading for each second of
+            compute (w in the module's docstring); else 0.
         log_sd: the standard deviation of the log of loading seconds.
         by_workers: True if more loader workers would shorten a step that waits for batches; False
             if more CPU cores would.
@@ -91,7 +91,7 @@ class Wait:
         Args:
             rest_s: (rows,) step seconds without loading.
             part: (rows,) fraction of `rest_s` that is compute.
-            factor: a factor on all loading seconds.
+            factor: multiplies all loading seconds.
         """
         compute_s = part * rest_s
         done = np.minimum(1.0, self.crowd * compute_s / np.maximum(self.beside_s, 1e-30))
@@ -123,10 +123,10 @@ class Wait:
             mean: (rows,) mean of log step seconds without loading.
             covariance: (rows, rows) covariance of log step seconds without loading.
             noise: (rows,) noise variance of log step seconds without loading.
-            part: as in `step_s`.
+            part: (rows,) fraction of the step seconds without loading that is compute.
 
-        The results have the shapes of the first three arguments. They are linearised about the
-        mean.
+        The results have the shapes of the first three arguments. The covariance and the noise are
+        linearised about the mean.
         """
         rest = np.exp(mean)
         by_rest, by_load = self.slopes(rest, part)
@@ -172,9 +172,9 @@ class Loaders:
         """Return the seconds to load one sample on the instance type `name`.
 
         The results are the seconds of CPU time, the seconds of waiting for storage, and the
-        standard deviation of the logs of both. If the workload was not profiled on this type, its
-        profiles on other types are used. If the seconds of the fixed work (a benchmark; see
-        dataset.py) are known on both types, the CPU time is scaled with them.
+        standard deviation of the logs of both. If the workload was not profiled on this type, the
+        medians of its profiles on other types are used. If the seconds of the fixed work (a
+        benchmark; see dataset.py) are known on both types, the CPU time is scaled with them.
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
@@ -192,7 +192,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the data loading of `setups`; None if their workloads have no data loader."""
+        """Return the data loading of `setups`; None if none of their workloads has a loader."""
         if self.workers.keys().isdisjoint(setups.workloads):
             return None
 
@@ -243,16 +243,17 @@ def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
     """Return the standard deviation of `off` about 0, shrunk towards `prior_sd`.
 
     `off` (n,) are deviations from their mean or from the expected value, with `freedom` degrees of
-    freedom. The prior counts as _PSEUDO measurements.
+    freedom. The prior counts as 4 measurements (_PSEUDO).
     """
     return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 
 
 def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[TrainingData, Loaders]:
-    """Return the data without the seconds of data loading, and facts about the loaders.
+    """Return `data` with the seconds of data loading subtracted, and facts about the loaders.
 
-    `data` is the result of `at_nominal_speed`, with valid runs only. Measurements of workloads
-    whose loading was not profiled stay unchanged. `machines` are those of all measured types.
+    `data` is the result of `at_nominal_speed`, without the runs that `valid_runs` removes.
+    Measurements of workloads whose loading was not profiled stay unchanged. `machines` has the
+    machine of each measured instance type.
     """
     loaded = column(data.profiles, "load_s", np.nan).notna()
     if not loaded.any():
@@ -294,10 +295,11 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs with the seconds of loading subtracted from step_s and sync_s.
+    """Return the runs with the seconds of loading subtracted from step_s.
 
-    The second result is {workload: (mean, standard deviation) of log(measured / expected loading
-    seconds)}, as in `Loaders.off`.
+    sync_s, the wait for communication, is limited to 98 % of the new step_s. The second result is
+    {workload: (mean, standard deviation) of log(measured / expected loading seconds)}, as in
+    `Loaders.off`.
     """
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]

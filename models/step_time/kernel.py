@@ -35,11 +35,11 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return the prior standard deviation of each linear term at one level of the model.
+    """Return the prior standard deviation, between groups of rows, of each linear term.
 
     A linear term is a parameter of the formula (formula.py) or an effect on the log seconds of one
-    device (one_device.py). `level` is a field of Parameter, such as "kind". Terms that are not in
-    `names` get 0.
+    device (one_device.py). `level` says how rows are grouped: it is a field of Parameter, such as
+    "kind" (of device). Terms that are not in `names` get 0.
     """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
@@ -177,7 +177,7 @@ class StepCovariance:
 
     @property
     def variances(self) -> dict[str | None, float]:
-        """Return {name of a term: square of its learned standard deviation}, and 1 for None."""
+        """Return {term: square of its learned standard deviation}; the term None has 1."""
         squares = np.exp(2 * self.log_spreads).tolist()
         return {None: 1.0, **dict(zip(SPREADS, squares, strict=True))}
 
@@ -220,7 +220,7 @@ class GaussianProcess:
         values: FloatArray,
         noise: FloatArray,
     ) -> Self:
-        """Return the process conditioned on `values` at `inputs`; `noise` are variances."""
+        """Return the process conditioned on `values` at `inputs`, with noise variances `noise`."""
         bare = cls(covariance, inputs, noise, values)
         return cls(covariance, inputs, noise, scipy.linalg.cho_solve((bare.factor, True), values))
 
@@ -247,7 +247,7 @@ class GaussianProcess:
         return cross @ self.weights, np.maximum(prior - (white**2).sum(axis=0), 0.0)
 
     def left_out(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inverse covariance, and the leave-one-out error of each row.
+        """Return the inverse of the measurements' covariance, and each row's leave-one-out error.
 
         Each error is divided by its predicted standard deviation.
         """
@@ -256,15 +256,16 @@ class GaussianProcess:
 
 
 class StepProcess(GaussianProcess):
-    """The Gaussian process of linearised log step seconds."""
+    """The Gaussian process of log step seconds, with a linearised formula (see regressor.py)."""
 
     covariance: StepCovariance
 
     def deviations(self, X: FloatArray) -> FloatArray:
         """Return a (rows, linear terms) array: posterior mean deviations from the prior means.
 
-        A linear term is a parameter of the formula or an effect on log T1. A row's deviation is the
-        sum of the deviations of its groups, such as its kind of device and its workload.
+        A linear term is a parameter of the formula, or an effect on the log seconds of one device.
+        A row's deviation is the sum of the deviations of its groups, such as its kind of device and
+        its workload.
         """
         total = np.zeros((len(X), _LINEAR))
         pulls = self.inputs[:, :_LINEAR] * self.weights[:, None]
@@ -275,9 +276,10 @@ class StepProcess(GaussianProcess):
 
     @cached_property
     def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inputs of the distinct measured points, and the sum of weights of each point.
+        """Return the inputs of the distinct measured points, and the sum of `weights` of each.
 
-        Points are far fewer than measured rows, which makes `curves` several times faster.
+        A point is a workload in a mode, on a kind of device, with a batch. Points are far fewer
+        than measured rows, which makes `curves` several times faster.
         """
         columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
         columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)
@@ -291,10 +293,10 @@ class StepProcess(GaussianProcess):
         return inputs, weights
 
     def curves(self, X: FloatArray) -> FloatArray:
-        """Return a (points,) array: the part of the posterior mean of log T1 from smooth curves.
+        """Return a (points,) array: the posterior mean of the smooth curves in log T1.
 
         T1 is the seconds of one device. The curves depend on the batch and on the shape of a
-        transformer. `deviations` returns the other part, the linear terms. `X` is the result of
+        transformer. `deviations` returns the linear terms of log T1. `X` is the result of
         `point_inputs`.
         """
         inputs, weights = self._points
@@ -335,11 +337,11 @@ def point_inputs(points: Points) -> FloatArray:
 
 
 def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
-    """Return a (rows,) array of factors on the noise variances, above 1 for outliers.
+    """Return a (rows,) array of factors for the noise variances: above 1 for outliers, else 1.
 
-    With these factors, a fit approximates noise with Student's t distribution. `process` was fitted
-    with noise variances that were multiplied by `factor`. This is the result of the previous call,
-    or 1 in the first call.
+    Fits and calls of this function alternate, until the fit approximates noise with Student's t
+    distribution. `factor` is the result of the previous call (1 in the first call). `process` was
+    fitted with noise variances multiplied by `factor`.
     """
     square = factor * process.left_out()[1] ** 2
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

@@ -85,10 +85,11 @@ def learn_spreads(
 ) -> Spreads:
     """Learn residual standard deviations for each large cell, and for all small cells together.
 
-    A cell is a workload in one mode on one kind of device. It is large if it has at least ENOUGH
-    multi-device rows. All small cells share the same standard deviations. `residual` (rows,) is log
-    measured seconds minus log computed seconds. `noise_factor` (rows,) are factors on the noise
-    variances of the rows. The log of a variance may exceed its initial value by at most `growth`.
+    A cell is a workload in one mode on one kind of device. It is large if it has at least 40
+    multi-device rows (ENOUGH). All small cells share the same standard deviations. `residual`
+    (rows,) is log measured seconds minus log computed seconds. `noise_factor` (rows,) are factors
+    on the noise variances of the rows. The log of a variance may exceed its initial value by at
+    most `growth`.
     """
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
@@ -129,7 +130,7 @@ def _penalised(
     """Return an optimizer for scikit-learn's GaussianProcessRegressor that applies a normal prior.
 
     The hyperparameters have the prior N(`centre`, `sd`^2). The optimizer takes at most `most`
-    steps. It keeps the hyperparameters minus `centre` within `limits`.
+    steps. `limits` are the lower and the upper limit of (hyperparameter - `centre`).
     """
 
     def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:

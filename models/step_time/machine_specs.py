@@ -85,7 +85,7 @@ def _speed(row: _Row) -> float | None:
 
 
 def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[str, Machine]:
-    """Return a Machine for each row of `instance_types` and for each name in `seen`, by name.
+    """Return {name: Machine} for the rows of `instance_types` and for the names in `seen`.
 
     `seen` are the instance types that were measured. An unknown value is replaced by the median of
     the measured types, so that further rows of `instance_types` do not change predictions. An
@@ -114,7 +114,11 @@ def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[s
 
 
 def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
-    """Return the machine of a row; `cores`, `gbps` and `speed` replace unknown values."""
+    """Return the machine of a row of `read_machines`.
+
+    `cores`, `gbps` (Gbit/s between machines) and `speed` (peak fp32 TFLOP/s) replace unknown values
+    of the row. If NVLink connects the devices, a third of its rate is used instead of `gbps`.
+    """
     device, memory = _device(row), _positive(row.get("device_memory_gib"))
     known_gbps, known_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
     inside = _sheet(device, memory)[2]
@@ -153,8 +157,8 @@ def device_kind(name: str, machine: Machine) -> str:
 def _sheet(device: str, memory_gib: float | None) -> tuple[str, float, float]:
     """Return (name, peak fp32 TFLOP/s, Gbit/s of the link between devices) from a data sheet.
 
-    If there are several data sheets, the sheet with the most similar memory size is used. If there
-    is no data sheet, the three values are `device`, NaN and _INSIDE_GBPS.
+    If the device has data sheets for several memory sizes, the sheet nearest to `memory_gib` is
+    used. If there is no data sheet, the three values are `device`, NaN and _INSIDE_GBPS.
     """
     sheets = _sheets(device)
     if not len(sheets):
@@ -177,7 +181,7 @@ def data_sheets() -> pd.DataFrame:
     """Return the table gpu_data_sheets.csv, with the device as index.
 
     The columns have memory, bandwidth and rates without sparsity, and the date and the source of
-    each row. `checked` is the page with which the row was compared.
+    each row. `checked` is the address of the page with which the row was compared; NaN if none.
     """
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
@@ -209,11 +213,12 @@ _RATES = {
 
 
 def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Sheet:
-    """Return bandwidth and rate of a kind of device at a precision.
+    """Return the memory bandwidth and the rate of a kind of device at a precision.
 
-    `machines` are known instance types. A kind without a data sheet gets the stated rate of an
-    instance type of this kind, with a lower confidence if it is an accelerator. An unknown kind
-    gets the sheet UNKNOWN. A precision without a rate on the data sheet gets the fp32 rate.
+    `machines` are the known instance types. A kind without a data sheet gets the stated rate of an
+    instance type of this kind, and a bandwidth in proportion. If it is an accelerator, the
+    confidence is lower. An unknown kind gets the sheet UNKNOWN. A precision without a rate on the
+    data sheet gets the fp32 rate.
     """
     table = data_sheets()
     if kind in table.index:

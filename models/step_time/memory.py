@@ -5,11 +5,12 @@
 `base` are the bytes of one device that do not depend on the batch. `beside` are the additional
 bytes that a strategy holds, minus the bytes that sharding saves. `working` are the bytes of
 activations (a b for a batch of b samples) and of gradients (G). `headroom` is a fraction for gaps
-in the allocated memory. `context` are the bytes that torch and its communication need.
+in the allocated memory. `context` are the bytes that torch and its communication need. The other
+symbols are explained below the table.
 
     profiled    base and a are fitted to the profiled peaks base + max(G, a b)
     from facts  headroom = 0, base = context + S, and a is the minimum of
-                         (memory - 2 G) / batch              for every run that fitted
+                         (memory - 2 G) / batch              for each run that had enough memory
                          activation bytes per operation x operations per sample
 
                      beside                what it holds               working
@@ -60,11 +61,11 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 
 
 class Run(NamedTuple):
-    """A batch that ran without an out-of-memory error.
+    """The largest batch that ran on devices of a memory size without an out-of-memory error.
 
-    `memory` is the size of the device memory in bytes. `batch` is the largest batch that ran with
-    this memory. `ranks` is the number of ranks across which the training state was sharded; 1 if it
-    was not. `accumulates` is True if a step had several micro-steps.
+    `memory` is the size of a device's memory in bytes. `ranks` is the number of ranks across which
+    the training state was sharded; 1 if it was not. `accumulates` is True if a step had several
+    micro-steps.
     """
 
     memory: float
@@ -97,8 +98,9 @@ class MemoryModel:
 
     Attributes:
         workloads: the facts of each workload.
-        lines: (base bytes, activation bytes of a sample), fitted to profiles, by (workload, the
-            mode's equivalent on one device `Mode.alone`, instance type).
+        lines: (base bytes, activation bytes of a sample), fitted to profiles, by (workload,
+            one-device mode, instance type). A one-device mode (`Mode.alone`) has neither a
+            multi-device strategy nor offload.
         ran: the largest batches that ran without an out-of-memory error, by (workload, mode).
         per_operation: activation bytes per floating-point operation of a sample.
     """
@@ -149,11 +151,11 @@ class MemoryModel:
         return min([peak, *fitted])
 
     def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
-        """Return the runs of a workload and mode that show which batches fit.
+        """Return the runs of a workload and mode that show which batches fit in memory.
 
-        `gradients` are the gradient bytes. If `accumulates` is True, the batches of runs without
-        accumulation are reduced, because micro-steps after the first need more memory. The list is
-        empty for tensor parallelism, because a divided layer gathers more bytes on more ranks.
+        `gradients` are the bytes of all gradients. If `accumulates` is True, the batches of runs
+        without accumulation are reduced, because micro-steps after the first need more memory. The
+        list is empty for tensor parallelism: a divided layer gathers more bytes on more ranks.
         """
         found = []
         for run in self.ran.get((workload, mode), []) if not mode.divided else ():
@@ -181,8 +183,8 @@ class MemoryModel:
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
         """Estimate (base bytes, activation bytes of a sample) of a workload that was not profiled.
 
-        The activation bytes are the lowest of several estimates: from facts, and from each run that
-        fitted in memory. They are NaN if there is no such estimate.
+        The activation bytes are the lowest of several estimates: from the facts, and from each run
+        that did not run out of memory. They are NaN if there is no such estimate.
         """
         # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
@@ -228,10 +230,10 @@ def fit_memory(
     machines: Mapping[str, Machine],
     workloads: Mapping[str, WorkloadFacts],
 ) -> MemoryModel:
-    """Fit a MemoryModel to profiled peaks, and to the runs that fitted in memory.
+    """Fit a MemoryModel to profiled peaks, and to runs that did not run out of memory.
 
     Args:
-        profiles: frame with columns workload, instance_type, batch and peak_bytes.
+        profiles: frame with the columns of a mode, workload, instance_type, batch and peak_bytes.
         ran: the measured setups, which ran without an out-of-memory error.
         machines: the machine of each instance type.
         workloads: the facts of each workload.
@@ -251,7 +253,7 @@ def fit_memory(
 
 
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
-    """Return (base, a) of `peak = base + max(gradients, a batch)`, fitted by least squares.
+    """Return (base, a) of `peak = base + max(gradients, a * batch)`, fitted by least squares.
 
     Gradients are the larger term at small batches, and activations at large batches. All batches
     are tried as the boundary between the two. If gradients are the larger term at all batches,
@@ -281,7 +283,7 @@ def _lines(
 ) -> dict[tuple[str, Mode, str], Line]:
     """Return (base bytes, activation bytes of a sample) by (workload, mode, instance type).
 
-    They are fitted to the profiled peaks (see `one_device`).
+    Each pair is fitted to the peak memory in profiles of one device (see `one_device`).
     """
     if "peak_bytes" not in profiles:
         return {}

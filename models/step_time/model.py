@@ -1,6 +1,6 @@
 """Predict step seconds with 90 % intervals and joint draws.
 
-A model covers one provider. Equal data and an equal seed give equal models.
+A model covers one provider. The same data and seed give the same model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,10 +86,12 @@ class StepTimeModel:
             that `all_introduced` or `with_compressed` added.
         guessed: workloads that are predicted from facts, without measurements.
         measured: the measured setups.
-        run_sd: the standard deviation of log seconds between runs of a setup at different hours, by
-            the code of a kind of device; the key 0 stands for other kinds.
-        trained_on: ids of the training runs.
-        workload_digests, type_digests: digests of the definitions at the time of the fit.
+        run_sd: the standard deviation of log seconds between runs of the same setup at different
+            hours, by the code of a kind of device (`rows.code_of`). The key 0 stands for kinds
+            that were not measured.
+        trained_on: ids of the runs to which the model was fitted.
+        workload_digests, type_digests: digests of the definitions of workloads and instance types
+            at the time of the fit.
     """
 
     provider: str
@@ -153,7 +155,8 @@ class StepTimeModel:
         """Predict the step seconds of setups.
 
         Args:
-            setups: frame with measurement columns, at least workload, cluster, batch_per_device.
+            setups: a frame with the columns of a measurement. The columns workload, cluster and
+                batch_per_device are required.
 
         Returns:
             A frame with the index of `setups` and these columns:
@@ -167,12 +170,12 @@ class StepTimeModel:
             - input_s: seconds that loading adds to the step
             - input_by: what would shorten `input_s`: "loader workers", "processors" (more CPU
               cores), or "" if the step does not wait for batches
-            - nearest_doublings: distance to the nearest measured setup (nearest.py); NaN if the
-              workload has no runs in this mode
+            - nearest_doublings: distance to the nearest measured setup, in doublings (nearest.py);
+              NaN if the workload has no runs in this mode
 
         Raises:
             ValueError: if a workload, instance type or mode is unknown, if a setup belongs to
-                another provider, or if a text cannot be parsed.
+                another provider, or if a value of a column cannot be parsed.
         """
         return self.predict_arrays(self.read(setups)).set_index(setups.index)
 
@@ -345,7 +348,7 @@ class StepTimeModel:
                 )
             if workload in self.guessed and not all(map(self.can_guess, types)):
                 raise ValueError(
-                    f"workload {workload!r} was never measured: profile it or run it on one machine"
+                    f"workload {workload!r} is unmeasured: profile it, or use GPUs of known speed"
                 )
 
     def read(self, setups: pd.DataFrame) -> SetupArrays:
@@ -365,8 +368,8 @@ class StepTimeModel:
 def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     """Fit a model to the measurements of one provider.
 
-    Runs without a positive finite step time are left out. Equal data and an equal seed give equal
-    models.
+    Runs without a positive finite step time are left out. The same data and seed give the same
+    model.
 
     Raises:
         ValueError: if the data has neither a profile nor a valid run, or if it has measurements of
@@ -385,7 +388,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     setups = pooled(runs, machines)
     if not len(setups) + len(profiles):
         raise ValueError(
-            "nothing to learn from: there is no profile and no run with a positive step time"
+            "nothing to learn from: there are no profiles, and no run has a positive step time"
         )
     alone = one_device_rows(setups, profiles)
     parts = [setups.assign(noise_sd=0.0, source="run"), alone, probes]
@@ -461,9 +464,10 @@ def _facts(
 
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
-    """Return the median seconds of valid all-reduces between machines, by cluster and bytes.
+    """Return the median seconds of measured all-reduces between machines, by cluster and bytes.
 
-    The frame also has the columns of setups, with the workload PROBE.
+    Rows without positive finite bytes and seconds are left out. The frame also has the columns of a
+    setup; its workload is the placeholder PROBE.
     """
     frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
     frame = frame.assign(bytes=numbers(frame, "bytes"), seconds=numbers(frame, "seconds"))
@@ -524,9 +528,8 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     """Return a model that also predicts modes of `workload` that communicate differently from DDP.
 
-    A mode is added only if the model predicts the workload in a mode with the same `Mode.alone`,
-    the equivalent on one device. For tensor parallelism, the sizes of the divided layers must also
-    be known.
+    A mode is added only if the model predicts the workload in a mode with the same one-device mode
+    (`Mode.alone`). For tensor parallelism, the sizes of the divided layers must also be known.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

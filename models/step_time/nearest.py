@@ -44,11 +44,12 @@ def doublings(measured: SetupArrays, setups: SetupArrays) -> FloatArray:
 def _places(setups: SetupArrays, types: list[str]) -> FloatArray:
     """Return a (rows, 7 + len(types)) array: the coordinates of the setups.
 
-    The module's docstring defines share and unevenness. The first 4 columns are log2 of the batch
-    per device, the devices, the machines and the accumulation steps. The next 2 are the unevenness
-    of batches and of devices per machine. The next column is the sum of log2(1 + share) over all
-    instance types that are not in `types`. The last columns are log2(1 + share) of each type in
-    `types`.
+    The distance of two setups is the sum of the absolute differences of their coordinates. The
+    module's docstring defines share and unevenness. The first 4 columns are log2 of the batch per
+    device, and of the numbers of devices, machines and accumulation steps. The next 2 are the
+    unevenness of batches and of devices per machine. The next column is the sum of log2(1 + share)
+    over all instance types that are not in `types`. The last columns are log2(1 + share) of each
+    type in `types`.
     """
     ranks, instances = setups.ranks, setups.instances
     batch = setups.samples / setups.accumulation / ranks

@@ -2,8 +2,9 @@
 
     log T1 = mean + sum of effects (EFFECTS) x deviations + curves in the batch
 
-For a network with known operations (FLOPs), the mean depends on log(operations / rate) and on the
-memory bandwidth. All networks share an efficiency. Bandwidth (GB/s) and rate (TFLOP/s at the
+Deviations and curves are learned, with the prior mean 0. For a network with known operations
+(FLOPs), the mean depends on log(operations / rate) and on the memory bandwidth. In the prior, all
+such networks reach the same fraction of the rate. Bandwidth (GB/s) and rate (TFLOP/s at the
 precision) come from the device's data sheet. For a transformer, the mean is the log of a roofline,
 with N parameters, L layers of width h and sequences of s tokens. `tokens` is the number of tokens
 of the batch. k is 4/3 if activations are recomputed in the backward pass, else 1:
@@ -78,7 +79,7 @@ _INTENSITY, _USUAL_INTENSITY = 0.25, 312e12 / 2039e9
 
 
 class Transformer(NamedTuple):
-    """The shape of a decoder: number of parameters, number of layers, width, tokens of a sample."""
+    """The shape of a decoder: numbers of parameters and layers, width, and tokens per sample."""
 
     parameters: float
     layers: float
@@ -110,12 +111,12 @@ def prior(
     transformer: Transformer | None,
     recomputed: bool,
 ) -> tuple[float, list[float], list[float]]:
-    """Return the prior mean of log T1, the values of EFFECTS, and the shape features.
+    """Return the prior mean of log T1, a value for each of EFFECTS, and the shape features.
 
-    The shape features are log2 of a transformer's width, tokens and sequence, and 1 if activations
-    are recomputed; all are 0 for other networks. `middle` is log2 of the middle batch, the median
-    of the batches that were measured for the workload. `flops` are the floating-point operations of
-    a sample; 0 if unknown.
+    The shape features are log2 of a transformer's width, of the tokens in a batch and of the tokens
+    in a sequence, and 1 if activations are recomputed; all are 0 for other networks. `middle` is
+    log2 of the middle batch, the median of the batches that were measured for the workload. `flops`
+    are the floating-point operations of a sample; 0 if unknown.
     """
     octave = float(np.log2(batch)) - middle
     bandwidth, rate = (np.log(np.array(sheet[:2]) / np.array(USUAL))).tolist()

@@ -49,12 +49,12 @@ class Posterior:
     """The result of fitting the regression.
 
     Attributes:
-        reach: the number of devices of the largest measured cluster, by kind of device.
+        reach: the number of devices of the largest measured cluster, by code of a kind of device.
         process: the Gaussian process of log step seconds. It has no rows before the first
             iteration of the fit.
         spreads: standard deviations of residuals.
-        neighbours: the Gaussian process of each cell's residuals. A cell is a workload in one mode
-            on one kind of device.
+        neighbours: the Gaussian process of each cell's residuals, by code of the cell. A cell is a
+            workload in one mode on one kind of device.
     """
 
     reach: dict[float, float]
@@ -63,7 +63,10 @@ class Posterior:
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
 
     def times(self, X: Rows) -> Times:
-        """Return the formula's times at the posterior mean of its parameters."""
+        """Return the seconds of steps and their parts by the formula alone.
+
+        Its parameters are at their posterior mean.
+        """
         return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:

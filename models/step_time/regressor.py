@@ -126,7 +126,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         All single-device rows are used, and up to `most_rows` multi-device rows. These are drawn
         round-robin over the cells (a workload in one mode on one kind of device). Within a cell,
-        they are drawn round-robin over groups of rows with equal numbers and layouts of machines.
+        they are drawn round-robin over groups of rows. The rows of a group have the same number of
+        machines and the same devices per machine.
         """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]

@@ -21,9 +21,9 @@ SMALL = 0.0  # the code under which all cells with fewer rows share their spread
 class CellSpread(NamedTuple):
     """Standard deviations of residuals in a cell (a workload in one mode on one kind of device).
 
-    `spread` (3,) has those of the component with long length scales, the component with short
-    length scales, and the noise of a run. `kind` is the code of the kind of device (see
-    `rows.code_of`).
+    The three numbers of `spread` are the standard deviations of the component with long length
+    scales, the component with short length scales, and the noise of a run. `kind` is the code of
+    the kind of device (see `rows.code_of`).
     """
 
     spread: FloatArray
@@ -33,9 +33,8 @@ class CellSpread(NamedTuple):
 class Spreads:
     """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
 
-    The variances of an unknown cell are estimated from the known cells on the same kind of device.
-    They are the mean of these cells' variances, where the mean variance of all known cells counts
-    as a further cell.
+    An unknown cell gets the mean variances of the known cells on the same kind of device. The mean
+    over all known cells counts as another such cell.
     """
 
     def __init__(self, cells: dict[float, CellSpread]) -> None:
@@ -99,9 +98,10 @@ def fit_neighbours(
 
 
 def without_rows(spread: FloatArray) -> Neighbours:
-    """Return the Neighbours of a cell without rows: the prior process, which corrects nothing.
+    """Return the Gaussian process of a cell without measured rows, which corrects no prediction.
 
-    `spread` is as in `CellSpread`.
+    A cell is a workload in one mode on one kind of device. `spread` (3,) has the prior standard
+    deviations, as in `CellSpread`.
     """
     none = np.zeros(0)
     return Neighbours(_fitted(np.zeros((0, 5)), none, spread, none), 0.0, 0.0)
@@ -115,11 +115,12 @@ def _fitted(
 
 
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
-    """Return a factor by which the standard deviations of `process` should be multiplied.
+    """Return the factor that makes the standard deviations of `process` match its errors.
 
-    The factor is the ratio of cross-validation errors to predicted standard deviations, limited to
-    the range from 0.8 to 4. All rows of a cluster are left out together, because their errors have
-    common causes. Returns 1 if there are fewer than ENOUGH rows.
+    The errors come from cross-validation, which leaves out all rows with the same cluster together,
+    because their errors have common causes. With this factor, 90 % of the errors are inside the
+    90 % interval. It is limited to the range from 0.8 to 4. Returns 1 if there are fewer than 40
+    rows (ENOUGH).
     """
     if len(features) < ENOUGH:
         return 1.0
@@ -136,11 +137,12 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 def with_neighbours(
     spreads: Spreads, cells: dict[float, CellSpread], process: GaussianProcess, rows: Rows
 ) -> Spreads:
-    """Return the standard deviations in `cells`, with those that all smaller cells share added.
+    """Return the standard deviations of `cells`, plus a shared entry for all smaller cells.
 
-    `cells` has the cells with at least ENOUGH rows. The shared standard deviations come from
-    `spreads`. They are multiplied by a factor above 1 if the leave-one-out errors of the rows in
-    small cells exceed the standard deviations that `process`, fitted to `rows`, predicts.
+    A cell is a workload in one mode on one kind of device. `cells` has those with at least 40 rows
+    (ENOUGH). The shared standard deviations come from `spreads`. They are increased if they are too
+    small for the leave-one-out errors of `process` in the rows of small cells. `process` was fitted
+    to `rows`.
     """
     small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():

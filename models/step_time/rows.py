@@ -33,7 +33,7 @@ _STATE_PER_GRADIENT = 3.0
 _BESIDE = 0.95  # fraction of compute during which blocks of weights can be gathered
 _EVERYTHING = 1e18  # bytes of the last bucket if no part of the exchange can be hidden
 
-Cell = tuple[str, Mode, str]  # workload, mode of one device, kind of device
+Cell = tuple[str, Mode, str]  # workload, one-device mode (`Mode.alone`), kind of device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,8 @@ class WorkloadFacts:
 
     `flops` are those of one sample. `hidden_part` is the fraction of a step on one device that
     remains when the first bucket of gradients is ready. `last_bucket_bytes` is the size of the
-    bucket that is ready last. `divided` has the sizes of the layers that tensor parallelism splits.
+    bucket that is ready last. `divided` has the numbers of weights and activations of the layers
+    that tensor parallelism splits.
     """
 
     gradient_bytes: float = 0.0
@@ -133,9 +134,9 @@ class Rows(Line):
         return Rows(points=self.points, **picked)
 
     def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
-        """Return the rows; those at positions `probes` are changed to all-reduces without training.
+        """Return a copy in which the rows at positions `probes` describe an all-reduce alone.
 
-        `size` (probes,) are the bytes of the all-reduces.
+        Such a row has no training step. `size` (probes,) has the bytes of each all-reduce.
         """
         found = self.take(np.arange(len(self)))
         found.point[probes] = found.middle[probes] = -1
@@ -162,13 +163,14 @@ class SetupFacts:
     Attributes:
         machines: the machine of each instance type.
         workloads: the facts of each workload.
-        middle: log2 of the middle batch (the median of the measured batches), by (workload, mode of
-            one device). The mode of one device is `Mode.alone`.
-        batches: the smallest and the largest measured batch, by (workload, mode of one device).
+        middle: log2 of the middle batch (the median of the measured batches), by (workload,
+            one-device mode). A one-device mode (`Mode.alone`) has neither a multi-device strategy
+            nor offload.
+        batches: the smallest and the largest measured batch, by (workload, one-device mode).
         optimizer_part: the seconds of the optimizer divided by the one-device seconds at the middle
-            batch, by (workload, mode of one device, kind of device).
-        input_part: the fraction of one-device seconds spent on making batches, by (workload, mode
-            of one device, kind of device).
+            batch, by (workload, one-device mode, kind of device).
+        input_part: the fraction of one-device seconds spent on making batches, by (workload,
+            one-device mode, kind of device).
     """
 
     machines: dict[str, Machine]
@@ -187,8 +189,9 @@ class SetupFacts:
     def middle_of(self, workload: str, mode: Mode) -> float:
         """Return log2 of the middle batch: the median of the batches measured in `mode`.
 
-        If no batch was measured in `mode`, a transformer gets a batch of _USUAL_TOKENS tokens. Any
-        other workload gets the median over its other modes, or else over all workloads.
+        If no batch was measured in `mode`, a transformer gets a batch of 16,384 tokens. Any
+        other workload gets the median over its other modes, or else over all workloads, or else 32
+        samples.
         """
         if (workload, mode) in self.middle:
             return self.middle[workload, mode]
@@ -251,9 +254,9 @@ class SetupFacts:
         )
 
     def points(self, keys: list[Cell], batch: FloatArray) -> Points:
-        """Return Points, where point i is for `keys[i]` with a batch of `batch[i]` samples.
+        """Return the Points of the keys `keys[i]` with batches of `batch[i]` samples.
 
-        A key is a (workload, mode of one device, kind of device).
+        A key is a (workload, one-device mode, kind of device).
         """
         cells = {}
         for key in dict.fromkeys(keys):
@@ -315,10 +318,13 @@ class SetupFacts:
     def _features(self, setups: SetupArrays, link: IntArray) -> FloatArray:
         """Return a (rows, 5) array: the features on which the residual depends.
 
-        The features are log2(samples per device in a micro-step), log2(machines), log2(devices per
-        machine), 1 - mean / maximum of the devices per machine, and the mean over machines of
-        log2(peak fp32 rate / peak fp32 rate of the machine with the slowest link). `link` is the
-        result of `_slowest_link`.
+        1. log2 of the samples per device in a micro-step
+        2. log2 of the number of machines
+        3. log2 of the mean number of devices per machine
+        4. 1 - (mean / maximum) of the devices per machine
+        5. mean over machines of log2(peak fp32 rate / that of the machine with the slowest link)
+
+        `link` is the result of `_slowest_link`.
         """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
@@ -336,8 +342,8 @@ class SetupFacts:
     def _optimizer(self, cell: Cell) -> float:
         """Return the optimizer's seconds divided by the one-device seconds at the middle batch.
 
-        The middle batch is the median of the measured batches. `cell` is a (workload, mode of one
-        device, kind of device). If the kind of device was not profiled, the median over other kinds
+        The middle batch is the median of the measured batches. `cell` is a (workload, one-device
+        mode, kind of device). If the kind of device was not profiled, the median over other kinds
         is returned. Returns 0 if the workload was not profiled in this mode.
         """
         if cell in self.optimizer_part:

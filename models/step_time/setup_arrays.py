@@ -39,14 +39,14 @@ class SetupArrays:
     accumulation: FloatArray
 
     def dense(self) -> SetupArrays:
-        """Return the same setups, each in the mode that it is compared with (`Mode.dense`)."""
+        """Return the setups with DDP in place of strategies that communicate differently."""
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def compact(self) -> SetupArrays:
-        """Return the setups with the equal members of each setup merged into a single member.
+        """Return the setups with all instances of a setup merged into a single member.
 
-        The `count` of the member is the number of instances. If any setup has unequal members, all
-        setups are returned unchanged.
+        The `count` of the member is the number of instances. If the instances of any setup differ
+        in type, batch or layout, all setups are returned unchanged.
         """
         members = (self.kind, self.batch, self.layout)
         if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
@@ -102,9 +102,10 @@ class SetupArrays:
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], count: int
     ) -> tuple[FloatArray, ...]:
-        """Return `count` (rows, members) arrays of values for each workload and instance type.
+        """Return `count` arrays of the shape (rows, members), filled by the function `value`.
 
-        `value(workload, type)` returns `count` numbers, one for each array. Padding members get 0.
+        A member is an instance, or several equal instances, of a setup's cluster. For each member,
+        `value(workload, instance type)` returns `count` numbers, one for each array. Padding is 0.
         """
         width, last = len(self.names), len(self.workloads) * len(self.names)
         pair = np.where(self.kind >= 0, self.workload[:, None] * width + self.kind, last)
@@ -116,7 +117,8 @@ class SetupArrays:
     def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
         """Return a (rows, members) array: the value of each member's instance type.
 
-        `values` has a value for each of `names`. Padding members get `padded`.
+        A member is an instance, or several equal instances, of a setup's cluster. `values` has a
+        value for each instance type in `names`. Padding is `padded`.
         """
         return np.append(values, padded)[self.kind]
 
@@ -149,7 +151,7 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     are used. `devices` has the number of devices of each instance type.
 
     Raises:
-        ValueError: if a required column is missing or a text cannot be parsed.
+        ValueError: if a required column is missing or a value cannot be parsed.
     """
     for name in ("workload", "cluster", "batch_per_device"):
         if name not in frame:

@@ -1,1 +1,1 @@
-"""Check whether a refresh can run on this installation, and name the fixes."""
+"""Check whether a refresh can run on this installation, and say how to fix what prevents it."""

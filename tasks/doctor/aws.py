@@ -96,7 +96,10 @@ def _regions(api: Ec2Api, ec2: Ec2) -> str:
 def _clock(api: Ec2Api, answered_at_unix: float) -> str:
     ahead_s = api.now().timestamp() - answered_at_unix
     if abs(ahead_s) > MAX_CLOCK_S:
-        raise Wrong(f"this clock differs from AWS's by {ahead_s:+.0f} s: synchronize it with NTP")
+        raise Wrong(
+            f"the clock of this computer is {ahead_s:+.0f} s from AWS's clock: synchronize it"
+            " with NTP"
+        )
     return f"{ahead_s:+.0f} s from AWS's clock"
 
 
@@ -120,7 +123,7 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
     stated = answer.get("LocationConstraint")
     region = {None: "us-east-1", "EU": "eu-west-1"}.get(stated, stated)
     if region not in ec2.regions:
-        raise Wrong(f"{ec2.bucket} is in {region}: add that region to [ec2] regions")
+        raise Wrong(f"bucket {ec2.bucket} is in {region}: add this region to [ec2] regions")
     return f"{ec2.bucket} is in {region}"
 
 
@@ -140,7 +143,7 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
     granted = any(str(one["Grantee"].get("URI", "")).endswith(_EVERYBODY) for one in grants)
     by_policy = status.get("IsPublic") and not blocked.get("RestrictPublicBuckets")
     if by_policy or (granted and not blocked.get("IgnorePublicAcls")):
-        raise Wrong(f"{ec2.bucket} is public: run `aws s3api put-public-access-block` on it")
+        raise Wrong(f"bucket {ec2.bucket} is public: run `aws s3api put-public-access-block` on it")
     return "the bucket is not public"
 
 
@@ -155,7 +158,7 @@ def _usable(api: Ec2Api, ec2: Ec2) -> str:
     try:
         api.ask("s3:GetObject", region, **words)
         if not api.ask("s3:ListBucket", region, Bucket=ec2.bucket, Prefix=key).get("Contents"):
-            raise Wrong(f"{key} was written, but listing the bucket does not show it")
+            raise Wrong(f"object {key} was written, but listing the bucket does not show it")
     finally:
         api.ask("s3:DeleteObject", region, **words)
     return f"an object under {ec2.prefix}/ was written, read, listed and deleted"
@@ -178,7 +181,7 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
     """Check the machine image and the subnets, and dry-run a launch of two machines.
 
-    Their instance type is the type of [ec2] instance_types with the fewest cores.
+    The machines have the instance type with the fewest cores in [ec2] instance_types.
     """
     check, several = f"launches in {region}", packaged().several_interfaces
     pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
@@ -195,8 +198,8 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
         image = api.image(region, ec2.ami_parameter)
         if image.get("Architecture", "x86_64") != "x86_64":
             raise Wrong(
-                f"{image['ImageId']} is for {image['Architecture']}: set [ec2] ami_parameter to an"
-                " x86_64 image"
+                f"image {image['ImageId']} is for {image['Architecture']}: set [ec2] ami_parameter"
+                " to an x86_64 image"
             )
         spec = launch_spec(
             api, ec2, cluster, deadline_unix=0, lease_id="doctor", controller="doctor"
@@ -242,7 +245,7 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one vCPU quota allows one machine.
+    """Check that at least one vCPU quota is large enough for a machine.
 
     The quotas are those for the market that [campaign] of srift.toml sets. Each quota is compared
     with the vCPUs of the smallest instance type that it limits.

@@ -1,4 +1,4 @@
-"""Replace the placeholders in the IAM policies of deployments/iam by this installation's names."""
+"""Replace the placeholders in the IAM policies of deployments/iam with the installation's names."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None)
     Raises SettingsError if no bucket is set or deployments/iam is missing.
     """
     if ec2.bucket is None:
-        raise SettingsError("set bucket under [ec2] in srift.toml: the policies name the bucket")
+        raise SettingsError("set bucket under [ec2] in srift.toml: the IAM policies need its name")
     if not FOLDER.is_dir():
         raise SettingsError(f"{FOLDER} is missing: run this command in a checkout of Srift")
     names = {

@@ -52,8 +52,9 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
     """Refuse a refresh whose checks fail.
 
-    A refresh that spends no money needs only a writable SRIFT_HOME and the workloads' data. A
-    refresh that spends money must pass all checks.
+    A refresh spends money if the provider's machines cost money and `max_usd` is above 0. Then it
+    must pass all checks. Any other refresh needs only a writable SRIFT_HOME and the workloads'
+    data.
 
     Raises:
         Wrong: if SRIFT_HOME is not writable or its disk is nearly full.
@@ -86,7 +87,7 @@ def share_warehouse(settings: Settings) -> str:
     """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):
-        raise SettingsError("no warehouse is shared: add a section [shared] to srift.toml")
+        raise SettingsError("no shared warehouse is set: add a section [shared] to srift.toml")
     copied = shared.carry_over(file)
     rows = [f"{count} rows of {table}" for table, count in copied.items() if count]
     return f"copied to {shared}: {', '.join(rows) or 'nothing new'}. {file} is no longer used"

@@ -42,7 +42,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     Returns a dictionary with the workload, its entrypoint, the batch per device, notes, and the
     outcome for each precision.
 
-    timeout_s: maximum seconds for the steps, without the installation of requirements.
+    timeout_s: maximum seconds for the steps. The installation of requirements does not count.
 
     Raises:
         SettingsError: if the workload is unknown, or its code or data cannot be sent to machines.
@@ -100,7 +100,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         except subprocess.TimeoutExpired:
             raise CheckFailed(
                 f"two steps of {batch} samples took more than {timeout_s:g} s:"
-                " allow more with --timeout"
+                " allow more time with --timeout"
             ) from None
         if not answer.exists():
             raise CheckFailed(
@@ -124,7 +124,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
 
 
 def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Write the workload's code and the agent's package below `place`, as on a machine."""
+    """Write the workload's code and Srift's agent below `place`, as they lie on a machine."""
     content, target = source.travels_as(source.read()), place / "home" / file.file
     target.parent.mkdir(parents=True)
     if file.folder:
@@ -136,7 +136,10 @@ def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:
-    """Return an error that lists the failed precisions; None if all precisions trained."""
+    """Return an error that lists the failed precisions, or None if no precision failed.
+
+    found: the result of `check_workload`.
+    """
     lines = [
         f"in {one['precision']}: {one['problem']}" for one in found["precisions"] if one["problem"]
     ]

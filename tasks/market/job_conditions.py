@@ -82,8 +82,8 @@ def experience_of(workspace: Workspace) -> Experience:
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
     """Fit the start-up seconds of machines, for each market and instance type.
 
-    launches: a row for each launch. local: True for local hosts. They start in the same way in both
-    markets, so each local launch counts in both.
+    launches: a row for each launch. local: True for local hosts. Local spot hosts start like local
+    on-demand hosts, so each local launch counts in both markets.
     """
     if not local:
         return fit_startup(launches, EC2_STARTUP_S)

@@ -39,11 +39,11 @@ Filters = Sequence[tuple[str, str]]  # (column of COLUMNS, text) pairs, see `mat
 
 
 def note_definitions(workspace: Workspace, now: datetime) -> None:
-    """Store the current definitions of workloads and instance types in the warehouse.
+    """Store the definitions (fields and digests) of workloads and instance types in the warehouse.
 
-    If the provider does not answer, the definitions that ship with Srift are stored, but only for
-    instance types that have no stored definition. Replacing a definition could change it, and then
-    measurements of the instance type would no longer count.
+    If the provider does not answer, the instance types that ship with Srift are stored, but only
+    those that are not yet in the warehouse. Replacing a stored definition could change its digest,
+    and then measurements of the instance type would no longer count.
     """
     name = workspace.provider.name
     try:
@@ -184,8 +184,8 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 def current_offers(workspace: Workspace) -> list[Offer]:
     """Return the newest offers in the warehouse, at the prices that this installation pays.
 
-    The discounts in the present settings are applied. Offers of instance types without a definition
-    in the warehouse are left out.
+    The discounts in the present settings are applied. Offers of instance types that the warehouse
+    does not describe are left out.
     """
     query = "from {} where provider = $provider"
     params = {"provider": workspace.provider.name}

@@ -1,1 +1,1 @@
-"""Check for drift and slow runs, judge past recommendations, and report dollars and status."""
+"""Check for drift and slow runs, judge past recommendations, and report spending and status."""

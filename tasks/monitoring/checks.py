@@ -1,8 +1,8 @@
 """Compare new runs with predictions, and store drift, slow runs and the regret of past choices.
 
-The regret of a choice is its loss against the best choice that is now known. A promise is the step
-time, hours and dollars that the published table predicted for a choice. The checks run before a new
-model learns from the new runs.
+A choice is a published recommendation. Its regret is its extra cost over the best choice that is
+now known. Its promises are the step time, hours and dollars that the published table predicted. The
+checks run before a new model learns from the new runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,10 +66,10 @@ def _store(
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """Return the drifting instance types as {name: time of the newest judged run}.
+    """Return the drifting instance types as {name: time of its newest run tested for drift}.
 
-    A type is drifting if too many of its new runs lie outside their predicted intervals. All runs
-    of the type up to the given time must be repeated.
+    A type is drifting if too many of its new runs lie outside their predicted intervals. All its
+    runs up to this time must be measured again.
     """
     drifting = workspace.mart("drift", drifting=True)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
@@ -81,9 +81,9 @@ def note_alarms(
 ) -> list[str]:
     """Store an alarm for each slow run: a run much slower than the model in use predicts.
 
-    Only runs from which the model has not learned are checked. Returns sentences about slow runs,
-    and about slow machines of the refresh `refresh_id`. If there is no model (`champion` is None),
-    only machines are checked.
+    Only runs to which the model was not fitted are checked. Returns sentences about slow runs, and
+    about slow machines of the refresh `refresh_id`. If there is no model (`champion` is None), only
+    machines are checked.
     """
     cautions = slow_runs.slow_machines(workspace.mart("machine_speeds", refresh_id=refresh_id))
     if champion is None:
@@ -113,7 +113,7 @@ def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
 
 
 def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
-    """Return the runs that the model can predict and from which it has not learned."""
+    """Return the runs that the model can predict and to which it was not fitted."""
     known = set(model.workloads) - model.guessed
     met = runs["cluster"].map(lambda cluster: model.measured_types.issuperset(types_of(cluster)))
     unseen = ~runs["run_id"].isin(model.trained_on) & runs["workload"].isin(known)

@@ -28,8 +28,8 @@ _AGES = ("published_at", "price_as_of", "newest_measurement_at")
 def status_of(provider: str) -> dict[str, Any]:
     """Return the state of an installation, as `srift status --json` prints it.
 
-    The dictionary has the running refresh, the leases (records of launches), the ages of the
-    published table in hours, drift, alarms about slow runs, and sentences about stale data and
+    The dictionary has the running refresh, the leases (records of launches), facts about the
+    published table and its age, drift, alarms about slow runs, and sentences about stale data and
     other problems.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
@@ -74,8 +74,9 @@ def status_of(provider: str) -> dict[str, Any]:
 def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
     """Return facts about the published table, and sentences about its stale contents.
 
-    The facts are the number of rows, the model version and ages in hours. They are None if the
-    table is missing, damaged, or has no rows of this provider.
+    The facts are the number of rows, the model version and the hours since the newest prices,
+    measurements and publication. They are None if the table is missing, damaged, or has no rows of
+    this provider.
     """
     try:
         frame = read_published(workspace.published)

@@ -48,9 +48,10 @@ class LeaseUnreadable(ProviderError):
 class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
-    `unswept` is {region or lease: why it could not be checked or its machines did not end}. `done`
-    has one sentence for each lease or machine that the search ended or could not end. `provider` is
-    the provider's name, or "" if several providers are affected.
+    `unswept` is {region or lease: reason}. The reason says why the region or lease could not be
+    checked, or why its machines did not end. `done` has one sentence for each lease or machine that
+    the search ended or could not end. `provider` is the provider's name, or "" if several providers
+    are affected.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -157,7 +158,7 @@ class RunningCluster(Protocol):
         return
 
     def unsettle(self) -> None:
-        """Remove the CPU quotas of `settle`, so that the next run on these machines starts fast."""
+        """Remove the CPU quotas that `settle` set, so that the next run starts fast."""
         return
 
     def nodes(self) -> Sequence[NodeState]:
@@ -173,10 +174,10 @@ class RunningCluster(Protocol):
         """Return the cost in dollars since the machines were acquired; None if unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Set each machine's download cost to `usd` dollars, in addition to its other costs.
+        """Set the cost of each machine's downloads from S3 to `usd` dollars per machine.
 
-        This is the cost of one machine's downloads from S3. A machine that later replaces a lost
-        machine gets the same download cost. Does nothing on a provider without S3.
+        The cost is added to the machine's other costs. A machine that later replaces a lost machine
+        gets the same download cost. Does nothing on a provider without S3.
         """
         return
 
@@ -219,7 +220,7 @@ class Provider(Protocol):
         """
 
     def limits(self) -> list[str]:
-        """Return one sentence for each thing that this provider cannot do here, with a fix."""
+        """Return one sentence, with a fix, for each thing that this provider cannot do here."""
 
     def fits(self, cluster: Cluster) -> str:
         """Return why this provider can never launch the cluster here; "" if it can."""
@@ -303,7 +304,7 @@ class Provider(Protocol):
         return []
 
     def was_used(self) -> bool:
-        """Return True if this SRIFT_HOME may have machines or leases at this provider."""
+        """Return True if this SRIFT_HOME may have machines or leases with this provider."""
         return True
 
 

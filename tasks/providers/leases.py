@@ -3,6 +3,7 @@
 lease.json is written before machines are requested, so that no machine runs without a record.
 
 <root>/<lease_id>/lease.json   what was started, and how the launch ended
+                  controller   locked by the process that launched the machines, until it dies
                   mailbox/     the machines' files, kept until the warehouse has loaded them
 """
 
@@ -24,18 +25,19 @@ from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 from models.domain.cluster import Cluster
 
 from .base import EndedLease, Lease, LeaseUnreadable, ProviderError
-from .local.processes import Process, boot_id, is_running, myself
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+# File descriptors of the locks that this process holds, by the folder of the lease. The kernel
+# releases the locks when the process dies.
+_CONTROLLED: dict[Path, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldLease:
     """The fields of lease.json that all providers share.
 
-    `controller` is the process that launched the machines. `boot_id` is the kernel's id of the boot
-    in which this process was started. `ended_at`, `usd` (the cost) and `outcome` are set when the
-    launch ends.
+    `controller` is the PID of the process that launched the machines. `ended_at`, `usd` (the cost)
+    and `outcome` are set when the launch ends.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -46,8 +48,7 @@ class HeldLease:
     usd_per_hour: float | None
     started_at: AwareDatetime
     deadline_at: AwareDatetime
-    boot_id: str
-    controller: Process
+    controller: int
     ended_at: AwareDatetime | None = None
     usd: float | None = None
     outcome: str = ""
@@ -68,28 +69,22 @@ class HeldLease:
             usd_per_hour=cluster.usd_per_hour,
             started_at=now,
             deadline_at=now + timedelta(seconds=deadline_s),
-            boot_id=boot_id(),
-            controller=myself(),
+            controller=os.getpid(),
             **fields,
         )
-
-    @property
-    def controller_alive(self) -> bool:
-        """Return True if the process that launched the machines still runs."""
-        return self.boot_id == boot_id() and is_running(self.controller)
 
     @property
     def is_held(self) -> bool:
         return self.ended_at is None
 
-    def why_end(self, now: datetime, *, all_of_them: bool) -> str:
+    def why_end(self, now: datetime, *, controller_alive: bool, all_of_them: bool) -> str:
         """Return why this launch must end at time `now`; "" if it may continue.
 
-        It must end if the process that made it has died, its deadline has passed, or `all_of_them`
-        is True.
+        It must end if the process that made it has died (`controller_alive` is False), its deadline
+        has passed, or `all_of_them` is True.
         """
-        if not self.controller_alive:
-            return f"its controller (process {self.controller.pid}) is gone"
+        if not controller_alive:
+            return f"its controller (process {self.controller}) is gone"
         if now >= self.deadline_at:
             return f"its deadline was {self.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
         return "all leases have to end" if all_of_them else ""
@@ -99,9 +94,9 @@ class HeldLease:
         names = [field.name for field in fields(kind) if hasattr(self, field.name)]
         return {name: getattr(self, name) for name in names}
 
-    def held(self) -> Lease:
+    def held(self, *, controller_alive: bool) -> Lease:
         """Convert to a `Lease`, the form that the provider interface returns."""
-        return Lease(**self.shared(Lease))
+        return Lease(**self.shared(Lease), controller_alive=controller_alive)
 
 
 L = TypeVar("L", bound=HeldLease)
@@ -141,7 +136,7 @@ class LeaseFolder(Generic[L]):
             yield
 
     def create(self, lease: L) -> None:
-        """Create the lease's folder with lease.json.
+        """Create the lease's folder with lease.json. This process becomes its controller.
 
         Raises ProviderError if the folder exists already or lease.json cannot be written.
         """
@@ -151,12 +146,35 @@ class LeaseFolder(Generic[L]):
         except FileExistsError:
             raise ProviderError(f"lease {lease.lease_id} exists already") from None
         try:
+            lock = os.open(directory / "controller", os.O_CREAT | os.O_WRONLY, 0o644)
+            _CONTROLLED[directory] = lock
+            fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(lease)
         except OSError as error:
             self.forget(lease.lease_id)
             raise ProviderError(
                 f"{directory} cannot be written ({error.strerror}); nothing was started"
             ) from error
+
+    def controller_alive(self, lease_id: str) -> bool:
+        """Return True if the process that created the lease still runs, in any container.
+
+        Returns True if this cannot be determined. The lease then ends at its deadline.
+        """
+        try:
+            with (self.directory(lease_id) / "controller").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:  # another process holds the lock, or the file cannot be read
+            return True
+        return False
+
+    def release(self, lease_id: str) -> None:
+        """Stop being the lease's controller, as if this process had died."""
+        descriptor = _CONTROLLED.pop(self.directory(lease_id), None)
+        if descriptor is not None:
+            os.close(descriptor)
 
     def write(self, lease: L) -> None:
         """Write lease.json. Raises OSError on failure; the previous file is then kept."""
@@ -171,7 +189,7 @@ class LeaseFolder(Generic[L]):
         try:
             lease = self._schema.validate_json(path.read_bytes())
             if lease.lease_id != lease_id:
-                raise ValueError(f"its lease_id is {lease.lease_id}, not {lease_id}")
+                raise ValueError(f"the file's lease_id is {lease.lease_id}, not {lease_id}")
             return lease
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -219,7 +237,11 @@ class LeaseFolder(Generic[L]):
         start and deadline, and `controller_alive` = True.
         """
         found, unreadable = self.read_all()
-        held = [lease.held() for lease in found if lease.is_held]
+        held = [
+            lease.held(controller_alive=self.controller_alive(lease.lease_id))
+            for lease in found
+            if lease.is_held
+        ]
         for lease_id, error in unreadable.items():
             moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
             unknown = Lease(
@@ -244,6 +266,7 @@ class LeaseFolder(Generic[L]):
 
     def forget(self, lease_id: str) -> None:
         """Delete a lease's folder with its mailbox. Does nothing if there is no folder."""
+        self.release(lease_id)
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)
 
     def forget_ended(self, lease_id: str) -> None:

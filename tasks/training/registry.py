@@ -253,7 +253,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
 
 
 def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
-    """Download the model in use with MLflow, and return its version and folder.
+    """Let MLflow download the model in use, and return its version and folder.
 
     Returns None if no model is in use.
     """

@@ -1,4 +1,4 @@
-"""Fit a model, score it on held-out runs, and promote it if it beats the model in use."""
+"""Fit a model, score it on held-out runs, and promote it unless it is worse than the champion."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ def register(
 
     If another computer of the team has promoted a model since `challenger` was compared, the new
     model is compared again, with that model.
-    frames: {name: measurements}, to which the new model was fitted.
+    frames: the measurements to which the new model was fitted.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(

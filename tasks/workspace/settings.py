@@ -182,7 +182,7 @@ class WorkloadSettings(_Section):
             if not _VARIABLE.fullmatch(name):
                 raise ValueError(f"{name!r} is not a valid name of an environment variable")
             if any(fnmatchcase(name, pattern) for pattern in _RESERVED.split()):
-                raise ValueError(f"{name} is reserved: Srift, torchrun or the machine sets it")
+                raise ValueError(f"{name} is reserved: remove it. Srift or the machine sets it")
         return env
 
     @field_validator("data")
@@ -467,7 +467,7 @@ def load_settings(file: Path | None = None) -> Settings:
         )
     if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
         raise SettingsError(
-            f"{path} is another user's and may run code: if you trust it, cd {path.parent} first"
+            f"{path} belongs to another user and may run code: to trust it, cd {path.parent} first"
         )
     try:
         body = tomllib.loads(path.read_text())
@@ -524,5 +524,5 @@ def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
             _merge(body[key], value)
         else:
             raise ValueError(
-                f"{key} has a single value, but a SRIFT_* variable uses it as a section"
+                f"{key} is a single value, but an environment variable SRIFT_* sets a key in it"
             )

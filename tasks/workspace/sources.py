@@ -192,8 +192,8 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
     """Return the files to send as {name: path}, and the names of symbolic links that are not sent.
 
     A symbolic link is not sent if it leads to a folder, out of `root`, or to a file that is not
-    sent. Hidden files, Python environments, compiled code and the paths in `without` are not sent
-    either, but are in neither result.
+    sent. Hidden files, Python environments, compiled code and the paths in `without` are omitted:
+    they are not sent, and the result does not name them.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []

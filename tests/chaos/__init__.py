@@ -1,12 +1,14 @@
-"""Chaos: seeded scenarios drive the real controller against AWS in memory; invariants hold after.
+"""Run the code that launches machines in random scenarios on a simulated AWS, and check invariants.
 
     python -m tests.chaos --scenarios 200 --seed 2026       a table by kind; --only N shows one
 
-Real: caps, launches, the service of a launch, the mirror of S3, loading into DuckDB, the reaper.
-Scripted: the orders, AWS (tests/fake_ec2.py), the machines (`node`, `gang`), one clock for all. A
-controller is killed at a call of AWS, a write to its disk or a transaction, and comes back as a new
-provider on the same home. `checks` states the invariants.
+The product's code is real: it checks caps, launches machines, controls them, copies their files
+from S3, loads records into DuckDB, and ends machines that are left over (reaps). The process that
+runs it is called the controller. AWS (tests/fake_ec2.py), the machines (`node`, `gang`) and the
+clock are simulated. A scenario says which launches to make and what goes wrong. It may kill
+the controller at a call to AWS, a write to disk or a transaction. A new controller then continues
+with the same SRIFT_HOME. `checks` has the invariants.
 
-The bill is the world's own: seconds that a machine lived (a minute at least) by its price. Spot
-prices move between planning and launch, not while a machine runs.
+The simulation computes the bill: the seconds that each machine lived (at least a minute) times its
+price. Spot prices change between planning and launch, but not while a machine runs.
 """

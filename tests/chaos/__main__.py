@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --scenarios 200 --seed 2026`: a table by kind; exits 1 on a failure."""
+"""Run random scenarios and print a table by kind of scenario. Exits with 1 if a scenario fails."""
 
 import argparse
 import sys

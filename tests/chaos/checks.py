@@ -1,4 +1,4 @@
-"""The invariants that hold after every scenario; a sentence for each that is broken."""
+"""Check the invariants that must hold after every scenario."""
 
 import json
 from collections import defaultdict
@@ -11,7 +11,11 @@ ROUNDING_USD = 0.005  # AWS states whole seconds
 
 
 class Checks:
-    """The world after a scenario, and the rows of the warehouse by run and by lease."""
+    """The invariants of a scenario. Each check yields a sentence per violation.
+
+    `runs` and `of_lease` are the rows of raw_runs by run id and by lease id. `ledger` has the rows
+    of raw_leases by lease id.
+    """
 
     def __init__(self, campaigns):
         self.campaigns, self.world = campaigns, campaigns.world
@@ -30,14 +34,17 @@ class Checks:
         return [*self.campaigns.wrong, *(sentence for check in checks for sentence in check())]
 
     def machines(self):
-        """No machine outlives its deadline or the last reaping."""
+        """Check that no machine outlived its deadline or the last run of the reaper."""
         if self.world.overdue:
             yield f"alive past the deadline: {', '.join(sorted(self.world.overdue))}"
         if alive := self.world.alive():
             yield f"alive after the last reaping: {', '.join(one.instance_id for one in alive)}"
 
     def records(self):
-        """An uploaded record is in the warehouse once, as it was; a broken one is a failed row."""
+        """Check that the warehouse has each uploaded record exactly once and unchanged.
+
+        A broken record must have a row whose status is not "measured".
+        """
         for (lease_id, run_id), contents in self.world.uploaded().items():
             found = self.runs.get(run_id, [])
             if len(found) != 1:
@@ -55,7 +62,10 @@ class Checks:
                 yield f"{name} is {len(rows)} times in the warehouse"
 
     def money(self):
-        """By the bill of the world: within the caps, and all of it in the ledger."""
+        """Check that spending was within the caps, and that the warehouse has all of it.
+
+        `ChaosAws.bills` computes the spending from the lifetimes of the machines.
+        """
         bills, month_usd = self.world.bills(), self.world.month_usd
         for refresh_id, cap_usd in self.campaigns.caps.items():
             spent = sum(usd for name, usd in bills.items() if name.startswith(f"{refresh_id}-"))
@@ -69,7 +79,7 @@ class Checks:
                 yield f"lease {lease_id} cost ${usd:.4f}, and the ledger says {recorded[0]}"
 
     def outcomes(self):
-        """Every launch that lost runs or machines, or was refused, has rows that explain it."""
+        """Check that rows explain each refused launch, and each loss of runs or machines."""
         throttled = THROTTLED & {*self.world.kinds}
         for lease_id, (launch, outcome) in self.campaigns.served.items():
             rows = self.of_lease[lease_id]
@@ -98,7 +108,7 @@ class Checks:
                 yield f"{lease_id} had machines when its controller was killed, and has no row"
 
     def rows(self):
-        """Reasons are given and true."""
+        """Check that each run without a measurement has a reason, and that the reason is true."""
         dumb = {"hangs", "mute", "uploads fail"} & {
             trouble.kind
             for trouble in self.world.troubles

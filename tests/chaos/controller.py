@@ -1,6 +1,7 @@
-"""The controller as flows/refresh.py and flows/measure.py run it, again and again until it is done.
+"""Run refreshes as flows/refresh.py and flows/measure.py do, until all orders are served.
 
-Only the orders are scripted; caps, launches, loading and reaping are real.
+An order is a launch that a scenario requests. Orders are scripted. The product's code checks caps,
+launches machines, loads records, and ends machines that are left over (reaps).
 """
 
 import atexit
@@ -33,10 +34,14 @@ _BATCHES = {"profile": (4, 8), "probe": ()}
 
 
 class Campaigns:
-    """A home and its refreshes.
+    """A SRIFT_HOME and the refreshes that run in it.
 
-    `caps`: refresh id -> dollars. `started`, `served`: launches by lease id, with their outcome.
-    `wrong`: what must never happen, seen while it happened.
+    Attributes:
+        caps: {refresh id: cap in dollars}.
+        started: {lease id: launch}.
+        served: {lease id: (launch, outcome)}.
+        todo: the orders that are not yet served.
+        wrong: a sentence for each violation that was seen during the scenario.
     """
 
     def __init__(self, world, folder):
@@ -61,7 +66,7 @@ class Campaigns:
         return Workspace(settings=settings, warehouse=self.warehouse, provider=self.home.provider)
 
     def run(self):
-        """Refresh after refresh, one more after every death, until all orders are served."""
+        """Run refreshes until all orders are served. Each death is followed by a new controller."""
         while True:
             try:
                 if self.refresh():
@@ -77,7 +82,10 @@ class Campaigns:
                     self.fail_to_read()
 
     def refresh(self):
-        """As flows/refresh.py: reap, then measure under a cap. False if the reaper was blind."""
+        """Run a refresh as flows/refresh.py does: reap, then measure under a cap.
+
+        Returns False, without measuring, if the reaper could not search every region.
+        """
         world, here = self.world, self.here
         refresh_id = f"r{len(self.caps)}"
         self.caps[refresh_id] = world.cap_usd
@@ -96,7 +104,7 @@ class Campaigns:
         return True
 
     def fail_to_read(self):
-        """No lease can be read: nothing is ended, nothing bought, until a person fixes it."""
+        """Make lease files unreadable for half an hour, and check that nothing is bought."""
         world = self.world
         with self._unreadable() as files:
             try:
@@ -118,7 +126,7 @@ class Campaigns:
         self.home.die()
 
     def mend(self):
-        """AWS answers again, and the reaper comes until nothing can be unsettled."""
+        """End all faults, then run the reaper three times. No machine may be left after that."""
         world = self.world
         world.faults.clear()
         world.deaths.clear()
@@ -131,7 +139,10 @@ class Campaigns:
         self.wrong += [problem] if problem else []
 
     def _reap(self):
-        """End and load what is over; why the reaper could not look everywhere."""
+        """End machines whose launch is over, and load their records, as the reaper does.
+
+        Returns "", or why the reaper could not search every region.
+        """
         try:
             sentences = end_and_collect(self.here, self.world.now)
         except NotSwept as error:
@@ -142,7 +153,7 @@ class Campaigns:
         return ""
 
     def _measure(self, here, launch, lease_id, tally):
-        """As flows/measure.py, for one launch."""
+        """Make one launch as flows/measure.py does, and load its records."""
         self.started[lease_id] = launch
         served = serve_launch(here, launch, lease_id, tally)
         self.world.note(f"{lease_id}: {served.outcome}")
@@ -154,7 +165,10 @@ class Campaigns:
 
     @contextmanager
     def _unreadable(self):
-        """Yield the lease files, which are as a newer version would have written them."""
+        """Make all lease files unreadable in the block, as if a newer version had written them.
+
+        Yields the paths of the files.
+        """
         leases = self.home.leases
         files = [leases.directory(lease_id) / "lease.json" for lease_id in leases.ids()]
 
@@ -170,7 +184,7 @@ class Campaigns:
 
 
 def launch_of(order):
-    """What the campaign would plan, at the prices that it knows."""
+    """Return the launch of an order as the campaign would plan it, at the warehouse's prices."""
     known = {
         offer.instance_type.name: offer
         for offer in known_offers()
@@ -196,13 +210,16 @@ def launch_of(order):
 
 
 def known_offers():
-    """Prices as the warehouse has them."""
+    """Return the offers in the warehouse with which every scenario starts."""
     return _template()[1]
 
 
 @cache
 def _template():
-    """A project whose warehouse knows types and prices, and these; made once a process."""
+    """Return (folder of a project, offers). The project's warehouse has these offers.
+
+    The project is created once per process.
+    """
     root = Path(tempfile.mkdtemp(prefix="srift-chaos-"))
     atexit.register(shutil.rmtree, root)
     settings = load_settings(write_project(root, "conv"))

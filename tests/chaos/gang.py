@@ -1,4 +1,4 @@
-"""One torchrun over several machines: armed, item after item, lost peers."""
+"""Simulate a torchrun over several machines: its start, its items in turn, and lost peers."""
 
 from dataclasses import asdict
 
@@ -13,7 +13,10 @@ VALUES = {
 
 
 class Gang:
-    """The attempt `plan` over the nodes that have joined it. `item_s`: seconds of each item."""
+    """A torchrun that makes the runs (items) of `plan` on the nodes that have joined it.
+
+    Each item takes `item_s` seconds.
+    """
 
     def __init__(self, plan, item_s):
         self.plan, self.item_s = plan, item_s
@@ -26,7 +29,7 @@ class Gang:
         self._hurt_s = None
 
     def join(self, rank, node, now_s):
-        """A node has started its part."""
+        """Add the node that has this rank and has started its process."""
         self._since_s = self._since_s or now_s
         self.members[rank] = node
 
@@ -46,7 +49,11 @@ class Gang:
             self._finish(self.item, now_s)
 
     def _begin(self, now_s):
-        """Arm once everybody came, start once everybody reads the go, or give up."""
+        """Start in two stages, or give up after a time limit.
+
+        When all ranks have joined, their nodes report that they are armed. When all have read the
+        controller's go file, the first item starts.
+        """
         attempt, nodes = self.plan.attempt, list(self.members.values())
         whole = set(self.members) == set(self.plan.rank_counts) and all(map(self._works, nodes))
         if not self.armed and whole and now_s >= self._since_s + ARM_S:
@@ -60,7 +67,7 @@ class Gang:
             self._end(1, EXIT_LOST_PEER, "nobody else came")
 
     def _absent(self):
-        """Ranks that the item under way needs and that are gone; at the end, of all."""
+        """Return the lost ranks that the current item needs; after the last item, all lost."""
         needed = {*self.item.nodes, self.plan.host} if self.item else set(self.members)
         return [rank for rank in needed if not self._works(self.members[rank])]
 
@@ -89,7 +96,7 @@ class Gang:
 
 
 def record_of(plan, item, unix):
-    """As the worker writes it, by a clock that may be wrong."""
+    """Return an item's record as the worker writes it, ended at `unix` by the machine's clock."""
     return record(
         item.run_id,
         lease_id=plan.lease_id,

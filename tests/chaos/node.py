@@ -1,4 +1,7 @@
-"""One machine's courier and agent, scripted: what they upload, and when, without a process."""
+"""Simulate which files the agent and the courier of a machine upload, and when.
+
+The agent runs the items. The courier copies files to and from S3. No process is started.
+"""
 
 import hashlib
 import json
@@ -17,7 +20,11 @@ _FROM_OUTSIDE = ("Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdo
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """What befalls the n-th machine ever launched, seconds after it has reached a stage."""
+    """What goes wrong on a machine.
+
+    `machine` is its number, from 0 in the order of launch. The trouble starts `after_s` seconds
+    after the machine has reached `stage`.
+    """
 
     machine: int
     kind: str
@@ -26,7 +33,7 @@ class Trouble:
 
 
 class Node:
-    """`instance` with its troubles. `step()` is a second; records are uploaded first."""
+    """A simulated machine with its troubles. Each call of `step` simulates a second."""
 
     def __init__(self, world, instance, troubles):
         self.world, self.instance, self.troubles = world, instance, troubles
@@ -55,15 +62,15 @@ class Node:
 
     @property
     def works(self):
-        """Whether it takes part in a run."""
+        """Return True if the machine can take part in a run."""
         return self.alive and not self.hung and not self.leaving
 
     def clock_unix(self):
-        """The time by its own clock."""
+        """Return the Unix time by the machine's clock, which may be wrong."""
         return self.world.now.timestamp() + self.skew_s
 
     def step(self):
-        """A second of its life."""
+        """Simulate a second of the machine."""
         world, one = self.world, self.instance
         now_s = world.elapsed_s
         if self.ends_at is not None and self.ends_at <= world.now:
@@ -92,14 +99,17 @@ class Node:
             one.end(world.now, "Client.InstanceInitiatedShutdown")
 
     def say(self, name, body):
-        """Write a file into its folder, from where it is carried."""
+        """Queue a file for upload. Its name may show that the machine has reached a stage."""
         self.waiting[name] = json.dumps(body).encode()
         stage = name.partition("-")[0].removesuffix(".json")
         if stage in STAGES:
             self._reach(stage)
 
     def record(self, run_id, body):
-        """Write a record, the first as garbage if that is its trouble. An upload is final."""
+        """Queue a run's record for upload, unless it was uploaded before.
+
+        If the machine has the trouble "garbage", its first record is cut in half.
+        """
         if run_id in self.sent:
             return
         content = json.dumps(body).encode()
@@ -109,7 +119,10 @@ class Node:
         self.waiting[f"records/{run_id}.json"] = content
 
     def crashes(self, run_id):
-        """Whether the workload fails here: the first run of such a machine, and only that."""
+        """Return True if the workload fails in this run.
+
+        It fails in the first run of a machine with the trouble "crash".
+        """
         fails = "crash" in self.kinds and not self.first_record
         self.first_record = self.first_record or (run_id if fails else "")
         return fails
@@ -119,7 +132,7 @@ class Node:
         self.say("progress.json", {"attempt": attempt, "run_id": run_id, "index": index})
 
     def finish(self, attempt, code, worker_code, reason, run=""):
-        """Its torchrun has ended."""
+        """Report that the machine's torchrun has ended."""
         body = {
             "attempt": attempt,
             "exit_code": code,
@@ -133,7 +146,7 @@ class Node:
         self.gang = None
 
     def reads(self, name):
-        """Whether the controller's file has come here, whole and as the manifest names it."""
+        """Return True if the controller's file is in S3 with the digest in the manifest."""
         content = self._object(name)
         return bool(content) and self._manifest.get(name) == hashlib.sha256(content).hexdigest()
 
@@ -146,7 +159,7 @@ class Node:
         return content
 
     def _listen(self, now_s):
-        """Follow the controller's files: a rank, then a plan, at last the end."""
+        """Read the controller's files: the rank, then plans, and at last the order to leave."""
         self._manifest = json.loads(self._object("manifest.json") or b'{"files": {}}')["files"]
         if self.rank is None:
             if now_s < self.reached["booted"] + self.start_s or not self.reads("node.json"):
@@ -162,7 +175,7 @@ class Node:
             self._follow(plan_from_json(self._plan.decode()), now_s)
 
     def _follow(self, plan, now_s):
-        """Take part in a new attempt."""
+        """Join the torchrun of a new attempt, if the plan includes this machine."""
         if plan.attempt <= self.attempt:
             return
         if self.gang is not None:
@@ -175,7 +188,7 @@ class Node:
         self.gang.join(self.rank, self, now_s)
 
     def _suffer(self, now_s):
-        """Let the troubles that are due happen."""
+        """Start the troubles that are due."""
         for trouble in list(self.troubles):
             since_s = self.reached.get(trouble.stage)
             if since_s is None or now_s < since_s + trouble.after_s:
@@ -203,7 +216,7 @@ class Node:
         self.waiting["notice.json"] = json.dumps(body).encode()
 
     def _carry(self, now_s):
-        """Records first; a store that refuses is asked again, longer and longer."""
+        """Upload the queued files, records first. After a failure, wait a few seconds."""
         if now_s < self._retry_s:
             return
         for name in sorted(self.waiting, key=lambda one: (not one.startswith("records/"), one)):
@@ -220,7 +233,7 @@ class Node:
                     self._repeat(name, content)
 
     def _repeat(self, name, content):
-        """The same record a second time, under its own name and another machine's."""
+        """Queue a record a second time, here and on the other machines of the lease."""
         self.kinds.discard("twice")
         self.waiting[name] = content
         for other in self.world.nodes.values():

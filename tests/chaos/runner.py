@@ -1,6 +1,7 @@
-"""Run one scenario with a mortal controller, and return what did not hold.
+"""Run one scenario with a controller that can die, and return the broken invariants.
 
-The controller is on the simulated clock, and can die at any write to its disk.
+The controller uses the simulated clock. It can die at a call to AWS, a write to disk or a
+transaction.
 """
 
 from contextlib import ExitStack, contextmanager, redirect_stderr
@@ -34,9 +35,10 @@ _STEPS = (
 
 @contextmanager
 def mortal(world, offers):
-    """Nothing sleeps, nothing is synced to a disk, and after a death nothing is written any more.
+    """Patch the product's code in the `with` block: simulated time, and a controller that can die.
 
-    `offers` are the prices that the warehouse knows.
+    A dead controller writes nothing more. Files are not synced to disk, which saves time. `offers`
+    are the current offers of the warehouse.
     """
 
     class Moment(datetime):
@@ -75,7 +77,10 @@ def _stepped(world, name, act):
 
 
 def _transact(world, transact):
-    """Killed before anything is written, before it is committed, or right after."""
+    """Return `transact` with steps where the controller can die.
+
+    The steps are before the transaction, before its commit, and after its commit.
+    """
 
     @contextmanager
     def stepped(self):
@@ -89,7 +94,10 @@ def _transact(world, transact):
 
 
 def _mirrored(world, acquire):
-    """The rounds of a cluster's mirror are the world's."""
+    """Return `acquire`, changed so that the simulation drives the mirror of each cluster.
+
+    A mirror copies files between the controller and S3. In the product, it has a thread.
+    """
 
     @contextmanager
     def acquired(*args, **words):
@@ -104,7 +112,7 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """`wrong`: broken invariants. `log`: the story."""
+    """The result of a scenario: a sentence per broken invariant in `wrong`, and events in `log`."""
 
     number: int
     kinds: list

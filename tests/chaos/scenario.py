@@ -1,4 +1,4 @@
-"""A seeded scenario: what is measured, under which caps, and everything that goes wrong."""
+"""Draw random scenarios: what is measured, under which caps, and what goes wrong."""
 
 import random
 from functools import partial
@@ -36,13 +36,17 @@ STEPS = (
 
 
 def choose(world, rng, **values):
-    """Set fields of the world, or of its S3, to one of some values each."""
+    """Set each named field of the world, or else of its S3, to a random element of its values."""
     for name, some in values.items():
         setattr(world if hasattr(world, name) else world.s3, name, rng.choice(some))
 
 
 def befall(world, rng, *, kinds, most=1, stages=STAGES, machines=(0, 0, 1, 1, 2, 3)):
-    """Up to `most` machines suffer one of `kinds`, also machines of a later launch."""
+    """Plan one to `most` troubles with random values.
+
+    Each argument lists the values to choose from: kinds of trouble, stages of a machine after which
+    the trouble starts, and machines, numbered from 0 in the order of launch.
+    """
     for _ in range(rng.randint(1, most)):
         stage = rng.choice(stages)
         after_s = rng.uniform(0.0, 2.0 if stage in ("finished", "done") else 12.0)
@@ -51,7 +55,7 @@ def befall(world, rng, *, kinds, most=1, stages=STAGES, machines=(0, 0, 1, 1, 2,
 
 
 def every(world, rng, *, kinds, share=1.0):
-    """Each of the first machines suffers each of `kinds`, or a `share` of them."""
+    """Plan each kind of trouble for each of the first four machines, with probability `share`."""
     for machine in range(4):
         for kind in kinds:
             if rng.random() < share:
@@ -59,7 +63,13 @@ def every(world, rng, *, kinds, share=1.0):
 
 
 def refuse(world, rng, *, actions, codes, most=1, times=(1,), skips=(0,), **options):
-    """AWS refuses up to `most` actions; with `afters`, some of them after it has served them."""
+    """Plan one to `most` faults, with which AWS refuses an action.
+
+    Each argument lists the values to choose from: actions, error codes, numbers of refusals
+    (`times`), and numbers of calls that succeed before the refusals (`skips`). The option `afters`
+    has True if AWS may perform the action before it refuses it. All other options are fields of
+    Fault.
+    """
     afters = options.pop("afters", (False,))
     for _ in range(rng.randint(1, most)):
         fault = Fault(
@@ -74,7 +84,11 @@ def refuse(world, rng, *, actions, codes, most=1, times=(1,), skips=(0,), **opti
 
 
 def kill(world, rng, *, names=STEPS, away_s=(2.0, 60.0, 400.0), by_hand=False):
-    """Kill the controller up to three times."""
+    """Plan one to three deaths of the controller.
+
+    `names` lists the steps at which it may die, and `away_s` the possible seconds until a new
+    controller starts. `by_hand` is True if Ctrl-C ends the controller.
+    """
     for _ in range(rng.choice([1, 1, 2, 3])):
         name = rng.choice(names)
         death = Death(
@@ -88,7 +102,7 @@ def kill(world, rng, *, names=STEPS, away_s=(2.0, 60.0, 400.0), by_hand=False):
 
 
 def limit(world, rng, *, counts):
-    """Each zone and market has so many machines."""
+    """Limit the machines of each zone and market to a random element of `counts`."""
     world.capacity |= {(zone, market): rng.choice(counts) for zone in ZONES for market in MARKETS}
 
 
@@ -99,7 +113,7 @@ def second_group(world, rng):
 
 
 def many_tries(world, rng):
-    """Fleets fail, requests are throttled throughout, and the last request gets no answer."""
+    """Plan two failed fleets, throttled requests, and a last request without an answer."""
     world.fleet_errors = [["InternalError"], ["InternalError"]]
     code = rng.choice(["RequestLimitExceeded", "Throttling"])
     world.faults.append(Fault(action="ec2:CreateLaunchTemplate", code=code, times=5))
@@ -108,7 +122,7 @@ def many_tries(world, rng):
 
 
 def unheard(world, rng):
-    """Fleets are served, the answer is InternalError, and the machines show late."""
+    """Plan fleets that AWS launches although it answers InternalError, and shows later."""
     world.unheard, world.lag_s = True, rng.choice((4.0, 20.0, 60.0, 100.0))
     world.fleet_errors = [["InternalError"]] * rng.randint(1, 3)
 
@@ -226,7 +240,7 @@ _TYPES = (
 
 
 def order(rng):
-    """One to three machines, and what to measure on them."""
+    """Return a random order: one to three machines, and the runs to make on them."""
     types = rng.choice(_TYPES)
     whole = tuple(range(sum(count for count, _ in types)))
     runs = [("profile", (rng.choice(whole),)), ("train", whole)]
@@ -237,7 +251,10 @@ def order(rng):
 
 
 def scenario(seed, number):
-    """The n-th world of a seed: its first kind in turn, and up to two others."""
+    """Return scenario `number` of a seed.
+
+    Consecutive numbers take the kinds in turn. Up to two other kinds are added at random.
+    """
     rng = random.Random(f"{seed}/{number}")
     names = list(KINDS)
     first = names.pop(number % len(names))

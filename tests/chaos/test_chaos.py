@@ -1,4 +1,4 @@
-"""A chaos scenario of each kind; `python -m tests.chaos --scenarios 200` is the whole."""
+"""Run a chaos scenario of each kind. `python -m tests.chaos --scenarios 200` runs more."""
 
 import pytest
 

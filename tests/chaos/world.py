@@ -1,6 +1,7 @@
-"""AWS in memory with machines that boot, upload, hang and are taken; one clock, and a bill.
+"""Simulate AWS with machines that boot, upload, hang and are interrupted, a clock and a bill.
 
-Everything that the controller does to the world or its disk is a `step`, where it can be killed.
+Each call of the controller to AWS, and each write to its disk, is a `step`. A scenario may kill the
+controller there.
 """
 
 import json
@@ -23,9 +24,14 @@ BESIDE_USD = storage_usd_per_hour("us-east-1", 100) + other_usd_per_hour(public=
 
 @dataclass(kw_only=True)
 class Death:
-    """The controller is killed at the n-th step of a name ("" any), and is back `away_s` later.
+    """A planned death of the controller.
 
-    `after`: the step is done. `by_hand`: by Ctrl-C, so that it may clean up.
+    Attributes:
+        name: the name of the step at which the controller dies; "" is any step.
+        nth: the number of steps with this name that it survives.
+        after: True if it dies after the step, False if before.
+        away_s: seconds until a new controller starts.
+        by_hand: True if Ctrl-C ends the controller, so that it can clean up.
     """
 
     name: str
@@ -43,7 +49,10 @@ class Death:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One launch: instance types with counts, a market, and the nodes of each run."""
+    """A launch that a scenario requests.
+
+    `types` has pairs (count, instance type). `runs` has pairs (kind of run, ranks of its machines).
+    """
 
     types: tuple
     market: str
@@ -52,9 +61,23 @@ class Order:
 
 @dataclass(kw_only=True)
 class ChaosAws(FakeAws):
-    """What is measured, under which caps, everything that goes wrong, and what comes of it.
+    """AWS in memory, with the plan of a scenario and with what happened in it.
 
-    `unreadable`: after a death no lease can be read until a person fixes that, half an hour later.
+    Attributes:
+        kinds: what goes wrong, as names in scenario.KINDS.
+        orders: the launches that the scenario requests.
+        cap_usd, month_usd: the caps of a refresh and of the month.
+        minutes: the time limit of a refresh.
+        troubles: what will go wrong on machines.
+        deaths: when the controller will die.
+        unreadable: True if no lease can be read for half an hour after the next death.
+        nodes: the simulated machines, by instance id.
+        gangs: the simulated torchruns, by (lease id, attempt).
+        mirrors: objects that copy files between the controller and S3.
+        usd_per_hour: the price of each instance, by id.
+        overdue: instances that lived longer than their deadline.
+        log: sentences about what happened.
+        away_s: seconds until a new controller starts.
     """
 
     rng: random.Random
@@ -79,11 +102,11 @@ class ChaosAws(FakeAws):
 
     @property
     def elapsed_s(self):
-        """As a monotonic clock."""
+        """Return the seconds of a simulated monotonic clock."""
         return (self.now - NOON).total_seconds() + 1000.0
 
     def pass_s(self, seconds):
-        """Let time go by, a second at a time while a machine lives or may still upload."""
+        """Advance the clock by `seconds`, second by second while machines live or may upload."""
         while seconds > 1e-9:
             machines = self.instances.values()
             stirs = any((one.ended_at or self.now) > self.now - LINGERS for one in machines)
@@ -97,14 +120,19 @@ class ChaosAws(FakeAws):
             self._sync_mirrors()
 
     def sleep(self, seconds):
-        """The controller pauses, for a second at least."""
+        """Let the controller sleep for at least a second. Raises Killed if it is dead."""
         if not self.dead:
             self.pass_s(max(TURN_S, seconds))
         if self.dead:
             raise Killed("asleep")
 
     def step(self, name, after=False):
-        """Something that the controller does; it may die here."""
+        """Kill the controller if the scenario plans a death before (or `after`) this step.
+
+        Raises:
+            Killed: if the controller is dead, or dies here.
+            KeyboardInterrupt: if Ctrl-C ends it here.
+        """
         if self.dead:
             raise Killed(name)
         if not self.deaths or not self.deaths[0].strikes(name, after):
@@ -119,7 +147,7 @@ class ChaosAws(FakeAws):
 
     @contextmanager
     def mirrored(self, mirror):
-        """The mirror's thread runs."""
+        """Let `pass_s` update the mirror while the block runs, in place of the mirror's thread."""
         self.mirrors.append(mirror)
         try:
             yield
@@ -139,11 +167,11 @@ class ChaosAws(FakeAws):
         return answer
 
     def note(self, sentence):
-        """For whoever looks at a failing seed."""
+        """Append a sentence to the log, which explains a scenario that fails."""
         self.log.append(f"{self.now:%H:%M:%S} {sentence}")
 
     def bills(self):
-        """Dollars of each lease by the lives of its machines, a minute at least."""
+        """Return {lease id: dollars}. Each machine is billed for at least a minute."""
         bills = {}
         for one in self.instances.values():
             seconds = ((one.ended_at or self.now) - one.launched_at).total_seconds()
@@ -153,7 +181,7 @@ class ChaosAws(FakeAws):
         return bills
 
     def uploaded(self):
-        """Every record in the store: (lease, run) -> what machines sent of it."""
+        """Return {(lease id, run id): contents that machines uploaded as the run's record}."""
         found = {}
         for key, (content, _) in self.s3.objects.items():
             head, _, name = key.partition("/out/records/")
@@ -202,13 +230,13 @@ class ChaosAws(FakeAws):
 
 
 def is_sweep(words):
-    """True if DescribeInstances is the reaper's search of a region."""
+    """Return True if a DescribeInstances with parameters `words` is the reaper's search."""
     names = {each["Name"] for each in words.get("Filters", ())}
     return names == {"tag:srift:deployment", "instance-state-name"}
 
 
 def sound(content):
-    """Whether a record is whole and not nested."""
+    """Return True if a record is complete JSON with a run id."""
     try:
         return bool(json.loads(content)["run_id"])
     except (ValueError, KeyError):

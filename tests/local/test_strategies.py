@@ -66,7 +66,9 @@ class Mixed(nn.Module):
         self.factor = 1.0
 
     def forward(self, inputs):
-        hidden = self.words(inputs[:, :3] % 50).sum(dim=1) + self.bag(inputs[:, 2:]).mul_(1)  # in place
+        hidden = self.words(inputs[:, :3] % 50).sum(dim=1) + self.bag(inputs[:, 2:]).mul_(
+            1
+        )  # in place
         return self.run(hidden).mean(dim=1) * self.scale * self.factor
 
 
@@ -103,6 +105,67 @@ class Dropping(Encoders):
         for layer in self.language.modules():
             if isinstance(layer, nn.TransformerEncoderLayer):
                 layer.dropout.p = layer.self_attn.dropout = 0.2
+
+
+class Conv1D(nn.Module):
+    """Named and built as the class of transformers."""
+
+    __module__ = "transformers.pytorch_utils"
+
+    def __init__(self, outputs, inputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / 4)
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, hidden):
+        return hidden @ self.weight + self.bias
+
+
+class LlamaMLP(nn.Module):
+    __module__ = "transformers.models"
+
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(16, 64, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(64, 16, bias=False)
+
+    def forward(self, hidden):
+        gate = nn.functional.silu(self.gate_proj(hidden))
+        return self.down_proj(gate * self.up_proj(hidden))
+
+
+class GPT2MLP(nn.Module):
+    __module__ = "transformers.models"
+
+    def __init__(self):
+        super().__init__()
+        self.c_fc, self.c_proj = Conv1D(64, 16), Conv1D(16, 64)
+
+    def forward(self, hidden):
+        return self.c_proj(self.c_fc(hidden).tanh())
+
+
+class Tower(nn.Sequential):
+    """Inherits forward, and has a method of its own, as torchvision's MLPBlock may."""
+
+    def embed(self, hidden):
+        return hidden + self(hidden)
+
+
+class FeedForward(nn.Module):
+    """Blocks of Hugging Face and a subclass of nn.Sequential."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.factor = nn.Embedding(50, 16), 1.0
+        self.blocks = nn.ModuleList([LlamaMLP(), GPT2MLP()])
+        self.tower = Tower(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+
+    def forward(self, inputs):
+        hidden = self.words(inputs)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.tower.embed(hidden).mean(dim=(1, 2)) * self.factor
 
 
 def batch_of(rank, step, samples=BATCH):
@@ -399,7 +462,11 @@ CHECKS = [
     (WORLD, trains_as_one_process, ("tensor-2.5d",)),
     (WORLD, combines_by_adasum, (WORLD,)),
     *((RANKS, trains_as_one_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),
-    *((RANKS, trains_as_one_process, (f"tensor-{cut}d", Encoders)) for cut in (1, 2)),
+    *(
+        (RANKS, trains_as_one_process, (f"tensor-{cut}d", kind))
+        for cut in (1, 2)
+        for kind in (Encoders, FeedForward)
+    ),
     (RANKS, trains_as_one_process, ("tables", Mixed, (2, 4, 6, 4))),
     *((RANKS, is_refused, ("tables", how)) for how in (weighted, changing)),
     (RANKS, is_refused, ("tensor-1d", longer)),

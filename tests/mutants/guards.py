@@ -87,7 +87,7 @@ MUTANTS = (
         f"{_T_EC2[:-4]}/local/test_leases.py"),
     _of("reaper-deadline", f"{_EC2}/reaper.py", r"if deadline and self\.now\.timestamp\(\) >= deadline:", "if False:",
         f"{_T_EC2}/test_reaper.py"),
-    _of("reaper-controller", _LEASES, r"if not self\.controller_alive:", "if False:",
+    _of("reaper-controller", _LEASES, r"if not controller_alive:", "if False:",
         f"{_T_EC2}/test_reaper.py {_T_EC2[:-4]}/local/test_leases.py"),
     _of("token-lease", f"{_EC2}/requests.py", r"self\.controller, self\.lease_id, ", "self.controller, ",
         f"{_T_EC2}/test_requests.py"),

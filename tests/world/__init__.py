@@ -1,12 +1,10 @@
-"""An emulated AWS with real machines: moto is the API and S3, and a local host stands behind every
-instance.
+"""Emulate AWS on this computer: moto serves the APIs, and a local host runs each instance.
 
     with World(seed=1) as world:
         subprocess.run([...], env={**os.environ, **world.environment()})
 
-Needs root (`World.why_not()`). What moto lacks or gets wrong is supplied here; the rest is moto's.
-Machines live in namespaces: nothing of them is seen outside, and the world's own sockets are on
-loopback.
+Needs root (`World.why_not()`). This package adds what moto lacks or gets wrong. The hosts are in
+namespaces, which nothing outside can reach. The sockets of the API are on loopback.
 """
 
 import logging
@@ -40,7 +38,7 @@ NODE_POLICY = Path(__file__).resolve().parents[2] / "deployments" / "iam" / "nod
 
 
 class World:
-    """moto's EC2 and S3 with a real host behind each instance."""
+    """An emulated AWS: moto's EC2 and S3, and a local host for each instance."""
 
     why_not = staticmethod(machines.why_not)
 
@@ -57,7 +55,7 @@ class World:
         self._serve("api", "", loopback)
 
     def __enter__(self):
-        """Open, with a bucket, the nodes' role and instance profile, and a default VPC."""
+        """Create a bucket, a role and an instance profile for machines, and start the emulation."""
         bound = type("Elastic", (Elastic,), {"account": self.account})
         self._patch = patch.dict(moto.ec2.urls.url_paths, {"{0}/": bound.dispatch})
         self._patch.start()
@@ -68,7 +66,7 @@ class World:
         return self
 
     def __exit__(self, *_):
-        """End every machine, switch and server, and delete the folder."""
+        """End all hosts, networks and servers, and delete the folder."""
         self.machines.close()
         for server in self._servers:
             server.shutdown()
@@ -78,7 +76,7 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def environment(self):
-        """What makes boto3 in a subprocess speak to this world and to nobody else."""
+        """Return variables with which boto3 in a subprocess uses this emulation only."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "AKIAEMULATED",
@@ -98,7 +96,7 @@ class World:
         return sorted({one.id for one in self.account.instances()} | {*self.machines.known()})
 
     def faults(self):
-        """What the world itself could not do: a test that sees a fault has proved nothing."""
+        """Return the errors of the emulation itself. If there are any, a test proves nothing."""
         return self.machines.faults
 
     def console(self, instance_id):
@@ -106,7 +104,10 @@ class World:
         return file.read_text(errors="replace") if file.exists() else ""
 
     def _serve(self, service, name, listening):
-        """Start a server of "api", or of "metadata" in the region `name`, on a listening socket."""
+        """Start a server on a listening socket, and return it.
+
+        `service` is "api" (of AWS), or "metadata" (the metadata service of the region `name`).
+        """
         app = self.front
         if service == "metadata":
             app = Metadata(self.account, lambda address: self.machines.instance_at(name, address))

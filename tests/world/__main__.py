@@ -1,5 +1,6 @@
-"""`make refresh-emulated`: EC2 without AWS. Real processes on real hosts behind moto's API, from
-launch to table.
+"""Run refreshes on an emulated EC2 and check them: `make refresh-emulated`.
+
+moto serves the API of AWS, and local hosts run the processes of the instances.
 """
 
 import shutil

@@ -1,6 +1,4 @@
-"""The emulated account: what moto keeps for it, what moto has no place for, and what an operator
-installs.
-"""
+"""Hold the state of the emulated account that moto does not keep, and read and change moto's."""
 
 import json
 import threading
@@ -18,7 +16,7 @@ _ALIVE = ("pending", "running", "stopping", "stopped")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Instances of one fleet."""
+    """The instances of a fleet, with its market and its tags."""
 
     market: str
     ids: list
@@ -27,7 +25,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class RoleKeys:
-    """Credentials that the metadata service gives to one instance. `role` is moto's."""
+    """The credentials of an instance from the metadata service. `role` is an object of moto."""
 
     instance_id: str
     role: Any
@@ -36,7 +34,7 @@ class RoleKeys:
 
 @dataclass(kw_only=True)
 class Account:
-    """Readers and writers of moto's EC2 hold `lock`, since moto has no lock of its own."""
+    """The emulated account. Hold `lock` to read or change moto's EC2, which has no lock."""
 
     market: Any  # the fake account of the tests of the code, with its prices
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -44,17 +42,17 @@ class Account:
     keys: dict = field(default_factory=dict)  # by access key
 
     def instances(self, *states):
-        """moto's instances of every region in these states, or alive."""
+        """Return moto's instances in `states`, in all regions; by default, all but terminated."""
         with self.lock:
             return [one for one in self._all() if one.state in (states or _ALIVE)]
 
     def instance(self, instance_id):
-        """Raises KeyError for an unknown id."""
+        """Return moto's instance with this id. Raises KeyError for an unknown id."""
         with self.lock:
             return {one.id: one for one in self._all()}[instance_id]
 
     def power_off(self, instance_id):
-        """The machine shut itself down: terminate or stop it, as its launch defined."""
+        """Terminate or stop an instance that shut itself down, as its launch request says."""
         with self.lock:
             one = self.instance(instance_id)
             if one.state not in _ALIVE:
@@ -67,7 +65,7 @@ class Account:
             one.state_reason.code, one.state_reason.message = code, f"{code}: shutdown"
 
     def image_id(self, region):
-        """The image that every parameter of Systems Manager names."""
+        """Return the id of the image that all parameters of Systems Manager have as value."""
         with self.lock:
             backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
             if not backend.amis:
@@ -75,7 +73,7 @@ class Account:
             return str(next(iter(backend.amis)))
 
     def role_keys(self, instance_id):
-        """The credentials of an instance; None without a profile."""
+        """Return the credentials of an instance, or None if it has no instance profile."""
         with self.lock:
             arn = (self.instance(instance_id).iam_instance_profile or {}).get("Arn")
             if arn is None:
@@ -92,7 +90,11 @@ class Account:
 
 
 def install(client, *, bucket, profile, policy):
-    """Create what an operator creates once: bucket, role with policy and profile, EC2's roles."""
+    """Create what an operator creates once in an AWS account.
+
+    These are the bucket, a role with `policy` and its instance profile (both called `profile`), and
+    EC2's service roles. `client(service)` returns a boto3 client.
+    """
     client("s3").create_bucket(Bucket=bucket)
     trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}}
     trust["Action"] = "sts:AssumeRole"

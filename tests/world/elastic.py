@@ -1,6 +1,8 @@
-"""EC2 where moto lacks it or is wrong: instant fleets, placement groups, spot prices and scores.
+"""Emulate the actions of EC2 that moto lacks or gets wrong.
 
-Everything else is moto's. A fleet gets all that it requests, in the cheapest of its subnets.
+These are instant fleets, placement groups, spot prices, spot placement scores and instance types.
+All other actions are moto's. A fleet gets all the instances that it requests, in its cheapest
+subnet.
 """
 
 from datetime import UTC, datetime
@@ -14,7 +16,7 @@ from tests.world.account import Account, Launch
 
 
 class Elastic(EC2Response):
-    """`account` holds what moto has no place for."""
+    """moto's EC2 API with corrected actions. `account` has the state that moto does not keep."""
 
     account: ClassVar[Account]
 
@@ -91,7 +93,10 @@ class Elastic(EC2Response):
         return ActionResult({"FleetId": fleet, "Instances": [launched], "Errors": []})
 
     def _launch(self, market, group):
-        """moto's launch, with the role and the placement group of each instance."""
+        """Launch instances with moto, and return their ids.
+
+        Each instance gets the role and the placement group, which moto neglects.
+        """
         reservation = super().run_instances().result
         profile = self.params.get("IamInstanceProfile") or {}
         for index, instance in enumerate(reservation.instances):
@@ -110,7 +115,7 @@ class Elastic(EC2Response):
         return ids
 
     def _of_fake(self, method):
-        """The answer of the fake account of the tests of the code."""
+        """Return the answer of the fake account in tests/fake_ec2_account.py."""
         words = {name: self._get_param(name) for name in self.params if name[0].isupper()}
         answer = getattr(self.account.market, method)
         return ActionResult(answer(region=self.region, now=datetime.now(UTC), **words))

@@ -1,5 +1,7 @@
-"""The single entrance of the emulated AWS: answers what moto lacks, judges requests of machines by
-their role's policy, and passes the rest to moto's own server application.
+"""Serve all requests to the emulated AWS.
+
+The application answers what moto lacks. It checks requests of machines against their role's policy,
+and passes all other requests to moto's server.
 """
 
 import io
@@ -19,8 +21,10 @@ _S3 = {"GET": "GetObject", "PUT": "PutObject", "DELETE": "DeleteObject", "HEAD":
 
 
 class Front:
-    """A WSGI application. `actions` lists what was requested with the operator's keys, spelt as in
-    IAM policies. `changed` is called after each request to EC2.
+    """The WSGI application of the emulated AWS.
+
+    `actions` lists the actions that were requested with the operator's keys, spelt as in IAM
+    policies. `changed()` is called after each request to EC2.
     """
 
     def __init__(self, account, changed):
@@ -43,7 +47,7 @@ class Front:
         return response(environ, start)
 
     def _answer_operator(self, environ, action, region, body):
-        """Answer what moto lacks; pass on the rest."""
+        """Answer an operator's request if moto cannot; otherwise, let moto answer it."""
         if action == "pricing:GetProducts":
             return _json(self._account.market.get_products(**json.loads(body)))
         if action == "servicequotas:GetServiceQuota":
@@ -60,7 +64,10 @@ class Front:
         return response
 
     def _answer_machine(self, environ, action, keys):
-        """Serve a request with an instance's keys: S3 alone, and within the role's policy."""
+        """Answer a request that was signed with an instance's keys.
+
+        Only requests to S3 that the role's policy allows are served.
+        """
         if not action.startswith("s3:"):
             return _refusal("UnauthorizedOperation", 403)
         statements = [
@@ -87,7 +94,7 @@ class Front:
 
 
 def _action(request, service, body):
-    """The requested action, spelt as in IAM policies: "ec2:CreateFleet"."""
+    """Return the requested action as IAM policies spell it, such as "ec2:CreateFleet"."""
     if "X-Amz-Target" in request.headers:
         name = request.headers["X-Amz-Target"].rpartition(".")[2]
     elif service != "s3":
@@ -104,7 +111,7 @@ def _json(answer):
 
 
 def _refusal(code, status):
-    """A refusal that clients of S3 and of EC2 both understand."""
+    """Return an error response that clients of S3 and clients of EC2 can parse."""
     error = f"<Error><Code>{code}</Code><Message>refused by the emulated AWS</Message></Error>"
     if code != "AccessDenied":
         error = f"<Response><Errors>{error}</Errors><RequestID>1</RequestID></Response>"

@@ -1,7 +1,8 @@
-"""A real local host for each running instance: namespaces, a shaped link, and its own user-data.
+"""Run a local host for each running instance of moto, in namespaces and with a shaped link.
 
-A region is one bridge in a network namespace, where the metadata service answers too. One thread
-starts and ends hosts as moto's instances start and end.
+A host executes the user-data of its instance. A region is a bridge in a network namespace, which
+also has the region's metadata service. One thread starts and ends hosts when moto's instances start
+and end.
 """
 
 import base64
@@ -36,7 +37,11 @@ _CLONE_NEWNET = 0x40000000
 
 @dataclass
 class Machine:
-    """The host of an instance. `server`: AWS on its loopback. `off_at`: when it shuts down."""
+    """The host of an instance.
+
+    `server` is the AWS API on the host's loopback. `off_at` is the Unix time at which the host
+    shuts down; it is infinite if no shutdown is planned.
+    """
 
     host: Host
     region: str
@@ -46,10 +51,11 @@ class Machine:
 
 
 class Machines:
-    """The hosts of `account`'s instances, below `folder`.
+    """The hosts of the running instances of `account`, with their files below `folder`.
 
-    `serve` starts a server of "api" or "metadata" for a machine or region, on a socket that listens
-    in its namespace. `faults`: what went wrong in the world itself.
+    `serve(service, name, socket)` starts a server on a listening socket: the AWS API ("api") for an
+    instance, or the metadata service ("metadata") for a region. `faults` lists the errors of the
+    emulation itself.
     """
 
     def __init__(self, account, folder, port, serve):
@@ -74,11 +80,11 @@ class Machines:
             region.close()
 
     def folder(self, instance_id):
-        """What stays of a machine when it is gone: its console, and what it shared."""
+        """Return the folder with a machine's console output and shared files, which outlive it."""
         return self._folder / instance_id
 
     def known(self):
-        """Machines that were started and not ended, whether or not they still run."""
+        """Return the ids of the instances whose hosts were started and not yet ended."""
         with self._lock:
             return list(self._machines)
 
@@ -90,7 +96,7 @@ class Machines:
         return None
 
     def end_terminated(self):
-        """End the hosts of instances that are over, before this returns."""
+        """End the hosts of all instances that no longer run, and return when they have ended."""
         known = set(self.known())  # first: a host that comes meanwhile is not over
         for instance_id in known - {one.id for one in self._account.instances("running")}:
             self._end(instance_id)
@@ -107,7 +113,7 @@ class Machines:
                 self.faults.append(repr(error))
 
     def _boot(self, instance):
-        """Start the host of an instance without one; its user-data runs."""
+        """Start the host of an instance, unless the instance has a host or failed to start one."""
         if instance.id in self._machines or instance.id in self._hostless:
             return
         self._hostless.add(instance.id)
@@ -155,7 +161,7 @@ class Machines:
         machine.server = self._serve("api", instance.id, listening)
 
     def _open_region(self, name):
-        """Open the region's bridge, with the metadata service beyond every host's link."""
+        """Create the bridge of a region, and start the region's metadata service on it."""
         region = self._regions[name] = HostNetwork(Isolation(kind="root"), {"LANG": "C"})
         region.open(self._folder / f"switch-{name}.txt")
         region.run(f"ip addr add {METADATA}/32 dev br0 && ip route add default dev br0")
@@ -163,7 +169,7 @@ class Machines:
         return region
 
     def _shut_down(self):
-        """Power off the machines whose time, set by shutdown.sh, has come."""
+        """Power off the machines whose shutdown is due. shutdown.sh requests it from inside."""
         for instance_id, machine in list(self._machines.items()):
             request = self.folder(instance_id) / "shared" / "shutdown"
             with suppress(FileNotFoundError):
@@ -175,7 +181,7 @@ class Machines:
                 self._account.power_off(instance_id)
 
     def _end(self, instance_id):
-        """End a host with all that runs on it, if it is there."""
+        """End a host and all its processes, if the host exists."""
         with self._lock:
             machine = self._machines.pop(instance_id, None)
         if machine is not None:
@@ -187,7 +193,7 @@ class Machines:
 
 
 def why_not():
-    """Why no machines can be emulated here; empty if they can."""
+    """Return why this computer cannot emulate machines, or "" if it can."""
     if os.geteuid() != 0:
         return "hosts of the emulated EC2 need root"
     if "overlay" not in Path("/proc/filesystems").read_text():
@@ -197,21 +203,24 @@ def why_not():
 
 
 def _views(folder, python):
-    """Existing folders that get a private view; the one with the host's own folder comes last."""
+    """Return the existing folders that each host sees as a private, writable copy.
+
+    The folder that contains `folder`, the host's files, comes last.
+    """
     of_python = {f"/{Path(path).parts[1]}" for path in python} - {"/usr", "/bin", "/lib", "/run"}
     views = filter(os.path.isdir, {*_VIEWS, *of_python})
     return sorted(views, key=lambda view: (folder.is_relative_to(view), view))
 
 
 def _closed_above(python):
-    """Folders above Python that other users cannot read."""
+    """Return the folders above Python that other users cannot read, quoted for a shell."""
     above = {parent for path in python for parent in (Path(path), *Path(path).parents)}
     closed = (path for path in above if path.is_dir() and path.stat().st_mode & 0o005 != 0o005)
     return shlex.join(sorted(map(str, closed)))
 
 
 def _listening(pid, address, port):
-    """Return a socket made in the network namespace of `pid`, whichever thread serves it."""
+    """Return a socket that listens in the network namespace of the process `pid`."""
 
     def make():
         with open(f"/proc/{pid}/ns/net") as namespace:

@@ -1,4 +1,4 @@
-"""What the emulated AWS sells: the packaged list prices, and spot prices drawn from a seed."""
+"""Define the prices of the emulated AWS: packaged list prices, and random spot prices."""
 
 import random
 from fnmatch import fnmatchcase
@@ -13,7 +13,7 @@ SOLD = ("g4dn.*", "g5.*", "g6.*", "p3.*", "p4d.*", "m5.large", "c5.large")
 
 
 def market(seed):
-    """The prices of the fake account: spot from a quarter to three quarters of the list price."""
+    """Return a fake account whose spot prices are 25 % to 75 % of the list prices."""
     usd, spot = {}, {}
     for region, prices in packaged().usd.items():
         usd[region] = {

@@ -1,4 +1,4 @@
-"""The metadata service of one region: version 2 only, and each machine is known by its address."""
+"""Emulate the metadata service (IMDSv2) of a region, which knows a machine by its address."""
 
 import json
 import secrets
@@ -10,7 +10,7 @@ _ROLE = "iam/security-credentials"
 
 
 class Metadata:
-    """A WSGI application. `instance_at` maps an address to an instance id, or None."""
+    """A WSGI application. `instance_at(address)` returns an instance id, or None if unknown."""
 
     def __init__(self, account, instance_at):
         self._account, self._instance_at = account, instance_at

@@ -1,17 +1,13 @@
-"""Whether the role of a machine may do what it asks for, by its own policy.
-
-The policy is the one that was put into IAM: what it does not allow is refused here as AWS would
-refuse it.
-"""
+"""Decide whether the IAM policy of a machine's role allows a request."""
 
 from fnmatch import fnmatchcase
 
 
 def allows(statements, action, resource, userid, prefix=None):
-    """Whether one statement allows it and none denies it. `prefix`: of a listing, which conditions
-    may name.
+    """Return True if a statement allows the action on the resource, and no statement denies it.
 
-    A statement with a condition of another kind never allows.
+    `userid` replaces the variable ${aws:userid} of a policy. `prefix` is the prefix of an S3
+    listing, which a condition may restrict. A statement with any other condition allows nothing.
     """
     allowed = False
     for one in statements:

@@ -1,4 +1,4 @@
-"""EC2 from launch to table in the emulated world: `srift refresh` as an operator runs it, judged."""
+"""Run `srift refresh` on the emulated EC2 as an operator does, and check launches and tables."""
 
 import json
 import os
@@ -82,9 +82,10 @@ _WIDTH = "def of(variables): return int(variables['WIDTH'])\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """One refresh of a new workload: a cluster of at most so many machines, bought in one market.
+    """A refresh that measures a new workload on clusters of at most `machines` machines.
 
-    `code`: one plain file, or a repository with a wheel to install and a variable.
+    `market` is "spot" or "on-demand", and `types` are the instance types. `code` is "file" (a
+    single file) or "repository" (a repository that needs a wheel and an environment variable).
     """
 
     market: str
@@ -95,7 +96,7 @@ class Campaign:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A folder with a srift.toml of the emulated account, and the command run in it."""
+    """An operator's folder with a srift.toml for the emulated account. `srift` runs in it."""
 
     folder: Path
     world: World
@@ -121,7 +122,7 @@ class Operator:
             (self.folder / name).write_text(text)
 
     def environment(self):
-        """Of a shell in that folder, with the emulated account's credentials."""
+        """Return environment variables with a new SRIFT_HOME and the emulated credentials."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -151,7 +152,7 @@ class Operator:
 
 @dataclass
 class Proof:
-    """What was seen, and in `wrong` what should have been seen and was not."""
+    """Counts of what the refreshes launched and recorded, and in `wrong` a sentence per problem."""
 
     clusters: Counter = field(default_factory=Counter)  # by machines and market
     records: Counter = field(default_factory=Counter)  # by kind and status
@@ -166,7 +167,10 @@ class Proof:
 
 
 def prove(world, folder, campaigns, *, minutes):
-    """Refresh once for each campaign, each in a home of its own, and judge."""
+    """Run a refresh for each campaign in its own SRIFT_HOME, check it, and return the Proof.
+
+    `minutes` is the setting `max_minutes`, doubled for mixed clusters.
+    """
     proof = Proof()
     for place, campaign in enumerate(campaigns):
         operator = Operator(folder=folder / f"{place}-{campaign.machines}", world=world)
@@ -185,7 +189,11 @@ def prove(world, folder, campaigns, *, minutes):
 
 
 def _judge(operator, campaign, proof, launched):
-    """Yield what is wrong with a refresh that ended well."""
+    """Yield a sentence for each problem of a refresh that exited with 0.
+
+    `launched` is the number of launches before this refresh. Clusters and runs are counted in
+    `proof`.
+    """
     sizes = Counter()
     for launch in operator.world.account.launches[launched:]:
         sizes[launch.tags.get("srift:lease", "untagged")] += len(launch.ids)
@@ -214,7 +222,10 @@ def _judge(operator, campaign, proof, launched):
 
 
 def _judge_unequal(operator):
-    """Machines of several devices and clusters of two types, from the launch to the table."""
+    """Yield a sentence if runs or answers lack multi-device machines or mixed clusters.
+
+    A mixed cluster has two instance types.
+    """
     measured = operator.rows("select distinct cluster, layout from runs where provider = 'ec2'")
     if not any("+" in cluster for cluster, _ in measured):
         yield f"no run on a mixed cluster: {measured}"

@@ -91,17 +91,17 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
         runs = divisible_runs(model)
         if not runs:
             raise ValueError(f"strategy {name}: this model has no layers to divide; use {DDP}")
-        parts = {part for run in runs for layer in run for part in layer.modules()}
+        parts = {part for run in runs for layer in run.layers for part in layer.modules()}
         whole = {  # in one row, a pair of layers takes and returns all features
-            layer: ("in_features", "out_features")[place % 2]
+            layer: {"in_features", "nx"} if opens else {"out_features", "nf"}
             for run in runs
             if rows == 1
-            for place, layer in enumerate(layer for layer in run if isinstance(layer, nn.Linear))
+            for layer, opens in run.opens.items()
         }
         for path, part in model.named_modules():
-            sizes = {"in_features", "out_features", "num_heads"} & vars(part).keys()
+            sizes = {"in_features", "nx", "out_features", "nf", "num_heads"} & vars(part).keys()
             if part in parts and any(
-                getattr(part, size) % columns for size in sizes - {whole.get(part)}
+                getattr(part, size) % columns for size in sizes - whole.get(part, set())
             ):
                 wrong = f"the sizes of {path} ({part}) are not multiples of {columns}"
                 raise ValueError(f"strategy {name}: {wrong}; use {DDP}")

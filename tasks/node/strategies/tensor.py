@@ -16,16 +16,17 @@ tensor-2.5d  [q, q, d]  d grids of tensor-2d, each with a copy of W and 1/d of t
                         copies' gradients are summed [Wang et al. 2021]. q is the largest number
                         with q q d = P and d >= 2
 
-A run is a sequence of layers that are divided together: the layers of an nn.TransformerEncoder, or
-two or more linear layers of an nn.Sequential with only pointwise layers and LayerNorm between them.
-Every rank holds all other layers whole, in DistributedDataParallel.
+A run is a sequence of layers that are divided together: the layers of an nn.TransformerEncoder, two
+or more linear layers of an nn.Sequential with only pointwise layers and LayerNorm between them, or
+the linear layers of a feed-forward block of Hugging Face's transformers. Every rank holds all other
+layers whole, in DistributedDataParallel.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -48,10 +49,50 @@ _ENCODER = {
     *(nn.TransformerEncoderLayer, nn.MultiheadAttention, NonDynamicallyQuantizableLinear, *_RUN),
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_COUNTED = (nn.Linear, nn.TransformerEncoderLayer)
 _MIN_LINEAR = 2  # minimum in a run, because one layer would need as much exchange as two layers
+# Linear layers of feed-forward blocks in Hugging Face's transformers, by the name of the block's
+# class. The last layer takes the product or a pointwise function of the others' outputs. Other
+# classes may have layers of these names, but mix features between them.
+_BERT, _VIT = ("intermediate.dense", "output.dense"), ("fc1", "fc2")
+_LLAMA = ("gate_proj", "up_proj", "down_proj")
+_FEED_FORWARD = {
+    "GPT2MLP": ("c_fc", "c_proj"),
+    **dict.fromkeys(("BertLayer", "RobertaLayer"), _BERT),
+    **dict.fromkeys(("ViTMLP", "CLIPMLP", "PhiMLP"), _VIT),
+    **dict.fromkeys(("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP"), _LLAMA),
+}
 
-Run = list[nn.Module]
+
+class LayerRun(NamedTuple):
+    """Layers that are divided together, in order.
+
+    The first `inlets` linear layers take the input of the run, which is not divided.
+    """
+
+    layers: list[nn.Module]
+    inlets: int = 1
+
+    @property
+    def opens(self) -> dict[nn.Module, bool]:
+        """Return {linear layer: True if tensor-1d divides its outputs, False if its inputs}.
+
+        Layers inside an nn.TransformerEncoderLayer are left out.
+        """
+        linear = (layer for layer in self.layers if type(layer) is nn.Linear or is_conv1d(layer))
+        return {
+            layer: place < self.inlets or (place - self.inlets) % 2 == 1
+            for place, layer in enumerate(linear)
+        }
+
+
+def _unchanged(values: Tensor) -> Tensor:
+    return values
+
+
+def is_conv1d(layer: nn.Module) -> bool:
+    """Return True for Hugging Face's Conv1D, a linear layer with a transposed weight."""
+    kind = type(layer)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
 
 
 def divide(
@@ -150,7 +191,8 @@ class _Linear(nn.Module):
     of their features.
 
     dim: the batch dimension of the inputs.
-    order: an index that permutes the layer's outputs before they are divided among ranks.
+    arrange: returns a whole weight or bias in the order in which it is divided, with the layer's
+        outputs as the first dimension.
     """
 
     def __init__(
@@ -161,7 +203,7 @@ class _Linear(nn.Module):
         *,
         opens: bool,
         dim: int = 0,
-        order: Any = slice(None),
+        arrange: Cut = _unchanged,
     ) -> None:
         super().__init__()
         grid = self.grid = blocks.grid
@@ -172,7 +214,7 @@ class _Linear(nn.Module):
             outer, inner = inner, outer
 
         def outputs(values: Tensor) -> Tensor:
-            return grid.share(values[order], 0, outer)
+            return grid.share(arrange(values), 0, outer)
 
         def both(values: Tensor) -> Tensor:
             return grid.share(outputs(values), 1, inner)
@@ -241,7 +283,7 @@ class _Attention(nn.Module):
         order = torch.arange(3 * whole.embed_dim).view(3, columns, -1).transpose(0, 1).flatten()
         joint: Any = whole.in_proj_weight
         self.into_heads = _Linear(
-            blocks, joint, whole.in_proj_bias, opens=True, dim=self.dim, order=order
+            blocks, joint, whole.in_proj_bias, opens=True, dim=self.dim, arrange=lambda v: v[order]
         )
         out = whole.out_proj
         self.out_of_heads = _Linear(blocks, out.weight, out.bias, opens=False, dim=self.dim)
@@ -291,49 +333,52 @@ class _Sequence(nn.Sequential):
         )
 
 
-def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
+def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
     """Replace the layers of `run` in `model` by this rank's blocks of these layers.
 
-    `run` lists consecutive layers that are divided together. Except in tensor-1d, hooks exchange
-    activations before its first layer and after its last layer.
+    Except in tensor-1d, hooks exchange activations before the layers that take the input of the run
+    and after its last layer.
     """
-    grid = blocks.grid
+    grid, opens = blocks.grid, run.opens
     dim, is_divided = 0, not grid.is_flat  # True while features are divided
     new: dict[nn.Module, nn.Module] = {}
-    for layer in run:
+    for layer in run.layers:
         if isinstance(layer, nn.TransformerEncoderLayer):
             attention = new[layer.self_attn] = _Attention(blocks, layer.self_attn)
             dim = attention.dim
             for linear in (layer.linear1, layer.linear2):
-                opens = linear is layer.linear1
-                new[linear] = _Linear(blocks, linear.weight, linear.bias, opens=opens, dim=dim)
-        elif isinstance(layer, nn.Linear):
-            new[layer] = _Linear(blocks, layer.weight, layer.bias, opens=not is_divided)
-            is_divided = not grid.is_flat or not is_divided
+                first = linear is layer.linear1
+                new[linear] = _Linear(blocks, linear.weight, linear.bias, opens=first, dim=dim)
+        elif layer in opens:
+            weights: Any = layer.weight, layer.bias
+            arrange = torch.t if is_conv1d(layer) else _unchanged
+            new[layer] = _Linear(blocks, *weights, opens=opens[layer], arrange=arrange)
+            is_divided = not grid.is_flat or opens[layer]
         for part in layer.modules() if is_divided else ():
             if isinstance(part, nn.LayerNorm):
                 new[part] = _Norm(blocks, part)
-    first, last = (new.get(layer, layer) for layer in (run[0], run[-1]))
-    if not grid.is_flat:
-        first.register_forward_pre_hook(
+    last = new.get(run.layers[-1], run.layers[-1])
+    for layer in () if grid.is_flat else (list(opens) or run.layers)[: run.inlets]:
+        new.get(layer, layer).register_forward_pre_hook(
             lambda _, given: (grid.turned(given[0], -1, dim), *given[1:])
         )
     if is_divided:
         last.register_forward_hook(lambda _, __, found: grid.turned(found, dim, -1))
     for parent in list(model.modules()):
-        if _is_plain(parent, {nn.Sequential}) and any(leaf in new for leaf in _leaves(parent)):
-            parent.__class__ = _Sequence
+        is_indexed = _is_sequence(parent) and not isinstance(parent, _Sequence)
+        if is_indexed and any(leaf in new for leaf in _leaves(parent)):
+            parent.__class__ = type("_Sequence", (_Sequence, type(parent)), {})
         for name, child in parent.named_children():
             if child in new:
                 parent._modules[name] = new[child].train(child.training)
 
 
-def divisible_runs(model: nn.Module) -> list[Run]:
+def divisible_runs(model: nn.Module) -> list[LayerRun]:
     """Return the runs of `model`: the lists of consecutive layers that can be divided together.
 
-    The first and the last layer of a run are linear layers or transformer layers.
+    The first and the last layer of each run are linear layers or transformer layers.
     """
-    uses, runs = uses_of(model), list[Run]()
+    uses, runs = uses_of(model), list[LayerRun]()
 
     def is_divisible(part: nn.Module, kinds: set[type]) -> bool:
         return _is_plain(part, kinds) and all(uses[id(one)] == 1 for one in part.parameters())
@@ -351,9 +396,15 @@ def divisible_runs(model: nn.Module) -> list[Run]:
         if type(module) is nn.TransformerEncoder:
             layers = list(module.layers.children())
         if layers and all(map(is_encoder_layer, layers)):
-            runs.append(layers)
+            runs.append(LayerRun(layers))
             return
-        in_sequence = _is_plain(module, {nn.Sequential})
+        if type(module).__module__.startswith("transformers."):
+            names = _FEED_FORWARD.get(type(module).__name__, ())
+            layers = list(map(module.get_submodule, names))
+            kinds: set[type] = {nn.Linear, *map(type, filter(is_conv1d, layers))}
+            if layers and all(is_divisible(layer, kinds) for layer in layers):
+                runs.append(LayerRun(layers, len(layers) - 1))
+        in_sequence = _is_sequence(module)
         for in_run, parts in groupby(
             _leaves(module), lambda part: in_sequence and is_divisible(part, _RUN)
         ):
@@ -363,7 +414,7 @@ def divisible_runs(model: nn.Module) -> list[Run]:
                 for part in run:
                     visit(part)
             elif len(places) >= _MIN_LINEAR:
-                runs.append(run[places[0] : places[-1] + 1])
+                runs.append(LayerRun(run[places[0] : places[-1] + 1]))
 
     visit(model)
     return runs
@@ -372,7 +423,7 @@ def divisible_runs(model: nn.Module) -> list[Run]:
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the children of `module`, and flatten an nn.Sequential inside an nn.Sequential."""
     for child in module.children():
-        is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
+        is_nested = _is_sequence(module) and _is_sequence(child)
         yield from _leaves(child) if is_nested else [child]
 
 
@@ -382,10 +433,18 @@ def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
     Subclasses, hooks and an instance attribute `forward` are not allowed. A LayerNorm must also
     normalise only the last dimension.
     """
-    has_hooks = any(getattr(module, name) for name in _HOOKS)
-    if type(module) not in kinds or "forward" in vars(module) or has_hooks:
+    if type(module) not in kinds or _is_changed(module):
         return False
     return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    """Return True if `module` only calls its children in order, as an nn.Sequential does."""
+    return type(module).forward is nn.Sequential.forward and not _is_changed(module)
+
+
+def _is_changed(module: nn.Module) -> bool:
+    return "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
 
 
 def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict[str, float]:
@@ -402,7 +461,7 @@ def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict
     found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
     hooks = []
 
-    def count(place: int, module: nn.Module, given: Any, named: Any, output: Any) -> None:
+    def count(opens: bool, module: nn.Module, given: Any, named: Any, output: Any) -> None:
         inputs = (*given, *named.values())[0].numel() / batch
         if isinstance(module, nn.TransformerEncoderLayer):
             expansion = module.linear1.out_features / module.linear1.in_features
@@ -410,14 +469,15 @@ def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict
             found["divided_pairs"] += 4 * inputs
         else:
             found["divided_inputs"] += inputs
-            found["divided_pairs"] += output.numel() / batch if place % 2 else inputs
+            found["divided_pairs"] += inputs if opens else output.numel() / batch
 
     for run in divisible_runs(model):
-        layers = [layer for layer in run if isinstance(layer, _COUNTED)]
-        for place, layer in enumerate(layers):
+        opens = run.opens
+        for layer in opens or run.layers:
             weights = [weight.numel() for weight in layer.parameters() if weight.dim() > 1]
             found["divided_weights"] += sum(weights)
-            hooks.append(layer.register_forward_hook(partial(count, place), with_kwargs=True))
+            first = partial(count, opens.get(layer, True))
+            hooks.append(layer.register_forward_hook(first, with_kwargs=True))
     if hooks:
         forward()
     for hook in hooks:

@@ -1,8 +1,8 @@
 """Call AWS by action name, written as in an IAM policy ("ec2:CreateFleet").
 
 If AWS refuses a call or does not respond, AwsRefused is raised. boto3 retries throttled and
-unanswered requests. It is imported at the first call, so that commands without AWS start quickly.
-Every wait has a time limit.
+unanswered requests. It is imported at the first call, so that commands that do not use AWS start
+quickly. Every wait has a time limit.
 """
 
 import json
@@ -129,10 +129,10 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, and return the response, or {} if AWS refuses the call for a known reason.
+        """Call `action`, and return the response, or {} if AWS's refusal is among `refusals`.
 
-        `refusals` has these reasons: AWS error codes, or kinds of them such as "gone" (the module
-        `errors` lists the kinds). Raises AwsRefused for any other refusal.
+        `refusals` has AWS error codes and kinds of error codes, such as "gone". The module `errors`
+        lists the kinds. Raises AwsRefused for any other refusal.
         """
         try:
             return self.ask(action, region, **words)
@@ -182,7 +182,7 @@ class Ec2Api:
         return call()
 
     def looks(self, every_s: float, within_s: float) -> Iterator[None]:
-        """Yield at once, then every `every_s` seconds until `within_s` seconds have passed."""
+        """Yield None at once, then every `every_s` seconds until `within_s` seconds have passed."""
         give_up = self.now() + timedelta(seconds=within_s)
         while True:
             yield
@@ -315,8 +315,8 @@ class Store:
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
         """Return (list of the objects below `prefix`, time at which S3 sent the list's first page).
 
-        Each object is S3's entry for it, with key, size and ETag. The time is Unix time on S3's
-        clock. No further page is requested once the list has more than `most` entries.
+        The list has S3's entry for each object, with key, size and ETag. The time is Unix time on
+        S3's clock. No further page is requested once the list has more than `most` entries.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

@@ -1,8 +1,7 @@
 """Plan the attempts of a launch: in the cluster's market first, then on-demand.
 
-An attempt covers all possible zones with one CreateFleet request. A cluster of several instance
-types needs one CreateFleet request for each group of machines of one type. This module does not
-call AWS.
+An attempt sends one CreateFleet request for each group of machines of one instance type. The
+request lists all zones in which the machines may be launched. This module does not call AWS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,9 +53,10 @@ def attempts(
 
     The first attempt uses the cluster's market. If this market is spot and `markets` includes
     "on-demand", an on-demand attempt follows. An attempt covers those `zones` in which all instance
-    types of the cluster have a known price. If there is no such zone, the attempt is left out. The
-    price of a type in a zone and market is the cluster's price if it has one, or else the price of
-    the first match in `offers`.
+    types of the cluster have a known price. If there is no such zone, the attempt is left out.
+
+    The price of a type in a zone and market comes from the cluster's offer for them. If the cluster
+    has no such offer with a price, the first such offer in `offers` is used.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -97,10 +97,10 @@ def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
     For on-demand, this is the list price. For spot, it is SPOT_MARGIN times the current spot price,
-    limited to the list price of `on_demand` if that is known, but at least the current spot price.
-    The account's discount is not subtracted, because EC2 compares bids with list prices. If the
-    price in [ec2.prices] is higher, that price is returned, so that the spending caps count what is
-    paid.
+    but not more than the list price of `on_demand`, if known, and never less than the current spot
+    price. The account's discount is not subtracted, because EC2 compares bids with list prices. If
+    the account's price in [ec2.prices] is higher than this result, it is returned instead, so that
+    the spending caps count what is paid.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

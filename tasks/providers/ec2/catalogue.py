@@ -34,10 +34,11 @@ IMAGE_FAMILIES = frozenset(
 
 
 def image_families(parameter: str) -> Collection[str] | None:
-    """Return the GPU instance families that a machine image supports; None if it is unknown.
+    """Return the GPU instance families that a machine image supports; None if they are unknown.
 
-    `parameter` is the name of the SSM parameter that points to the image. Images with PyTorch
-    before 2.10 do not support g6f and gr6f.
+    `parameter` is the name of the SSM parameter that points to the image. The families are known
+    for AWS's Deep Learning AMIs with PyTorch. Those with PyTorch before 2.10 do not support g6f and
+    gr6f.
     """
     if not parameter.startswith(_IMAGE):
         return None
@@ -243,8 +244,8 @@ _QUOTAS = {
 class TypeFacts:
     """The facts about an instance type that a launch needs.
 
-    `grouped` is True if machines of the type may be in a cluster placement group. `efa_cards` are
-    the indices of the network cards that support EFA.
+    `grouped` is True if machines of the type may be in a cluster placement group. `efa_cards` is
+    the result of the function `efa_cards`: indices of network cards that can have an EFA interface.
     """
 
     grouped: bool

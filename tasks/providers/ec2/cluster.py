@@ -134,7 +134,8 @@ class Ec2Cluster(RunningCluster):
         """Replace the machine with rank `node`.
 
         Returns False if the lost machine does not end, or if EC2 refuses the new machine. Raises
-        ProviderError if AWS refuses to end the lost machine, or if the deadline has passed.
+        ProviderError if AWS refuses to end the lost machine, or if the machines' deadline has
+        passed.
 
         The new machine has the same type, market and zone. The records and logs of the lost machine
         are kept. Its state files, such as heartbeats, are deleted.
@@ -384,9 +385,9 @@ class Ec2Cluster(RunningCluster):
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
     def _look(self) -> bool:
-        """Read the machines' states from EC2, and store in the lease when machines ended.
+        """Read the machines' states from EC2, and store the end of each ended machine in the lease.
 
-        Returns False if AWS does not respond.
+        The stored time is the time of this call. Returns False if AWS does not respond.
         """
         lease, now = self.lease, self._api.now()
         self._looked_at = now
@@ -419,8 +420,8 @@ class Ec2Cluster(RunningCluster):
     def _state(self, machine: Ec2Machine) -> NodeState:
         """Return the machine's state.
 
-        It is taken from EC2's latest response, and from the interruption notice that the machine
-        has uploaded, if there is one.
+        The state is derived from EC2's latest response, and from the interruption notice that the
+        machine has uploaded, if there is one.
         """
         leaving_s = self._leaving_s(machine)
         if self._alive(machine):
@@ -433,11 +434,11 @@ class Ec2Cluster(RunningCluster):
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _leaving_s(self, machine: Ec2Machine) -> float | None:
-        """Return the seconds until the spot market takes the machine; None without a notice.
+        """Return the seconds until a spot interruption; None if the machine has uploaded no notice.
 
         The machine reads the spot interruption notice from its metadata service and uploads it as
         notice.json. Any other content of this file does not count as a notice. The seconds are
-        measured on S3's clock.
+        counted from the current time on S3's clock.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

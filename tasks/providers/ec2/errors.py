@@ -88,7 +88,10 @@ class AwsRefused(ProviderError):
 
 
 def kind_of(code: str) -> str:
-    """Return the kind of an error code, such as "capacity"; "final" if the code is not listed."""
+    """Return the kind of an error code, such as "capacity". The module's docstring lists the kinds.
+
+    The kind is "final" for a code that is not in _CODES.
+    """
     return _KINDS.get(code, "final")
 
 

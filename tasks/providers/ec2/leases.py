@@ -137,8 +137,8 @@ class Ec2Lease(HeldLease):
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
-    def held(self) -> Lease:
-        return _Held(**self.shared(_Held))
+    def held(self, *, controller_alive: bool) -> Lease:
+        return _Held(**self.shared(_Held), controller_alive=controller_alive)
 
     def usd_until(self, now: datetime) -> float:
         """Return the cost in dollars until `now`, including machines of failed launch attempts."""
@@ -212,14 +212,14 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
 
-        Errors are ignored. A region without a stored time counts as not searched.
+        If the time cannot be stored, no error is raised, and the earlier times stay.
         """
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
-        """Return {lease id: (month in which it ended as YYYY-MM, cost in dollars)}.
+        """Return {lease id: (month of the lease's end, cost in dollars)}. A month is YYYY-MM.
 
         Reads `spent_file`, which keeps the cost of deleted leases. Returns None if the file is
         missing. Raises ProviderError if the file cannot be read.
@@ -238,8 +238,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
         """Add the costs of leases to `spent_file`. Create the file if it is missing.
 
-        The argument is {lease id: (month in which it ended as YYYY-MM, cost in dollars)}. Raises
-        ProviderError if the existing file cannot be read, and OSError if it cannot be written.
+        The argument is {lease id: (month of the lease's end, cost in dollars)}. A month is YYYY-MM.
+        Raises ProviderError if the existing file cannot be read, and OSError if it cannot be
+        written.
         """
         with self.locked():
             replace_durably(self.spent_file, {**(self.spent() or {}), **spent})
@@ -268,10 +269,11 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
-        A lease without machines gets the outcome "refused" instead of `outcome`, and a refusal if
-        it has none, because the process was killed before it stored AWS's answer. A lease without
-        requests is deleted, and returned unchanged. If lease.json cannot be written, no error is
-        raised, and the lease on disk stays open until the reaper closes it.
+        If the lease has no machines, its outcome is "refused" instead of `outcome`. If it then has
+        no refusal, the process was killed before it stored AWS's answer, and a refusal that says so
+        is added. If the lease has neither machines nor requests, it is deleted, and returned
+        unchanged. If lease.json cannot be written, no error is raised, and the lease on disk stays
+        open until the reaper closes it.
         """
         if not lease.machines and not lease.requests:
             self.forget(lease.lease_id)

@@ -3,10 +3,10 @@
 A machine's upload appears as a complete local file, whose modification time is the time at which S3
 stored it. This process (the controller) writes its files for a machine into the machine's folder
 `in/` on S3. The last of them is the manifest, which lists the files with their SHA-256. A machine
-chooses the names of its uploads, but no name leads out of the machine's local folder.
+chooses the names of its uploads, but no upload is stored outside the machine's local folder.
 
 The age of a heartbeat is measured on the clock `now_unix`. While S3 does not respond, this clock
-stops, so that no machine is taken for lost.
+stops, so that no machine is considered lost.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ class Mirror:
 
     `sync` exchanges files once. `start` starts a thread that sends changed local files to S3 every
     second, and downloads the machines' new uploads every five seconds. `now_unix` is the time at
-    which the last download without errors began, as Unix time on S3's clock, or -inf before the
-    first.
+    which the last download without errors began, as Unix time on S3's clock. Before the first
+    such download, it is -inf.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
@@ -136,11 +136,10 @@ class Mirror:
         return found
 
     def _fetch(self, stored: Answer, path: Path) -> bool:
-        """Download the S3 object `stored` to `path`. Return False if it must be tried again later.
+        """Download an object to `path`. Return False if the download must be tried again later.
 
-        `stored` is the object's entry in S3's list. Two kinds of objects are skipped, and True is
-        returned: objects that S3 no longer has, and objects whose local path is taken by a folder
-        or leads through a file.
+        `stored` is the object's entry in S3's list. An object is skipped, and True is returned, if
+        S3 no longer has it, if `path` is a folder, or if a parent of `path` is a file.
         """
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)

@@ -120,7 +120,7 @@ class Ec2Market:
         return ec2_prices.billed(offers, self.choices)
 
     def limits(self) -> list[str]:
-        """Return one sentence for each thing that does not work with these settings, with a fix.
+        """Return one sentence, with a fix, for each thing that does not work with these settings.
 
         Sends no request to AWS.
         """
@@ -169,7 +169,7 @@ class Ec2Market:
         """Return the offers for `types` in `region` at AWS's list prices.
 
         Only the markets that [ec2] `markets` names are included. `advisor` is the content of AWS's
-        Spot Advisor file, which has interruption rates, or {}.
+        Spot Advisor file, which has interruption rates; {} if the file was not read.
         """
         found: list[Offer] = []
         if "on-demand" in self.choices.markets:

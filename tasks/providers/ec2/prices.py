@@ -94,8 +94,9 @@ def spot_offers(
 ) -> list[Offer]:
     """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
-    `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file, or {}. A
-    type that is missing from the file gets the highest interruption rate that the file can state.
+    `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file; {} if the
+    file was not read. A type that is missing from the file gets the highest interruption rate that
+    the file can state.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []
@@ -144,7 +145,7 @@ GETS_PER_HOUR = 2940.0  # 720 + 360 + 60 + 1800
 # Upper bounds: a LIST may have several pages, the machine polls every second, and it uploads as
 # much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three
 # times an hour, because the caps count at least twenty minutes of a machine.
-# That are as many PUTs as GETs: 720 + 1800 + 3 x 150 uploads, and 3600.
+# PUTs and GETs have the same bound: 720 + 1800 + 3 x 150 uploads, and 3600.
 MOST_EACH_PER_HOUR = 6570.0
 
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD
@@ -175,7 +176,7 @@ def download_usd(
 ) -> float:
     """Return an upper bound in dollars on the cost of one machine's downloads from S3.
 
-    The machine in `region` downloads `files` objects of `size` bytes in total.
+    The machine is in `region`. It downloads `files` objects, which have `size` bytes together.
 
     source: the bucket's region; "" if unknown.
     public: True if machines have public IP addresses. If False, a NAT gateway's fees are included.
@@ -189,9 +190,9 @@ def download_usd(
 
 
 def upload_usd(size: int, files: int) -> float:
-    """Return an upper bound in dollars on the cost to upload objects and store them for a month.
+    """Return an upper bound in dollars on the cost of uploading objects and storing them a month.
 
-    There are `files` objects of `size` bytes in total.
+    `files` is the number of objects. `size` is the number of bytes of all objects together.
     """
     # a large object is begun, sent in parts and completed; a LIST has 1,000 objects
     requests = 3 * files + size / PART_BYTES + files / 1000 + 1
@@ -232,7 +233,7 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
 
     These are the cost of the volume, the public IP address and S3 requests, per machine and hour.
     `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. If an
-    offer's price is an estimate that ships with Srift, its `price_source` says this. The function
+    offer's price is an estimate that ships with Srift, its `price_source` says so. The function
     is idempotent.
     """
     found = []

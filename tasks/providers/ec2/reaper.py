@@ -32,8 +32,9 @@ class Reaper:
     """One search of all leases and regions for machines that must end.
 
     `sentences` says what was ended or needs attention. `regions` has the regions to check.
-    `unswept` is {region or lease: why it could not be checked or ended}. `busy` has the regions in
-    which a lease's machines did not end.
+    `unswept` is {region or lease: reason}. The reason says why the region or lease could not be
+    checked, or why its machines did not end. `busy` has the regions in which a lease's machines did
+    not end.
     """
 
     def __init__(self, machines: Ec2Machines, now: datetime, all_of_them: bool) -> None:
@@ -68,11 +69,12 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the launch that the lease records, if it must end.
+        """End the launch with this lease id, if it must end.
 
         It must end if its deadline has passed, if the process that made it has died, if
-        `all_of_them` is True, or if an earlier try left machines running. If lease.json is missing,
-        the lease's folder is deleted, but the measurement records in it are kept.
+        `self.all_of_them` is True, or if an earlier try to end it left machines running. If
+        lease.json is missing, the lease's folder is deleted, but the measurement records in it are
+        kept.
         """
         try:
             lease = self.leases.read(lease_id)
@@ -84,7 +86,8 @@ class Reaper:
             self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
         self.regions.add(lease.region)
-        why = lease.why_end(self.now, all_of_them=self.all_of_them)
+        alive = self.leases.controller_alive(lease.lease_id)
+        why = lease.why_end(self.now, controller_alive=alive, all_of_them=self.all_of_them)
         if lease.ended_at is None and (why or lease.releasing):
             self._end(lease, why or "its machines did not end at the first attempt")
 

@@ -1,9 +1,9 @@
 """Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
-The machines of a launch share a zone, a security group that admits only them, and a placement group
-if their types allow it. Resource names and client tokens are hashes of the launch's lease id and
-the purpose of the request, so that a repeated request creates nothing twice. This module does not
-call AWS.
+The machines of a launch share a zone and a security group that admits traffic only from its
+members. They share a placement group if their types allow it. Resource names and client tokens are
+hashes of the launch's lease id and the purpose of the request, so that a repeated request creates
+nothing twice. This module does not call AWS.
 """
 
 import base64
@@ -151,8 +151,9 @@ def launch_template(
 def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
     """Return the CreateFleet request for the machines of `group`.
 
-    EC2 launches all machines or none, in one of the zones of `group.bids`. A fleet of type
-    "instant" returns the machines' ids in its response. Only spot requests have a maximum price.
+    EC2 launches all machines of the group or none, in one of the zones that are keys of
+    `group.bids`. A fleet of type "instant" returns the machines' ids in its response. Only spot
+    requests have a maximum price.
     """
     spot = market == "spot"
     overrides = [
@@ -189,8 +190,8 @@ def requests_of(
 ) -> Iterator[tuple[str, Request]]:
     """Yield (action, parameters) for every request of one launch attempt, in order.
 
-    `security` is the id of the security group. The requests that create this group and set its
-    rules are not included.
+    `security` is the id of the launch's security group. The requests that create this security
+    group are not included.
     """
     if placement := placement_group(spec, attempt):
         yield "ec2:CreatePlacementGroup", placement

@@ -21,7 +21,7 @@ SubnetId = Annotated[str, Field(pattern=r"^subnet-([0-9a-f]{8}|[0-9a-f]{17})$")]
 
 
 class OwnPrice(BaseModel):
-    """The dollars per hour that this account pays for one instance type, by market."""
+    """The prices that this account pays for one instance type, in dollars per hour."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,7 +30,7 @@ class OwnPrice(BaseModel):
 
 
 class Discount(BaseModel):
-    """The discount of this account on public prices, by market, as a fraction: 0.28 is 28 %."""
+    """This account's discounts on public prices, as fractions: 0.28 is 28 %."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -104,7 +104,10 @@ class Ec2(BaseModel):
     @field_validator("discounts", mode="before")
     @classmethod
     def _number_is_on_demand(cls, discounts: object) -> object:
-        """Convert plain numbers to on-demand discounts, because Savings Plans exclude spot."""
+        """Convert each discount that is a plain number to a discount on on-demand prices.
+
+        Spot prices stay as they are, because Savings Plans do not apply to spot.
+        """
         if not isinstance(discounts, dict):
             return discounts
         return {

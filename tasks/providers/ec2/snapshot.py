@@ -5,7 +5,7 @@
 estimates. The keys of the file are:
 
     made_on, prices_as_of   day of creation, and time of the list prices (UTC)
-    sources                 of each source: package, version, licence, notice, and what was taken
+    sources                 for each source: package, version, licence, notice, and what was taken
     columns                 names of the values in instance_types: fields of `InstanceType`
     several_interfaces      types that need several interfaces to reach their full network rate
     instance_types          type name -> values; the value `usd` maps a region to dollars per hour,
@@ -30,9 +30,9 @@ FILE = Path(__file__).with_name("snapshot.json.gz")
 class Snapshot:
     """The instance types and on-demand prices that ship with Srift.
 
-    `usd[region][type]` is the on-demand price in dollars per hour; None if unknown. A region has
-    only the types that it offers. `several_interfaces` has the types that need several network
-    interfaces to reach their full network rate.
+    `usd[region][type]` is the on-demand price in dollars per hour; None if unknown. `usd[region]`
+    has only the types that the region offers. `several_interfaces` has the types that need several
+    network interfaces to reach their full network rate.
     """
 
     instance_types: tuple[InstanceType, ...]

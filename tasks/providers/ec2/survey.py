@@ -113,8 +113,8 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
     vpcs = {subnet["VpcId"] for subnet in subnets}
     if len(vpcs) != 1:
         raise NotSupported(
-            f"{len(vpcs)} VPCs in {region} have subnets for machines, but there must be 1: list "
-            "subnets of one VPC in [ec2] subnet_ids, or tag only these subnets with "
+            f"machines in {region} must use exactly 1 VPC, but {len(vpcs)} have subnets for them: "
+            "list subnets of one VPC in [ec2] subnet_ids, or tag only these subnets with "
             f"srift:deployment = {choices.deployment}"
         )
     ordered = sorted(subnets, key=lambda subnet: subnet["SubnetId"], reverse=True)

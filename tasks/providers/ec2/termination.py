@@ -140,11 +140,11 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
     `shown` is {instance id: description} of the machines that EC2 lists with the lease's tags. The
     result has the machines in `shown` that the lease lacks.
 
-    EC2 stops listing a machine about an hour after its end. A request that got no response may
-    therefore have launched machines that are not in `shown`. This is assumed if the request is
-    older than FORGOTTEN (45 minutes), and neither `shown` nor the lease has a machine of its group.
-    The result then also has all machines of the request, as if they had run until their deadline.
-    The recorded cost may thus be too high but never too low, so that spending caps hold.
+    The result may also have machines that are not in `shown`, because EC2 stops listing a machine
+    about an hour after its end. If a request without a response is older than FORGOTTEN (45
+    minutes), and neither `shown` nor the lease has a machine of the request's group, all machines
+    of the request are added. They count as if they had run until their deadline. The recorded cost
+    may thus be too high but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []

@@ -17,7 +17,7 @@ SPARE_CORES = 0.25  # reserved for the controller (the process that starts hosts
 
 
 class LocalMachine:
-    """This computer with the local instance types of `srift.toml`.
+    """This computer, which provides the local instance types of `srift.toml`.
 
     `python` is the interpreter that runs the agents, the programs that measure on the hosts.
     """
@@ -78,7 +78,7 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return one sentence for each thing that cannot be measured here, with reason and fix."""
+        """Return one sentence, with reason and fix, for each thing that cannot be measured here."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -124,8 +124,8 @@ class LocalMachine:
         if taken + wanted > most_cores() + 1e-9:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
-                f"{wanted or taken:g} cores are needed, but hosts may use {most_cores():g} in all. "
-                f"Leases {held} use some of them. `srift reap` ends hosts whose controller died."
+                f"{wanted or taken:g} cores are needed, but all hosts share {most_cores():g} cores "
+                f"and leases {held} use some. `srift reap` ends hosts whose controller died."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(

@@ -81,7 +81,7 @@ class LocalCluster(RunningCluster):
             self._revoke_later(index, after_s)
 
     def settle(self) -> None:
-        """Apply each host's CPU quota. Pin hosts to separate cores if there are enough."""
+        """Apply each host's CPU quota. Pin hosts to separate cores if there are enough cores."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
         self._limit(shares, place(shares, promised_to_others(self.lease_id)))
 
@@ -93,7 +93,7 @@ class LocalCluster(RunningCluster):
             return [self._state(index) for index in range(len(self._hosts))]
 
     def now_unix(self) -> float:
-        """Return this computer's Unix time. The hosts' files are on this computer."""
+        """Return this computer's Unix time, because the hosts' files are on this computer."""
         return time.time()
 
     def replace(self, node: int) -> bool:
@@ -205,7 +205,10 @@ class LocalCluster(RunningCluster):
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _revoke_later(self, index: int, after_s: float) -> None:
-        """Interrupt host `index` after `after_s` seconds, unless it is replaced or ended before."""
+        """Start a thread that interrupts host `index` after `after_s` seconds.
+
+        The thread does nothing if the host has ended or been replaced by then.
+        """
         host = self._hosts[index]
 
         def revoke() -> None:
@@ -229,8 +232,8 @@ class LocalCluster(RunningCluster):
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
     """Draw the time in seconds until each spot host is interrupted, as {index: seconds}.
 
-    The times are exponentially distributed with the offer's interruptions per hour as the rate.
-    Hosts that are never interrupted are left out.
+    The times are exponentially distributed. Their rate is the offer's interruptions per hour.
+    On-demand hosts, and hosts whose rate is 0, are left out.
     """
     source = random.Random(seed)
     draws = [source.expovariate(1.0) for _ in cluster.members]

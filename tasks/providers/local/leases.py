@@ -1,7 +1,7 @@
 """Store the leases of local hosts, and end everything that belongs to a lease.
 
 A lease is the record of a launch. A process belongs to a lease if its PYTHONPATH is inside the
-lease's folder. A cgroup belongs to a lease if its name has the lease's id. A lease's folder
+lease's folder. A cgroup belongs to a lease if its name contains the lease's id. A lease's folder
 contains code/node/, a copy of the agent's code, so that an edit of the checkout never reaches a
 running host.
 """
@@ -67,14 +67,14 @@ class LeaseStore(LeaseFolder[HeldLease]):
             return
         for folder in ("code", "scratch"):
             shutil.rmtree(self.directory(lease_id) / folder, ignore_errors=True)
-        usd = lease.held().usd_until(now)
+        usd = lease.held(controller_alive=False).usd_until(now)
         with suppress(OSError):
             self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Return the lease ids of all processes and cgroups that were started from this SRIFT_HOME.
+        """Return the ids of all leases of this SRIFT_HOME that have processes or cgroups.
 
-        Ids are included even if their lease has no folder.
+        A lease without a folder is included.
         """
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)

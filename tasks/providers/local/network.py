@@ -38,7 +38,7 @@ _POWERLESS = {
     "none": "",
 }
 # Runs a command in the folder `code`, in a new root with the system and the paths up to "--". The
-# command may write to `code` and `environment`, which belong to it until all its processes ended.
+# command may write to `code` and `environment`, and owns them until all its processes have ended.
 _ALONE = r"""
 set -e; umask 022; code=$1 environment=$2 new=${1%/*}/root
 read -r first outside users </proc/self/uid_map
@@ -285,10 +285,11 @@ def without_files(
 ) -> list[str]:
     """Return a command that runs `command` with network access, but hides this user's files.
 
-    `command` sees only the system's files and `paths`. The first path is the folder of its code,
-    which is its working directory. The second path is the folder of its Python environment. It may
-    write to these two folders. Its root file system is mounted at a new folder `root` beside the
-    folder of code. Returns `command` unchanged if this computer cannot make namespaces.
+    `command` sees only the system's files and `paths`. The first path is the folder with the code
+    of `command`, which is the working directory. The second path is the folder of the Python
+    environment. `command` may write to these two folders. Its root file system is mounted at a new
+    folder `root` beside the first path. Returns `command` unchanged if this computer cannot make
+    namespaces.
     """
     if not isolation.namespaces:
         return list(command)
@@ -321,6 +322,6 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(
-        f"a network namespace was not ready within {_START_S:.0f} s, or its process ended too "
-        f"early. Exit status of the process: {process.poll()} (None: it still runs)"
+        "a network namespace did not become ready. The exit status of its process is "
+        f"{process.poll()} (None: it still runs after {_START_S:.0f} s)"
     )

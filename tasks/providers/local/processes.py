@@ -50,17 +50,12 @@ class HostMark:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the mark that a command-line argument stands for; None if it is not a mark."""
+        """Convert a command-line argument to a `HostMark`; None if it is not a mark."""
         try:
             mark, home, lease_id, index, cores = text.split(":")
             return cls(home, lease_id, int(index), float(cores)) if mark == _MARK else None
         except ValueError:
             return None
-
-
-def boot_id() -> str:
-    """Return the kernel's random id of this boot. PIDs from an earlier boot are invalid."""
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def identify(pid: int) -> Process | None:
@@ -71,12 +66,6 @@ def identify(pid: int) -> Process | None:
     except _GONE:
         return None
     return None if fields[0] in "ZX" else Process(pid=pid, start_ticks=int(fields[19]))
-
-
-def myself() -> Process:
-    found = identify(os.getpid())
-    assert found is not None
-    return found
 
 
 def is_running(process: Process) -> bool:
@@ -98,8 +87,8 @@ def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
 def hosts() -> dict[HostMark, list[int]]:
     """Return {mark: PIDs} for every local host on this computer, of every SRIFT_HOME and user.
 
-    The PIDs are those of the processes that have the host's mark, a `HostMark`, in their command
-    line. Processes that the host's agent starts have no mark.
+    A mark is an argument that identifies the host in the command lines of its first processes. The
+    PIDs are those of these processes. Processes that the host's agent starts have no mark.
     """
     marks: dict[HostMark, list[int]] = {}
     for found in psutil.process_iter(["cmdline"]):

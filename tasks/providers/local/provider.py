@@ -54,8 +54,8 @@ class LocalProvider(LocalMachine, Provider):
 
         An agent is the program that measures on a host. The mailbox (the folder with the hosts'
         files) is kept. Raises NoCapacity if this computer has too few cores or other hosts use
-        them, NotSupported if the hosts can never run here for another reason, and ProviderError if
-        hosts cannot be started.
+        them, NotSupported if something other than the number of cores prevents the cluster from
+        ever running here, and ProviderError if hosts cannot be started.
         """
         if why := self.fits(cluster):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
@@ -131,16 +131,19 @@ class LocalProvider(LocalMachine, Provider):
     def _end(
         self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
-        """End a launch if `reap` must end it. Return what was done as a sentence, or [].
+        """End a launch if `reap` must end it, and return what was done.
 
-        `lease` is None if the lease has no lease.json. Its processes are then ended, and its
-        records are kept. If the lease has already ended, processes that still run are ended.
+        The result is one sentence, or [] if there was nothing to do. `lease` is the content of
+        lease.json. If it is None, the file is missing: the launch's processes are ended, and its
+        measurement records are kept. If the lease has already ended, processes that still run are
+        ended.
         """
         why = "it has no lease.json"
         if lease is not None:
             why = "it had already ended"
             if lease.ended_at is None:
-                why = lease.why_end(now, all_of_them=all_of_them)
+                alive = self.store.controller_alive(lease_id)
+                why = lease.why_end(now, controller_alive=alive, all_of_them=all_of_them)
         if not why:
             return []
         processes, groups = self.store.end(lease_id, self.shares)

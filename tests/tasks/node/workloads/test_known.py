@@ -15,6 +15,7 @@ from tasks.node.precision import Arithmetic
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step
 from tasks.node.strategies import apply_strategy
+from tasks.node.strategies.tensor import divisible_runs
 from tasks.node.switches import switch_on
 from tasks.workspace.settings import load_settings
 
@@ -99,6 +100,11 @@ def test_in_small_it_passes_the_check(settings, name, precision):
     notes = [note for note in result["notes"] if not re.search("making a batch|busy", note)]
     assert (result["problem"], notes) == ("", [])
     assert 3e6 < result["figures"]["gradient_bytes"] < 15e6
+
+
+@pytest.mark.parametrize("name", ["vit-b-16-small", "bert-small", "gpt2-small"])
+def test_feed_forward_blocks_can_be_divided(settings, name):
+    assert divisible_runs(load(settings, name).model)
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")
