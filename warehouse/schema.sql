@@ -61,7 +61,6 @@ create table raw_runs (
     loader_workers integer,
     load_s double,
     load_wait_s double,
-    sample_bytes double,
     divided_weights double,
     divided_inputs double,
     divided_pairs double,
@@ -83,7 +82,7 @@ create table raw_runs (
         nodes integer[], batches integer[], micro_steps integer, step integer, lost_steps integer, last_unix double,
         began_unix double, restore_s double, restore_bytes bigint
     )[],
-    checkpoints struct(step integer, bytes bigint, seconds double, ended_unix double, steps integer, steps_s double)[],
+    checkpoints struct(step integer, bytes bigint, seconds double, ended_unix double)[],
     measured_at timestamp not null,
     loaded_at timestamp not null
 );

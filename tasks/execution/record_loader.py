@@ -83,8 +83,6 @@ class _Checkpoint(_Wire):
     bytes: Whole
     seconds: Seconds
     ended_unix: Unix
-    steps: Positive
-    steps_s: Seconds
 
 
 class _Elastic(_Values):
@@ -122,7 +120,6 @@ class _Profile(_Values):
     loader_workers: Count | None = None
     load_s: Spent | None = None
     load_wait_s: Spent | None = None
-    sample_bytes: Spent | None = None
 
 
 class _ProbedMessage(_Wire):

@@ -15,7 +15,7 @@ from typing import Any
 from models.domain.workload import Mode
 
 from ..node.data import FAILED
-from ..node.record import ELASTIC, Item, Plan, RankLayout
+from ..node.record import ELASTIC, Item, Plan
 from ..node.requirements import INSTALL_S
 from ..providers.base import ProviderError, RunningCluster
 from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
@@ -391,7 +391,7 @@ class _Attempt:
             pairs=links_matter(self.items, self.running.addresses),
             checkpoints=checkpoints,
         )
-        self.number, self.host = plan.attempt, RankLayout.of(plan).host
+        self.number, self.host = plan.attempt, plan.host
         try:
             return self._until_ended(plan)
         finally:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .machine import cores, fingerprint, interface_of, torch_version
+from .machine import cores, interface_of
 from .processes import (
     FAULTS,
     adopt_orphans,
@@ -29,7 +29,7 @@ from .processes import (
     exit_reason,
     worker_exit_code,
 )
-from .record import Plan, RankLayout, plan_from_json, write_json
+from .record import Plan, plan_from_json, write_json
 
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
@@ -67,14 +67,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.leave(128 + number))
         self.scratch.mkdir(parents=True, exist_ok=True)
-        self.write(
-            "ready.json",
-            {
-                "address": self.address,
-                "fingerprint": fingerprint(),
-                "torch_version": torch_version(),
-            },
-        )
+        self.write("ready.json", {"address": self.address})
         while True:
             if (self.mailbox / "done.json").exists():
                 self.leave(0)
@@ -106,7 +99,7 @@ class Agent:
     def start(self, plan: Plan) -> None:
         """Start torchrun for `plan`, if this machine takes part in it."""
         self.attempt = plan.attempt
-        devices = RankLayout.of(plan).devices
+        devices = plan.rank_counts
         if not plan.items or self.node not in devices:
             return
         (self.folder / "progress.json").unlink(missing_ok=True)
@@ -149,15 +142,17 @@ class Agent:
         All nodes connect to the first node. An elastic run starts with the nodes that are present,
         and other nodes may join later. An elastic run fails if the first node is lost.
         """
-        layout, item = RankLayout.of(plan), plan.elastic
-        host, port = plan.addresses[layout.host], plan.port + plan.attempt
-        options: dict[str, object] = {"monitor-interval": 0.3}
-        options["nproc-per-node"] = layout.devices[self.node]
+        counts, item = plan.rank_counts, plan.elastic
+        host, port = plan.addresses[plan.host], plan.port + plan.attempt
+        options: dict[str, object] = {
+            "monitor-interval": 0.3,
+            "nproc-per-node": counts[self.node],
+        }
         if item is None:
             module = "node.worker"
             options |= {
-                "nnodes": len(layout.devices),
-                "node-rank": list(layout.devices).index(self.node),
+                "nnodes": len(counts),
+                "node-rank": list(counts).index(self.node),
                 "master-addr": host,
                 "master-port": port,
                 "rdzv-conf": f"timeout={plan.meet_s:.0f}",
@@ -165,7 +160,7 @@ class Agent:
         else:
             module = "node.elastic"
             settings = {
-                "is_host": int(self.node == layout.host),
+                "is_host": int(self.node == plan.host),
                 "join_timeout": math.ceil(plan.meet_s + item.wait_s),
                 # The wait ends as soon as all nodes have joined.
                 "last_call_timeout": max(1, math.ceil(item.wait_s)),
@@ -182,8 +177,15 @@ class Agent:
                 "rdzv-conf": ",".join(f"{name}={value}" for name, value in settings.items()),
             }
         words = [f"--{name}={value}" for name, value in options.items()]
-        prepare = [sys.executable, "-m", "node.prepare"]
-        return [*prepare, sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
+        start = [
+            sys.executable,
+            "-m",
+            "node.prepare",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+        ]
+        return [*start, *words, "-m", module]
 
     def end_launch(self) -> None:
         """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`.

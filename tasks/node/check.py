@@ -28,7 +28,7 @@ from .equivalence import compare
 from .launch import explain
 from .loader import sizes
 from .measuring import Patience
-from .precision import NoSuchPrecision, arithmetic
+from .precision import Arithmetic, NoSuchPrecision
 from .processes import die_with_parent
 from .profiler import thread_counters
 from .record import Item, WorkloadFile
@@ -88,7 +88,7 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
     def train(rank: int) -> None:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
-        computing = arithmetic(precision, _CPU)
+        computing = Arithmetic(precision, _CPU)
         built = partial(build, folder, workload, seed=0, rank=rank, computing=computing)
         compare(item, built, dist.group.WORLD)
 
@@ -118,7 +118,7 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     built = None
     try:
         reset_peak(_CPU)
-        built = build(folder, workload, seed=0, rank=0, computing=arithmetic(precision, _CPU))
+        built = build(folder, workload, seed=0, rank=0, computing=Arithmetic(precision, _CPU))
         answer["figures"] = _trained(built, batch)
         answer["notes"] = list(_notes(built, batch, answer["figures"], workload))
     except NoSuchPrecision as error:
@@ -156,7 +156,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
         most_steps=1,
     )
     queued_s = thread_counters()[2]
-    figures = train(item, built, None, Patience(), place=0)
+    figures = train(item, built, None, Patience())
     queued_s = thread_counters()[2] - queued_s
     idle = [
         name

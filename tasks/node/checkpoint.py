@@ -104,18 +104,11 @@ class Checkpoints:
 
         Raises OSError if it cannot be written.
         """
-        write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
+        write_json(self.folder / f"start-{len(self.read('start')):06d}.json", start)
 
-    def starts(self) -> list[dict[str, Any]]:
-        """Return the descriptions that `note_start` stored, oldest first."""
-        return self._read("start-*.json")
+    def read(self, kind: str) -> list[dict[str, Any]]:
+        """Return what `note_start` stored (kind "start"), or the manifests of all steps ("step").
 
-    def manifests(self) -> list[dict[str, Any]]:
-        """Return the manifests of all checkpoints, sorted by step.
-
-        They include checkpoints whose state has been deleted.
+        Both are in the order of time. Manifests of deleted states are included.
         """
-        return self._read("step-*.json")
-
-    def _read(self, pattern: str) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) for path in sorted(self.folder.glob(pattern))]
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{kind}-*.json"))]

@@ -21,9 +21,9 @@ import hashlib
 import io
 import logging
 import math
-import operator
 import os
 import pickle
+import shutil
 import struct
 import sys
 import time
@@ -94,8 +94,7 @@ class Cached(Dataset[Any]):
         self._samples, self._to_read_twice = len(dataset), _READ_TWICE
         # Pickles name this module's functions, so the module's name counts.
         names = (__name__, kind.__module__, kind.__qualname__)
-        versions = (sys.version_info[:2], str(torch.__version__))
-        identity = (self._samples, key, names, versions)
+        identity = (self._samples, key, names, sys.version_info[:2], str(torch.__version__))
         self._digest = hashlib.sha256(repr(identity).encode()).digest()
         if folder is None:
             self._store = _Store("", self._digest, self._samples, memory_gib * _GIB)
@@ -115,17 +114,23 @@ class Cached(Dataset[Any]):
         ValueError if the sample cannot be pickled or changes when it is read again. Also raises the
         errors of the dataset.
         """
-        at = operator.index(place)
-        at += self._samples if at < 0 else 0
-        if not 0 <= at < self._samples:
-            raise IndexError(f"there is no sample {place}: the dataset has {self._samples} samples")
+        at = range(self._samples)[place]
         content = self._store.get(at)
         if content is not None:
             with suppress(Exception):  # another version of the sample's modules may have written it
                 return pickle.loads(content)
         sample = self.dataset[at]
-        if not self._store.is_full:
-            self._store.put(at, self._content(at, sample))
+        if self._store.is_full:
+            return sample
+        content = _pickled(at, sample)
+        if self._to_read_twice:
+            self._to_read_twice -= 1
+            if _pickled(at, self.dataset[at]) != content:
+                raise ValueError(
+                    f"sample {at} of {type(self.dataset).__name__} changes when it is read again."
+                    " Augment outside the cache: DataLoader(Augmented(Cached(dataset)))"
+                )
+        self._store.put(at, content)
         return sample
 
     def begin_part(self, share: float) -> None:
@@ -136,24 +141,8 @@ class Cached(Dataset[Any]):
         """
         room = self.memory_gib * _GIB
         if self.folder is not None:
-            room = max(0, _free(self.folder) - _MIN_FREE)
+            room = max(0, shutil.disk_usage(self.folder).free - _MIN_FREE)
         self._store = _Store("", self._digest, self._samples, share * room)
-
-    def _content(self, at: int, sample: Any) -> bytes:
-        """Return the pickle of `sample`, the sample with index `at`.
-
-        The first samples of each process are read a second time. Raises ValueError if the second
-        reading differs or the sample cannot be pickled.
-        """
-        content = _pickled(at, sample)
-        if self._to_read_twice:
-            self._to_read_twice -= 1
-            if _pickled(at, self.dataset[at]) != content:
-                raise ValueError(
-                    f"sample {at} of {type(self.dataset).__name__} changes when it is read again."
-                    " Augment outside the cache: DataLoader(Augmented(Cached(dataset)))"
-                )
-        return content
 
 
 class _Store:
@@ -222,7 +211,7 @@ class _Store:
                 end = os.fstat(self._file).st_size
                 left = self._room - (end - self._first)
                 if self._room == math.inf:
-                    left = _free(self._file) - _MIN_FREE
+                    left = shutil.disk_usage(self._file).free - _MIN_FREE
                 if len(content) > left:
                     raise OSError("it is full")
                 if self.get(at) is None:
@@ -271,12 +260,6 @@ def _pickled(at: int, sample: Any) -> bytes:
 
 def _checksum(content: bytes, at: int) -> int:
     return zlib.crc32(content, at & 0xFFFFFFFF)
-
-
-def _free(place: int | str | os.PathLike[str]) -> int:
-    """Return the free bytes of the disk with `place`, a path or a file descriptor."""
-    disk = os.statvfs(place)
-    return disk.f_bavail * disk.f_frsize
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import os
 import re
 import time
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ def own_device(expected: Devices) -> torch.device:
     Otherwise the device is `cuda:<local rank>`. Raises RuntimeError if the machine lacks the
     expected devices. A CPU never replaces a GPU.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = torch.cuda.device_count()
     if expected.name == CPU or (expected.name == ANY and not count):
         return torch.device("cpu")
     names = [torch.cuda.get_device_name(index) for index in range(count)]
@@ -64,7 +63,7 @@ def to_device(value: Any, device: torch.device) -> Any:
             return leaf.to(device, non_blocking=True)
         return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf  # BatchEncoding
 
-    return value if device.type == "cpu" else tree_map(move, value)
+    return tree_map(move, value)
 
 
 def usable(device: torch.device) -> bool:
@@ -101,5 +100,5 @@ def peak_bytes(device: torch.device) -> int:
         free, whole = torch.cuda.mem_get_info(device)
         beside = whole - free - torch.cuda.memory_reserved(device)
         return torch.cuda.max_memory_allocated(device) + max(0, beside)
-    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
-    return 1024 * (int(found[1]) if found else getrusage(RUSAGE_SELF).ru_maxrss)
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.findall(r"VmHWM:\s*(\d+)", status)[0])

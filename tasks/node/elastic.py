@@ -17,13 +17,14 @@ import struct
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from .checkpoint import Checkpoints
 from .device import backend, now
@@ -31,10 +32,7 @@ from .entrypoint import LoadedWorkload, try_once
 from .launch import Worker, explain
 from .loader import running
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave, seconds_since_start
-from .record import Item, Plan, task_of_process
 from .steps import one_step
-from .strategies import strategy
-from .strategies.refusals import DDP
 from .strategies.replicas import of_ranks
 from .worker import lost_peer
 
@@ -68,23 +66,13 @@ class ElasticRun(Worker):
     the number of finished steps in the file `mark_path`.
     """
 
-    def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
-        super().__init__(mailbox, plan, node)
-        self.item, self.started_unix = item, time.time()
-        self.mark_path = mailbox / f"node-{node}" / f"elastic-{item.run_id}"
-        self.leads = node == self.layout.host and self.reports
-        self.checkpoints = Checkpoints(Path(plan.checkpoints))
-        self.nodes: list[int] = []  # the node of each rank; empty until `join`
-
-    def built(self) -> LoadedWorkload:
-        """Build the workload. At the first start, also try one forward and backward pass.
-
-        Raises the errors of `load` and `try_once`.
-        """
-        found = self.load(self.item)
-        if not self.checkpoints.starts():
-            try_once(found, self.item.batches[self.item.nodes.index(self.node)])
-        return found
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.plan.elastic is not None
+        self.item = self.plan.elastic
+        self.mark_path = self.mailbox / f"node-{self.node}" / f"elastic-{self.item.run_id}"
+        self.leads = self.node == self.plan.host and self.reports
+        self.checkpoints = Checkpoints(Path(self.plan.checkpoints))
 
     def join(self) -> None:
         """Join the process group of all ranks. Raises DistError if a rank joins too late."""
@@ -98,7 +86,6 @@ class ElasticRun(Worker):
         dist.init_process_group(
             backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks
         )
-        self.nodes = of_ranks(self.node, dist.group.WORLD)
 
     def patience_s(self) -> float:
         """Return how many seconds to wait for the other ranks to join.
@@ -108,7 +95,7 @@ class ElasticRun(Worker):
         a restart, all ranks start at the same time, so the limit is _LATE_S plus the start-up time
         of this worker. It doubles after each failed attempt to join, up to `timeout_s`.
         """
-        starts = len(self.checkpoints.starts())
+        starts = len(self.checkpoints.read("start"))
         if not starts:
             return self.plan.timeout_s
         failed = max(0, int(os.environ["TORCHELASTIC_RESTART_COUNT"]) - starts)
@@ -123,16 +110,14 @@ class ElasticRun(Worker):
         if the newest checkpoint differs between ranks.
         """
         began = now(self.device)
-        found = self.checkpoints.newest(self.device)
         taken: dict[str, Any] = {"step": 0, "restore_s": None, "restore_bytes": None}
-        if found is not None:
+        if found := self.checkpoints.newest(self.device):
             manifest, state = found
-            step = manifest["step"]
             for name, part in built.stateful.items():
                 part.load_state_dict(state[name])
-            torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + step)
+            torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + manifest["step"])
             taken = {
-                "step": step,
+                "step": manifest["step"],
                 "restore_s": now(self.device) - began,
                 "restore_bytes": manifest["bytes"],
             }
@@ -149,19 +134,16 @@ class ElasticRun(Worker):
         Returns the values for the record on the first rank of the run's first node, and {} on other
         ranks. Raises FloatingPointError if the loss at a checkpoint is not finite.
         """
-        item, nodes = self.item, self.nodes
-        samples = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
-        global_batch = item.accumulation_steps * samples
+        item, nodes = self.item, of_ranks(self.node, dist.group.WORLD)
+        global_batch = item.accumulation_steps * sum(item.batch_by_rank)
         by_rank = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
         start = self.restore(built)
-        module = built.model
+        module: nn.Module = built.model
         if len(nodes) > 1:
-            assert dist.group.WORLD is not None
-            module = strategy(DDP)(built.model, built.optimizer, dist.group.WORLD)
+            module = DistributedDataParallel(built.model)
         self.wait_for_go({})
         self.begin(item)
-        step = at = start["step"]
-        mark = -1
+        step = start["step"]
         if self.leads:
             mark = os.open(self.mark_path, os.O_RDWR | os.O_CREAT)
             content = os.read(mark, _MARK.size)
@@ -179,64 +161,38 @@ class ElasticRun(Worker):
             )
         sizes = by_rank[self.rank]
         with running(built.loader):
-            began = now(self.device)
             while step < item.most_steps:
                 loss = one_step(built, module, sizes, scale=len(nodes) / global_batch)
                 step += 1
                 if self.leads:
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)
                 if step % item.checkpoint_every == 0 or step == item.most_steps:
-                    steps_s = now(self.device) - began
-                    self.checkpoint(
-                        built,
-                        step,
-                        loss * sum(sizes) / global_batch,
-                        steps=step - at,
-                        steps_s=steps_s,
-                    )
-                    at, began = step, now(self.device)
-        return self.values(built) if self.leads else {}
+                    self.checkpoint(built, step, loss * sum(sizes) / global_batch)
+        if not self.leads:
+            return {}
+        written = self.checkpoints.read("step")
+        return {
+            "steps": item.most_steps,
+            "first_loss": written[0]["loss"],
+            "last_loss": written[-1]["loss"],
+            **built.sizes,
+            "starts": self.checkpoints.read("start"),
+            "checkpoints": written,
+        }
 
-    def checkpoint(
-        self, built: LoadedWorkload, step: int, partial_loss: float, **about: float
-    ) -> None:
+    def checkpoint(self, built: LoadedWorkload, step: int, partial_loss: float) -> None:
         """Write a checkpoint after `step`. Every rank must call this method.
 
-        The first rank of the run's first node writes the checkpoint. The entries of `about` are
-        added to its manifest. The loss of the step is the sum of `partial_loss` over all ranks. If
-        the loss is not finite, this rank raises FloatingPointError instead.
+        The first rank of the run's first node writes the checkpoint. The loss of the step is the
+        sum of `partial_loss` over all ranks. If the loss is not finite, this rank raises
+        FloatingPointError instead.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
             return
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after {step} steps: it must be finite")
-        self.checkpoints.write(step, built.state(), loss=loss, **about)
-
-    def values(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Return the measured values of the run for its record."""
-        written = self.checkpoints.manifests()
-        return {
-            "steps": self.item.most_steps,
-            "first_loss": written[0]["loss"],
-            "last_loss": written[-1]["loss"],
-            "parameters": built.parameters,
-            "gradient_bytes": built.gradient_bytes,
-            "starts": self.checkpoints.starts(),
-            "checkpoints": written,
-        }
-
-    def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
-        """Write the run's record: with `values`, or a failed record if `problem` is not empty.
-
-        The first rank of the run's first node calls this method with `values` after a finished run.
-        A rank that fails calls it with `problem`.
-        """
-        used = [replace(self.described, count=count) for count in self.item.used]
-        started_unix = values["starts"][0]["began_unix"] if values else self.started_unix
-        self.write_record(
-            self.item, started_unix=started_unix, problem=problem, values=values, devices=used
-        )
+        self.checkpoints.write(step, built.state(), loss=loss)
 
 
 def main() -> None:
@@ -245,22 +201,23 @@ def main() -> None:
     Exits with 0 after the last step. Otherwise, the last line of the log states the reason.
     """
     die_with_parent()
-    mailbox, plan, node = task_of_process()
-    assert plan.elastic is not None
-    run = ElasticRun(mailbox, plan, plan.elastic, node)
+    run = ElasticRun()
     try:
-        built = run.built()
+        built = run.load(run.item)
+        if not run.checkpoints.read("start"):  # later starts know that it trains
+            try_once(built, run.item.batches[run.item.nodes.index(run.node)])
         run.join()
         values = run.train(built)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        reason = f"node {node}: {explain(error, plan.workload(run.item))}"
+        reason = f"node {run.node}: {explain(error, run.plan.workload(run.item))}"
         if lost_peer(error):  # torchrun restarts the workers that are left
             leave(EXIT_LOST_PEER, f"a peer was lost: {reason}")
-        run.record(reason)
+        run.write_record(run.item, reason)
         leave(EXIT_ITEM_FAILED, f"{run.item.run_id} ended on {reason}")
     if run.leads:
-        run.record("", values)
+        run.started_unix = values["starts"][0]["began_unix"]
+        run.write_record(run.item, values=values)
     built.close()
     dist.destroy_process_group()
 

@@ -40,19 +40,23 @@ class LoadedWorkload:
 
     `make_batch(batch)` returns the inputs and the target of `batch` samples. `loss(model(inputs),
     target)` is the mean loss of these samples. Model, loss and batches are on `device`, except for
-    a model that is to be sharded. `loader` is the source of batches if the entrypoint returned a
-    DataLoader, else None. `waited_s` is the total time in seconds spent on making batches or
-    waiting for them.
+    a model that is `shared`, which a strategy shards. `loader` is the source of batches if the
+    entrypoint returned a DataLoader, else None. `waited_s` is the total time in seconds spent on
+    making batches or waiting for them.
     """
 
     model: nn.Module
     loss: Callable[[Any, Any], Tensor]
     make_batch: BatchMaker
     optimizer: torch.optim.Optimizer
-    device: torch.device = _CPU
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     loader: Loader | None = None
+    shared: bool = False
     waited_s: float = 0.0
+
+    @property
+    def device(self) -> torch.device:
+        return self.arithmetic.device
 
     def loss_of(self, module: nn.Module, batch: int) -> Tensor:
         """Make a batch of `batch` samples, and return its mean loss.
@@ -90,6 +94,11 @@ class LoadedWorkload:
     def parameters(self) -> int:
         """Return the number of trained parameters, counted in elements."""
         return sum(weights.numel() for weights in self.trained)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the model's sizes for the record of a run."""
+        return {"parameters": self.parameters, "gradient_bytes": self.gradient_bytes}
 
     @property
     def gradient_bytes(self) -> int:
@@ -164,9 +173,9 @@ def build(
         loss=loss,
         make_batch=_on_device(loader or batches, device, made_there=not is_loader),
         optimizer=optimizer,
-        device=device,
         arithmetic=computing,
         loader=loader,
+        shared=shared,
     )
 
 
@@ -229,13 +238,13 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
     return made
 
 
-def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None:
+def try_once(built: LoadedWorkload, batch: int) -> None:
     """Run one forward and backward pass on this rank alone, to find errors before any collective.
 
-    If `shared` is True, the strategy shards the model. Then only a batch is made, because the whole
-    model may not fit on a device. Raises the errors of torch and of the user's code.
+    If a strategy shards the model, only a batch is made, because the whole model may not fit on a
+    device. Raises the errors of torch and of the user's code.
     """
-    if shared:
+    if built.shared:
         built.make_batch(batch)
         return
     loss = built.loss_of(built.model, batch)

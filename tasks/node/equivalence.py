@@ -29,7 +29,7 @@ from .entrypoint import LoadedWorkload
 from .measuring import NotMeasured
 from .record import Item
 from .steps import Group, learn
-from .strategies.refusals import DDP, shares_out
+from .strategies.refusals import DDP, SHARDED
 from .strategies.replicas import of_ranks
 from .switches import NONE
 
@@ -59,7 +59,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         The loss is infinite after training has diverged. If `disturbed` is True, each weight is
         first changed by a rounding error.
         """
-        built = build(shared=shares_out(name))
+        built = build(shared=name in SHARDED)
         # the ranks may be on the same computer; a GPU without memory raises a RuntimeError itself
         needed = _MEMORY_OF_DDP * built.gradient_bytes * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -88,7 +88,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
             most_steps=_STEPS,
             most_s=inf,
         )
-        return [*learn(short, built, group, place=0)["losses"], *[inf] * _STEPS]
+        return [*learn(short, built, group)["losses"], *[inf] * _STEPS]
 
     try:
         plain = losses(DDP)

@@ -15,24 +15,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 
 from .data import data_path
 from .device import backend, name_of, own_device
 from .entrypoint import LoadedWorkload, build, own_line
 from .measuring import Patience
-from .precision import arithmetic
+from .precision import Arithmetic
 from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, leave
-from .record import Devices, Item, Plan, RankLayout, WorkloadFile, record_of, write_json
+from .record import (
+    LEAST_ORDERED,
+    Devices,
+    Item,
+    WorkloadFile,
+    record_of,
+    task_of_process,
+    write_json,
+)
 from .reference import Reference
-from .strategies import strategy
-from .strategies.refusals import DDP
 from .strategies.replicas import of_ranks
 
 _DAY = timedelta(days=1)
@@ -41,22 +47,22 @@ _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 
 
 class Worker:
-    """A process that torchrun started on one device of the machine `node`.
+    """A process that torchrun started on one device of a machine, to run the agent's plan there.
 
     reports: True for the first rank of a node, which writes armed-<a>.json and progress.json.
     described: the device, in the form in which records describe it.
     """
 
-    def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
+    def __init__(self) -> None:
         """Select this rank's device.
 
         Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
-        self.mailbox, self.plan, self.node = mailbox, plan, node
-        self.layout = RankLayout.of(plan)
-        self.device = own_device(plan.expected[node])
+        self.mailbox, self.plan, self.node = task_of_process()
+        self.device = own_device(self.plan.expected[self.node])
         threads = torch.get_num_threads()
         self.described = Devices(name=name_of(self.device), count=1, threads=threads)
+        self.started_unix = time.time()
         self.rank = int(os.environ["RANK"])
         self.master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self.reports = os.environ["LOCAL_RANK"] == "0"
@@ -66,7 +72,7 @@ class Worker:
 
         The agent has already unpacked the workload's archive with `node.prepare`. Pass `shared` =
         True if the strategy shards the model (see `build`). Raises the errors of `data_path`,
-        `arithmetic` and `build`.
+        `Arithmetic` and `build`.
         """
         workload = self.plan.workload(item)
         assert workload is not None
@@ -75,7 +81,7 @@ class Worker:
             replace(workload, data=data_path(self.mailbox, workload)),
             seed=item.seed,
             rank=self.rank,
-            computing=arithmetic(item.precision, self.device),
+            computing=Arithmetic(item.precision, self.device),
             shared=shared,
         )
 
@@ -95,15 +101,27 @@ class Worker:
 
     def begin(self, item: Item) -> None:
         """Tell the controller, in the file progress.json, that the run `item` begins."""
+        self.started_unix = time.time()
         if self.reports:
             self.report("progress.json", {"attempt": self.plan.attempt, "run_id": item.run_id})
 
-    def write_record(self, item: Item, **facts: Any) -> None:
-        """Write the record of the run `item` to the mailbox.
+    def used(self, item: Item) -> list[Devices]:
+        """Return the devices that the run `item` uses, one entry per node."""
+        return [replace(self.described, count=count) for count in item.used]
 
-        `facts` are the keyword arguments of `record.record_of`, such as the measured values.
-        """
-        self.report(f"records/{item.run_id}.json", record_of(self.plan, item, **facts))
+    def write_record(
+        self, item: Item, problem: str = "", values: dict[str, Any] | None = None
+    ) -> None:
+        """Write the record of the run `item` to the mailbox: with `values`, or with a `problem`."""
+        record = record_of(
+            self.plan,
+            item,
+            started_unix=self.started_unix,
+            problem=problem,
+            values=values,
+            devices=self.used(item),
+        )
+        self.report(f"records/{item.run_id}.json", record)
 
     def report(self, name: str, body: Mapping[str, Any]) -> None:
         """Write `body` as JSON to the file `name` in the node's folder of the mailbox.
@@ -127,35 +145,39 @@ class Launch(Worker):
     written: the names of the workloads whose checkpoint this rank has timed.
     equal: a set with a text for each combination of workload, strategy, precision and ranks whose
         losses were equal to those of ddp.
+    order: the nodes in the order of the all-reduce ring, in which each rank sends to the next rank.
+        Empty means the order of ranks.
     pairs: the links between machines, as returned by probe.pairs. It is empty if they were not
         measured, and on every rank except the first of each machine.
     """
 
-    def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
+    def __init__(self) -> None:
         """Join the process groups of all ranks and of each run, and run tiny training steps.
 
         These steps load much of torch, which would otherwise slow down the first measured step.
         Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
-        super().__init__(mailbox, plan, node)
+        super().__init__()
+        plan = self.plan
         self.written: set[str] = set()
         self.equal: set[str] = set()
+        self.order: list[int] = []
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
         # torchrun's store outlives the workers of other nodes. With a second connection to this
         # store, a waiting rank does not block the process groups.
         self.store = TCPStore(*self.master, is_master=False, timeout=_DAY)
-        wanted = {self.layout.ranks(item) for item in plan.items} | {
+        wanted = {self.plan.ranks_of(item) for item in plan.items} | {
             (rank,) for rank in range(dist.get_world_size())
         }
         self.groups = {members: self._group(members) for members in sorted(wanted)}
         rehearse(self.groups[(self.rank,)], self.device)
         self.pairs: dict[str, Any] = {}
         if plan.pairs and _ORDERS:
-            firsts = [self.layout.places.index((node, 0)) for node in self.layout.devices]
+            firsts = [self.plan.places.index((node, 0)) for node in plan.rank_counts]
             between = dist.new_group(firsts, timeout=timeout, backend="gloo")
             if self.reports:
-                self.pairs = pairs(between) | {"nodes": list(self.layout.devices)}
+                self.pairs = pairs(between) | {"nodes": list(plan.rank_counts)}
         self.devices: list[Devices] = of_ranks(self.described, dist.group.WORLD)
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
 
@@ -176,37 +198,48 @@ class Launch(Worker):
         `go` is the content of `go-<attempt>.json`. If its `order` is empty, no group is recreated.
         Every rank must call this method.
         """
-        self.layout = layout = replace(self.layout, sending=tuple(go.get("order") or ()))
-        ordered = {layout.ranks(item): layout.sending_ranks(item) for item in self.plan.items}
-        for ranks, sends in sorted(ordered.items()):
-            if sends != ranks:
-                self.groups[ranks] = self._group(sends, sort_ranks=False)
+        self.order, ranks = go["order"], self.plan.ranks_of
+        ordered = {ranks(item): ranks(self.placed(item)) for item in self.plan.items}
+        for members, ring in sorted(ordered.items()):
+            if ring != members:
+                self.groups[members] = self._group(ring, sort_ranks=False)
+
+    def placed(self, item: Item) -> Item:
+        """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
+
+        Returns `item` itself if the ring has the order of ranks, or if the run has fewer than
+        LEAST_ORDERED nodes.
+        """
+        if not self.order or len(item.nodes) < LEAST_ORDERED:
+            return item
+        by_node = {"nodes": item.nodes, "devices": item.devices, "batches": item.batches}
+        places = sorted(range(len(item.nodes)), key=lambda i: self.order.index(item.nodes[i]))
+        moved = {name: [values[i] for i in places] for name, values in by_node.items() if values}
+        return replace(item, **moved)  # type: ignore[arg-type]
 
     @property
     def label(self) -> str:
-        return self.layout.label(self.rank)
+        return self.plan.label(self.rank)
 
     def leads(self, item: Item) -> bool:
         """Return True for the first rank of the run `item`, which writes the run's record."""
-        return self.rank == self.layout.ranks(item)[0]
+        return self.rank == self.plan.ranks_of(item)[0]
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
         """Return the process group of the run `item`; None if the run has only one rank."""
-        ranks = self.layout.ranks(item)
+        ranks = self.plan.ranks_of(item)
         return self.groups[ranks] if len(ranks) > 1 else None
 
-    def by_rank(self, item: Item, values: Sequence[float]) -> list[float]:
+    def by_rank(self, item: Item, values: Sequence[Any]) -> list[Any]:
         """Return `values` sorted by rank.
 
-        `values` has one value per rank of the run `item`, in the order of the all-reduce ring (see
-        RankLayout.sending).
+        `values` has one value per rank of the run `item`, in the order of the all-reduce ring.
         """
-        pairs = sorted(zip(self.layout.sending_ranks(item), values, strict=True))
-        return [value for _, value in pairs]
+        ring = self.plan.ranks_of(self.placed(item))
+        return [value for _, value in sorted(zip(ring, values, strict=True))]
 
     def used(self, item: Item) -> list[Devices]:
-        """Return the devices that the run `item` uses, one entry per node."""
-        places = self.layout.places
+        places = self.plan.places
         return [
             replace(self.devices[places.index((node, 0))], count=count)
             for node, count in zip(item.nodes, item.used, strict=True)
@@ -234,7 +267,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     """
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
-    parallel = strategy(DDP)(model, optimizer, alone)
+    parallel = DistributedDataParallel(model, process_group=alone)
     for _ in range(2):
         parallel(torch.zeros(1, 2, device=device)).sum().backward()
         optimizer.step()

@@ -10,12 +10,13 @@ show. A fixed reference computation (reference.py) before and after each block s
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, quantiles, stdev
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from .reference import Reference
@@ -47,7 +48,7 @@ class Patience:
     taken, wanted: `taken` is the CPU time that the hypervisor took. `wanted` is the sum of this
         time and the used CPU time. Both are in clock ticks (see processor_ticks), and are summed
         over the accepted blocks, for each block on its most disturbed machine.
-    reference: a fixed computation to time before and after each block; None to time nothing.
+    reference: a fixed computation to time before and after each block.
     references: for each accepted block and rank, the mean time in seconds of the reference
         computation before and after the block.
     """
@@ -55,7 +56,7 @@ class Patience:
     left_s: float = 0.0
     taken: float = 0.0
     wanted: float = 0.0
-    reference: Reference | None = None
+    reference: Reference = field(default_factory=lambda: Reference(torch.device("cpu")))
     references: list[list[float]] = field(default_factory=list)
 
     @property
@@ -75,8 +76,8 @@ class Patience:
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
         """Return the values for the record about the reference computation.
 
-        `used` lists the number of devices of each machine. The result is {} if a rank did not time
-        the reference computation, else a dictionary with these keys:
+        `used` lists the number of devices of each machine. The result has these keys; it is {}
+        if no block was measured:
 
         reference_s: for each machine, the median time in seconds over blocks on its slowest device.
         reference_blocks: the number of blocks.
@@ -84,7 +85,7 @@ class Patience:
             blocks divided by its median.
         """
         by_rank = list(zip(*self.references, strict=True))
-        if not by_rank or min(map(min, by_rank)) <= 0:
+        if not by_rank:
             return {}
         medians = iter([median(rank) for rank in by_rank])
         blocks = len(self.references)
@@ -105,11 +106,11 @@ class Patience:
         same gathered numbers, so they make the same number of calls.
         """
         while True:
-            reference_s = self._reference_s()
+            reference_s = self.reference.seconds()
             (stolen, wanted), started = processor_ticks(), time.monotonic()
             found = measure()
             (now_stolen, now_wanted), spent_s = processor_ticks(), time.monotonic() - started
-            reference_s = (reference_s + self._reference_s()) / 2
+            reference_s = (reference_s + self.reference.seconds()) / 2
             mine = [now_stolen - stolen, now_wanted - wanted, spent_s, self.left_s, reference_s]
             taken, wants, spent, left, references = zip(*of_ranks(mine, group), strict=True)
             share, worst_taken, worst_wanted = max(
@@ -123,21 +124,14 @@ class Patience:
                 return found
             self.left_s -= max(spent)
 
-    def _reference_s(self) -> float:
-        return 0.0 if self.reference is None else self.reference.seconds()
-
 
 def processor_ticks() -> tuple[float, float]:
     """Return (stolen, wanted) CPU ticks of this machine since boot.
 
-    The hypervisor took the stolen ticks. Wanted ticks are the sum of used and stolen ticks. Both
-    counts are 0 if the kernel does not count stolen ticks.
+    The hypervisor took the stolen ticks. Wanted ticks are the sum of used and stolen ticks.
     """
-    try:
-        words = _STAT.read_text().split("\n", 1)[0].split()
-        user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
-    except (OSError, ValueError):  # this kernel does not count stolen time
-        return 0.0, 0.0
+    words = _STAT.read_text().split("\n", 1)[0].split()
+    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
     return stolen, user + nice + system + interrupts + soft + stolen
 
 
@@ -158,16 +152,16 @@ def median_error(values: Sequence[float]) -> float:
     return _MEDIAN_TO_MEAN * spread(values) / _IQR_TO_SIGMA / math.sqrt(len(values))
 
 
-def central(values: Sequence[float]) -> list[int]:
-    """Return the indices of the values in the middle half, in ascending order of the values.
+def central(values: Iterable[_Result], key: Callable[[_Result], float]) -> list[_Result]:
+    """Return the values in the middle half, in ascending order of `key`.
 
     The mean of these values is the interquartile mean. Under a CPU quota, a short computation takes
     one of two durations: it runs without a pause, or it waits for the next quota period. The median
     jumps between these durations. The interquartile mean does not.
     """
-    order = sorted(range(len(values)), key=values.__getitem__)
-    cut = len(order) // 4
-    return order[cut : len(order) - cut]
+    ordered = sorted(values, key=key)
+    cut = len(ordered) // 4
+    return ordered[cut : len(ordered) - cut]
 
 
 def drift(values: Sequence[float]) -> float:
@@ -182,28 +176,21 @@ def drift(values: Sequence[float]) -> float:
     return abs(median(values[half:]) - median(values[:half])) / median(values)
 
 
-def enough(
-    seconds: Sequence[float], *, least: int, most: int, elapsed_s: float, most_s: float
-) -> bool:
-    """Return True if the measurement can stop.
+def next_block(seconds: Sequence[float], *, least: int, most: int, left_s: float) -> int:
+    """Return the number of steps in the next block of a measurement; 0 if it can stop.
 
-    It can stop after `most` steps or `most_s` seconds. It can also stop after `least` steps if the
-    standard error of the median is below MEDIAN_ERROR and `drift` is below DRIFT. At least one step
-    is always measured. `seconds` has the time of each step so far.
+    A measurement can stop after `most` steps, or when `left_s` is not positive. It can also stop
+    after `least` steps if the standard error of the median is below MEDIAN_ERROR and `drift` is
+    below DRIFT. At least one step is always measured. A block has max(2, `least` / 2) steps, or the
+    number of steps left until `most` if that is smaller. `seconds` has the time of each step so
+    far.
     """
-    if not seconds or len(seconds) >= most or elapsed_s >= most_s:
-        return bool(seconds)
-    return len(seconds) >= least and median_error(seconds) < MEDIAN_ERROR and drift(seconds) < DRIFT
-
-
-def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
-    """Return the number of steps in the next block of a measurement.
-
-    A measurement has from `least` to `most` steps. `seconds` has the time of each step so far.
-    A block has max(2, `least` / 2) steps, or the number of steps left until `most` if that is
-    smaller. It always has at least one step.
-    """
-    return max(1, min(max(2, least // 2), most - len(seconds)))
+    count = len(seconds)
+    if count and (count >= most or left_s <= 0):
+        return 0
+    if count >= least and median_error(seconds) < MEDIAN_ERROR and drift(seconds) < DRIFT:
+        return 0
+    return min(max(2, least // 2), most - count)
 
 
 def meet(group: dist.ProcessGroup | None) -> None:

@@ -7,7 +7,6 @@ bf16   autocast to bfloat16; weights, sums and gradients stay in float32
 fp16   autocast to float16; the loss is scaled so that small gradients do not become 0
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -26,9 +25,10 @@ class NoSuchPrecision(ValueError):
 
 @dataclass
 class Arithmetic:
-    """The precision in which a workload computes on a device.
+    """The precision in which a workload computes on a device, enabled for this process.
 
-    `scaler` scales the loss in fp16, and does nothing in other precisions.
+    `scaler` scales the loss in fp16, and does nothing in other precisions. The constructor raises
+    NoSuchPrecision if the precision is unknown or the device does not support it.
     """
 
     precision: str = "fp32"
@@ -36,17 +36,28 @@ class Arithmetic:
     scaler: torch.amp.GradScaler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == SCALED)
+        named, is_gpu = self.precision, self.device.type == "cuda"
+        if named not in PRECISIONS:
+            raise NoSuchPrecision(f"unknown precision {named!r}; known: {', '.join(PRECISIONS)}")
+        is_old = is_gpu and torch.cuda.get_device_capability(self.device) < _AMPERE
+        if named in ("tf32", "bf16") and (is_old or (named == "tf32" and not is_gpu)):
+            name = torch.cuda.get_device_name(self.device) if is_gpu else "a CPU"
+            raise NoSuchPrecision(
+                f"{named} needs an NVIDIA GPU of the Ampere generation or newer; this is {name}."
+                " Train in fp32"
+            )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=named == SCALED)
+        self.hold()
 
     def hold(self) -> None:
         """Set torch's float32 matmul precision again, because user code may have changed it."""
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 
-    def forward(self) -> AbstractContextManager[object]:
+    def forward(self) -> torch.autocast:
         """Return the autocast context for the forward pass and the loss."""
         dtype = _AUTOCAST.get(self.precision)
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -55,23 +66,3 @@ class Arithmetic:
         """Take the optimizer's step. If fp16 gradients overflow, halve the loss scale instead."""
         self.scaler.step(optimizer)
         self.scaler.update()
-
-
-def arithmetic(precision: str, device: torch.device) -> Arithmetic:
-    """Enable `precision` on `device` for this process, and return its `Arithmetic`.
-
-    Raises NoSuchPrecision if the precision is unknown or the device does not support it.
-    """
-    if precision not in PRECISIONS:
-        raise NoSuchPrecision(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
-    is_gpu = device.type == "cuda"
-    is_old = is_gpu and torch.cuda.get_device_capability(device) < _AMPERE
-    if precision in ("tf32", "bf16") and (is_old or (precision == "tf32" and not is_gpu)):
-        name = torch.cuda.get_device_name(device) if is_gpu else "a CPU"
-        raise NoSuchPrecision(
-            f"{precision} needs an NVIDIA GPU of the Ampere generation or newer; this is {name}."
-            " Train in fp32"
-        )
-    computing = Arithmetic(precision, device)
-    computing.hold()
-    return computing

@@ -25,9 +25,7 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
     code cannot be unpacked.
     """
     if workload.folder:
-        unpacked = scratch / workload.folder
-        unpacked.parent.mkdir(parents=True, exist_ok=True)
-        unpack((mailbox / workload.file).read_bytes(), unpacked)
+        unpack((mailbox / workload.file).read_bytes(), scratch / workload.folder)
     if not workload.requirements:
         return sys.executable
     if not workload.environment:

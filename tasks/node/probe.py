@@ -24,9 +24,6 @@ _PAIR_S = 0.01  # seconds that a message between two machines should take
 _MIN_BYTES, _MAX_BYTES = 2**16, 2**26
 _EMPTIES = 5
 
-Pair = tuple[int, int]
-Matrix = list[list[float]]
-
 
 def probe(
     item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
@@ -46,12 +43,7 @@ def probe(
         repeats = max(_MIN_REPEATS, min(_MAX_REPEATS, int(_SIZE_S / max(once_s, 1e-6))))
         measure = partial(_all_reduce_s, message, group, repeats=repeats)
         seconds = patience.undisturbed(measure, group)
-        rows.append(
-            {
-                "bytes": size,
-                "seconds": fmean(seconds[place] for place in measuring.central(seconds)),
-            }
-        )
+        rows.append({"bytes": size, "seconds": fmean(measuring.central(seconds, float))})
     return {"rows": rows}
 
 
@@ -84,21 +76,20 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
         with the slowest pairs that have no machine in common.
     """
     links = _Links(group)
-    latency_s, byte_s = zip(*(links.sweep() for _ in range(SWEEPS)), strict=True)
-    sizes = of_ranks(links.sizes, group)
-    alone_s, slowness = {}, {}
-    for i, j in combinations(range(len(sizes)), 2):
-        latency, byte = (median(sweep[i][j] for sweep in kind) for kind in (latency_s, byte_s))
-        alone_s[i, j] = latency + sizes[i][j] * byte
-        slowness[i, j] = alone_s[i, j] / sizes[i][j]
+    sweeps = torch.stack([links.sweep() for _ in range(SWEEPS)])
+    latency_s, byte_s = sweeps.median(dim=0).values
+    sizes = torch.stack(of_ranks(links.sizes, group))
+    alone_s = latency_s + sizes * byte_s
+    slowness = alone_s / sizes
     # Choose the slowest pair, then the slowest pair of the remaining machines, and so on.
-    together: dict[Pair, float] = {}
-    for pair in sorted(slowness, key=slowness.__getitem__, reverse=True):
+    together: dict[tuple[int, int], float] = {}
+    every = combinations(range(len(sizes)), 2)
+    for pair in sorted(every, key=slowness.__getitem__, reverse=True):
         if not any(set(pair) & set(other) for other in together):
-            together[pair] = alone_s[pair]
+            together[pair] = alone_s[pair].item()
     return {
-        "latency_s": latency_s,
-        "byte_s": byte_s,
+        "latency_s": sweeps[:, 0].tolist(),
+        "byte_s": sweeps[:, 1].tolist(),
         "sharing": [links.sharing(together) for _ in range(SWEEPS)],
     }
 
@@ -112,25 +103,28 @@ class _Links:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank = group, dist.get_rank(group)
-        self.sizes = [0] * dist.get_world_size(group)
+        self.sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
 
-    def sweep(self) -> tuple[Matrix, Matrix]:
-        """Measure each pair of ranks once, and return two arrays, both in seconds.
+    def sweep(self) -> torch.Tensor:
+        """Measure each pair of ranks once. Return a tensor of shape (2, ranks, ranks), in seconds.
 
-        They are the latency and the time per byte, with a row and a column for each rank.
+        It has the latency and the time per byte. Both ranks of a pair measure, and the larger time
+        counts.
         """
-        latency_s, byte_s = [0.0] * len(self.sizes), [0.0] * len(self.sizes)
+        mine = torch.zeros(2, len(self.sizes), dtype=torch.float64)
         for pair in combinations(range(len(self.sizes)), 2):
             meet(self.group)
             if self.rank in pair:
                 peer = sum(pair) - self.rank
                 empty_s = median(self._exchange_s(1, peer) for _ in range(_EMPTIES))
-                size = self.sizes[peer] = self.sizes[peer] or self._size(peer)
+                size = int(self.sizes[peer]) or self._size(peer)
+                self.sizes[peer] = size
                 beyond_s = self._steady_s(size, peer) - empty_s
-                latency_s[peer], byte_s[peer] = empty_s, max(beyond_s, 1e-12) / size
-        return self._slower(latency_s), self._slower(byte_s)
+                mine[:, peer] = torch.tensor([empty_s, max(beyond_s, 1e-12) / size])
+        both = torch.stack(of_ranks(mine, self.group), dim=1)
+        return torch.maximum(both, both.mT)
 
-    def sharing(self, together: dict[Pair, float]) -> float:
+    def sharing(self, together: dict[tuple[int, int], float]) -> float:
         """Return how much pairs delay each other when they send at the same time, from 0 to 1.
 
         0 means not at all, and 1 means as if all pairs shared one link. `together` maps each pair
@@ -141,19 +135,10 @@ class _Links:
         for pair in together:
             if self.rank in pair:
                 peer = sum(pair) - self.rank
-                mine_s = self._steady_s(self.sizes[peer], peer)
+                mine_s = self._steady_s(int(self.sizes[peer]), peer)
         at_once_s: float = max(of_ranks(mine_s, self.group))
         slowest_s, in_turn_s = max(together.values()), sum(together.values())
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
-
-    def _slower(self, mine: list[float]) -> Matrix:
-        """Return the matrix of the times between ranks: for each pair, the larger of both times.
-
-        `mine` lists the times that this rank measured to each rank. Both ranks of a pair measure.
-        """
-        rows = of_ranks(mine, self.group)
-        columns = zip(*rows, strict=True)
-        return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
 
     def _size(self, peer: int) -> int:
         """Return the size in bytes of the long message for the link to `peer`.

@@ -67,8 +67,7 @@ def end_descendants() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         try:
-            while os.waitpid(-1, 0)[0]:
-                pass
+            os.waitpid(-1, 0)
         except ChildProcessError:
             return
 

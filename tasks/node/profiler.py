@@ -56,7 +56,7 @@ def profile(
     loading = [sample for row in rows for sample in row.pop("loading")]
     values: Profile = {}
     if built.loader is not None:
-        names = ("load_s", "load_wait_s", "sample_bytes")
+        names = ("load_s", "load_wait_s")
         values = dict(zip(names, map(median, zip(*loading, strict=True)), strict=True))
         values["loader_workers"] = built.loader.given.num_workers
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
@@ -64,8 +64,7 @@ def profile(
     with torch.no_grad():
         divided = volumes(built.model, lambda: built.model(built.make_batch(smallest)[0]), smallest)
     return {
-        "parameters": built.parameters,
-        "gradient_bytes": built.gradient_bytes,
+        **built.sizes,
         "flops_per_sample": _flops(built, smallest),
         **divided,
         "rows": rows,
@@ -98,52 +97,39 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         built.arithmetic.backward(loss)
         backward = clock_s()
         built.arithmetic.update(built.optimizer)
-        steps.append(
-            {
-                "forward_s": forward - started,
-                "backward_s": backward - forward,
-                "optimizer_s": clock_s() - backward,
-                "input_s": loaded - started,
-            }
-        )
-    steady = steps[_BURN_IN:]
-    sums = [step["forward_s"] + step["backward_s"] + step["optimizer_s"] for step in steady]
-    middle = [steady[place] for place in measuring.central(sums)]
+        parts = (forward - started, backward - forward, clock_s() - backward)
+        steps.append((*parts, loaded - started))
+    middle = measuring.central(steps[_BURN_IN:], lambda step: sum(step[:3]))
+    names = ("forward_s", "backward_s", "optimizer_s", "input_s")
     return {
         "batch": batch,
-        **{name: fmean(step[name] for step in middle) for name in steady[0]},
+        **dict(zip(names, map(fmean, zip(*middle, strict=True)), strict=True)),
         "peak_bytes": peak_bytes(built.device),
         "loading": loading[_BURN_IN:],
     }
 
 
 def thread_counters() -> list[float]:
-    """Return five counters of this thread (see proc(5)).
+    """Return the seconds of this thread: by the clock, on a CPU, and waiting for a CPU.
 
-    They are wall-clock seconds, CPU seconds, seconds of waiting for a CPU, bytes requested by read
-    calls, and bytes fetched from storage. A counter that the kernel hides is 0.
+    The last number is 0 if the kernel hides it (see proc(5)).
     """
-    thread, queued_s, asked, stored = Path("/proc/thread-self"), 0.0, 0.0, 0.0
+    queued_s = 0.0
     with suppress(OSError):
-        queued_s = float((thread / "schedstat").read_text().split()[1]) / 1e9
-    with suppress(OSError):
-        counters = dict(line.split(": ") for line in (thread / "io").read_text().splitlines())
-        asked, stored = float(counters["rchar"]), float(counters["read_bytes"])
-    return [time.perf_counter(), time.thread_time(), queued_s, asked, stored]
+        queued_s = float(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    return [time.perf_counter(), time.thread_time(), queued_s]
 
 
-def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float, float]:
-    """Return (CPU seconds, seconds of waiting for storage, bytes read) per sample.
+def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float]:
+    """Return (CPU seconds, seconds of waiting for storage) per sample.
 
     `before` and `after` are the results of `thread_counters` before and after this thread made a
-    batch of `batch` samples. The number of bytes is the larger of two counters: bytes requested by
-    read calls, and bytes fetched from storage. Memory-mapped files are fetched without read calls,
-    and files in the page cache are read without a fetch.
+    batch of `batch` samples.
     """
-    wall_s, processor_s, queued_s, asked, stored = (
+    wall_s, processor_s, queued_s = (
         (now - then) / batch for now, then in zip(after, before, strict=True)
     )
-    return processor_s, max(0.0, wall_s - processor_s - queued_s), max(asked, stored)
+    return processor_s, max(0.0, wall_s - processor_s - queued_s)
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:

@@ -13,15 +13,14 @@ attempt, counted from 1. This module imports only the standard library.
         workloads/<digest>.py, workloads/<digest>.tar.gz   a workload's file or folder
         data.json           S3 addresses that machines download
     node-<i>/, agent
-        ready.json          address, torch_version, fingerprint
+        ready.json          address
         heartbeat.json      rewritten every second
         finished-<a>.json   exit_code of torchrun, worker_exit_code (a negative code is a signal;
                             others are in processes.py), reason, run_id, log_tail
         log-<a>.txt         torchrun's output
     node-<i>/, worker
-        armed-<a>.json      the rank has joined the process group and waits for go; the first
-                            machine adds `pairs`, the links that probe.pairs measured, if the plan
-                            requests them
+        armed-<a>.json      the rank has joined the process group and waits for go; `pairs`: the
+                            links that probe.pairs measured, if the plan requests them
         progress.json       attempt and run_id of the current item
         records/<run_id>.json   a run's record, by its first node or by the node that failed
     node-<i>/, courier (root process on EC2)
@@ -35,8 +34,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,6 +49,7 @@ CPU = "cpu"  # torch's name of the CPU as a device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # causes of a failure
 _DATA_MISSING = "DataMissing: "  # launch.explain begins the reason of a DataMissing with it
 _PACKED = ".tar.gz"
+LEAST_ORDERED = 4  # with fewer machines, a machine has the same neighbours in every ring
 ANY = "any"  # any device; for an emulated EC2, whose machines lack the devices of their types
 
 
@@ -169,6 +169,12 @@ class Item:
         return self.devices or [1] * len(self.nodes)
 
     @property
+    def batch_by_rank(self) -> list[int]:
+        """Return the samples per micro-step of each rank; `batches` has them of each node."""
+        pairs = zip(self.batches, self.used, strict=True)
+        return [batch for batch, used in pairs for _ in range(used)]
+
+    @property
     def needs(self) -> list[int]:
         """Return the nodes without which the run fails.
 
@@ -227,81 +233,45 @@ class Plan:
         checks = any(devices.checked for devices in self.expected)
         return self.join_s * (2 if checks else 1) + self.prepare_s
 
+    @property
+    def rank_counts(self) -> dict[int, int]:
+        """Return {node: number of torchrun's ranks} for the nodes that take part in this start.
 
-LEAST_ORDERED = 4  # with fewer machines, a machine has the same neighbours in every ring
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankLayout:
-    """The assignment of torchrun's ranks to nodes and devices.
-
-    devices: {node: number of ranks} for the nodes that take part. A node has as many ranks as the
-        run of the plan with the most devices uses on it. Ranks are numbered node by node, as in
-        torchrun's static rendezvous.
-    sending: the nodes in the order of the all-reduce ring, in which each rank sends to the next
-        rank. Only runs on at least LEAST_ORDERED nodes use it. Empty means the order of ranks.
-    """
-
-    devices: Mapping[int, int]
-    sending: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, plan: Plan) -> RankLayout:
-        """Assign ranks to the nodes and devices of `plan`.
-
-        Raises ValueError if a run needs a node that does not take part in this start of torchrun.
+        A node has as many ranks as the run of the plan with the most devices uses on it. Ranks are
+        numbered node by node, as in torchrun's static rendezvous. Raises ValueError if a run needs
+        a node that does not take part.
         """
-        devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
-        for item in plan.items:
+        counts = dict.fromkeys(self.ranks or range(len(self.addresses)), 1)
+        for item in self.items:
             for node, used in zip(item.nodes, item.used, strict=True):
-                if node in devices:
-                    devices[node] = max(devices[node], used)
+                if node in counts:
+                    counts[node] = max(counts[node], used)
                 elif node in item.needs:
                     raise ValueError(
                         f"run {item.run_id} needs node {node}, which does not take part"
                         " in this start of torchrun"
                     )
-        return cls(devices=devices)
+        return counts
 
     @property
     def places(self) -> list[tuple[int, int]]:
         """Return (node, index of the device on the node) for each rank."""
-        return [(node, device) for node, count in self.devices.items() for device in range(count)]
+        return [(node, place) for node, count in self.rank_counts.items() for place in range(count)]
 
     @property
     def host(self) -> int:
         """Return the first node that takes part. The other nodes connect to this node."""
-        return next(iter(self.devices))
+        return next(iter(self.rank_counts))
 
-    def ranks(self, item: Item) -> tuple[int, ...]:
-        """Return the ranks of the run `item`, in ascending order."""
-        used = dict(zip(item.nodes, item.used, strict=True))
-        return tuple(
-            rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0)
-        )
-
-    def placed(self, item: Item) -> Item:
-        """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
-
-        Returns `item` itself if `sending`, the order of the ring, is empty, or if the run has fewer
-        than LEAST_ORDERED nodes.
-        """
-        if not self.sending or len(item.nodes) < LEAST_ORDERED:
-            return item
-        by_node = {"nodes": item.nodes, "devices": item.devices, "batches": item.batches}
-        order = sorted(range(len(item.nodes)), key=lambda i: self.sending.index(item.nodes[i]))
-        moved = {name: [values[i] for i in order] for name, values in by_node.items() if values}
-        return replace(item, **moved)  # type: ignore[arg-type]
-
-    def sending_ranks(self, item: Item) -> tuple[int, ...]:
-        """Return the ranks of the run `item` in the order of the all-reduce ring (`sending`)."""
-        ranks, nodes = self.ranks(item), self.placed(item).nodes
-        return tuple(sorted(ranks, key=lambda rank: nodes.index(self.places[rank][0])))
+    def ranks_of(self, item: Item) -> tuple[int, ...]:
+        """Return the ranks of the run `item`, in the order of its nodes."""
+        places, used = self.places, zip(item.nodes, item.used, strict=True)
+        return tuple(places.index((node, place)) for node, count in used for place in range(count))
 
     def label(self, rank: int) -> str:
         """Return the name of a rank for messages, such as "node 1" or "node 1 device 0"."""
         node, device = self.places[rank]
-        return f"node {node}" if self.devices[node] == 1 else f"node {node} device {device}"
+        return f"node {node}" if self.rank_counts[node] == 1 else f"node {node} device {device}"
 
 
 def plan_from_json(text: str) -> Plan:

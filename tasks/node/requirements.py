@@ -68,15 +68,15 @@ def unpack(archive: bytes, folder: Path) -> None:
     """
     if folder.exists():
         return
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:
-            tar.extractall(beside, filter="data")
-        beside.rename(folder)
-    except (tarfile.TarError, EOFError) as error:
-        raise OSError(f"the code archive could not be unpacked: {error}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
+        code = Path(beside, "code")
+        try:
+            with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:
+                tar.extractall(code, filter="data")
+        except (tarfile.TarError, EOFError) as error:
+            raise OSError(f"the code archive could not be unpacked: {error}") from None
+        code.rename(folder)
 
 
 def environment_of(environments: Path, digest: str) -> Path:

@@ -30,7 +30,8 @@ from .entrypoint import LoadedWorkload
 from .loader import running
 from .measuring import NotMeasured, Patience, meet
 from .record import Item
-from .strategies import communicates_always, strategy
+from .strategies import apply_strategy
+from .strategies.refusals import ALWAYS_COMMUNICATE
 from .strategies.replicas import no_sync, of_ranks
 
 _MIN_SCALE = 0.1  # fp16 training fails below this loss scale, which starts at 65,536
@@ -74,9 +75,8 @@ def one_step(
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together.
 
-    Blocks are repeated if the hypervisor takes too much CPU time (see measuring.Patience).
-    Times are tensors of shape (ranks, steps, 2). The last dimension has the duration of a step and
-    the wait for its batches, both in seconds. `step` takes one optimizer step and returns its loss.
+    Blocks are repeated if the hypervisor takes too much CPU time (see measuring.Patience). `step`
+    takes one optimizer step and returns its loss.
     """
 
     step: Callable[..., float]
@@ -84,7 +84,6 @@ class TimedSteps:
     group: Group
     patience: Patience
     losses: list[float] = field(default_factory=list)  # one loss per step that communicated
-    elapsed_s: float = 0.0  # seconds of all kept blocks
 
     @property
     def workers(self) -> int:
@@ -126,37 +125,36 @@ class TimedSteps:
         """
         clock_s = partial(now, self.built.device)
 
-        def measure() -> list[list[float]]:
+        def measure() -> list[list[list[float]]]:
             times = []
-            started = clock_s()
             meet(self.group)
             with running(self.built.loader):
                 for _ in range(count):
                     before, waited = clock_s(), self.built.waited_s
                     loss = self.step(sync=sync)
-                    times += [clock_s() - before, self.built.waited_s - waited]
+                    times.append([clock_s() - before, self.built.waited_s - waited])
                     if sync:
                         self.losses.append(loss)
-            return of_ranks([clock_s() - started, *times], self.group)
+            return of_ranks(times, self.group)
 
-        by_rank = torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
-        self.elapsed_s += float(by_rank[:, 0].max())
-        return by_rank[:, 1:].reshape(len(by_rank), count, 2)
+        return torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
 
-    def until_steady(self, item: Item) -> Tensor:
-        """Time blocks of steps until the step time is precise (see `measuring.enough`).
+    def until_steady(self, item: Item) -> tuple[list[float], list[float]]:
+        """Time blocks of steps until the step time is precise (see `measuring.next_block`).
 
-        Returns the times of all steps, as a tensor of shape (ranks, steps, 2): for each step, its
-        duration and the wait for its batches, in seconds.
+        Returns the duration of each step, and the wait for its batches, as two lists in seconds.
+        Both are those of the slowest rank.
         """
-        times = torch.empty((sum(item.used), 0, 2), dtype=torch.float64)
         seconds: list[float] = []
-        bounds = {"least": self._rounds(item.least_steps), "most": self._rounds(item.most_steps)}
-        while not measuring.enough(seconds, **bounds, elapsed_s=self.elapsed_s, most_s=item.most_s):
-            block = self.block(self._rounds(measuring.next_block(seconds, **bounds)))
-            times = torch.cat([times, block], dim=1)
-            seconds = slowest(times)[0]
-        return times
+        waits: list[float] = []
+        least, most = self._rounds(item.least_steps), self._rounds(item.most_steps)
+        while count := measuring.next_block(
+            seconds, least=least, most=most, left_s=item.most_s - sum(seconds)
+        ):
+            slowest = self.block(self._rounds(count)).amax(dim=0)
+            seconds += slowest[:, 0].tolist()
+            waits += slowest[:, 1].tolist()
+        return seconds, waits
 
     def compute_s(self) -> list[float]:
         """Return the median time of a step without communication, in seconds, for each rank.
@@ -174,48 +172,38 @@ class TimedSteps:
         return -(-steps // each) * each
 
 
-def slowest(times: Tensor) -> tuple[list[float], list[float]]:
-    """Return the duration of each step, and the wait for its batches, as two lists in seconds.
-
-    Both are maxima over ranks. `times` has the shape (ranks, steps, 2), as in TimedSteps.
-    """
-    seconds, waits = times.amax(dim=0).unbind(dim=1)
-    return seconds.tolist(), waits.tolist()
-
-
 def _prepared(
-    item: Item, built: LoadedWorkload, group: Group, place: int
+    item: Item, built: LoadedWorkload, group: Group
 ) -> tuple[Callable[..., float], float]:
     """Apply the strategy of the run `item` to the model.
 
     Returns (step, share). `step` takes one optimizer step and returns its loss. `share` is the
-    fraction of the global batch on this rank. `place` is the index of this node in `item.nodes`.
+    fraction of the global batch on this rank.
     """
     module = built.model
-    parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
     if group is not None:
-        module = parallel(built.model, built.optimizer, group)
-        if communicates_always(item.strategy):
+        module = apply_strategy(item, built.model, built.optimizer, group, built.device)
+        if item.strategy in ALWAYS_COMMUNICATE:
             reset_peak(built.device)  # before sharding, each rank held the whole model
-    batch, steps = item.batches[place], item.accumulation_steps
-    whole = sum(used * each for used, each in zip(item.used, item.batches, strict=True))
+    batches, steps = item.batch_by_rank, item.accumulation_steps
+    batch, whole = batches[0 if group is None else dist.get_rank(group)], sum(batches)
     step = partial(one_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps))
     return step, batch / whole
 
 
-def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dict[str, Any]:
+def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
     """Train, and return the training losses for the run's record.
 
     A window is a group of consecutive steps, after which ranks exchange their mean losses. Training
     ends after `item.windows` windows, after `item.most_s` seconds, or after a window whose loss is
-    not finite. `place` is the index of this node in `item.nodes`. Returns a dictionary:
+    not finite. Returns a dictionary:
 
     losses: the mean loss of each window over all samples. A last loss that is not finite is left
         out.
     steps_a_window: the number of steps in a window.
     diverged: True if the last loss was not finite.
     """
-    step, weight = _prepared(item, built, group, place)
+    step, weight = _prepared(item, built, group)
     steps = item.most_steps // item.windows
     losses: list[float] = []
     diverged, spent_s = False, 0.0
@@ -233,19 +221,17 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> dic
     return {"losses": losses, "steps_a_window": steps, "diverged": diverged}
 
 
-def train(
-    item: Item, built: LoadedWorkload, group: Group, patience: Patience, *, place: int
-) -> dict[str, Any]:
+def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -> dict[str, Any]:
     """Time training steps, and return the values for the run's record.
 
-    `place` is the index of this node in `item.nodes`. Raises NotMeasured if the first or the last
+    The nodes of `item` have the order of the ranks in `group`. Raises NotMeasured if the first or the last
     loss is not finite, or if gradients in fp16 overflow at every loss scale.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
-    # These sizes must be read before the model is sharded.
-    sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes}
-    step, weight = _prepared(item, built, group, place)
+    # Sizes must be read before the model is sharded.
+    sizes = built.sizes
+    step, weight = _prepared(item, built, group)
     build_s = clock_s() - started
 
     built.close()
@@ -258,15 +244,14 @@ def train(
         timed.warm_up(item)
     warmup_s, warmed = clock_s() - started, len(timed.losses)
 
-    times = timed.until_steady(item)
-    seconds, waits = slowest(times)
+    seconds, waits = timed.until_steady(item)
     step_s, input_s = median(seconds), median(waits)
     if loader is not None:
         input_s = fmean(waits)
         without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
         step_s = median(without) + input_s
     peak = peak_bytes(built.device)
-    always = group is not None and communicates_always(item.strategy)
+    always = group is not None and item.strategy in ALWAYS_COMMUNICATE
     compute_s = [] if group is None or always else timed.compute_s()
     waited_s = 0.0 if loader is None else input_s
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0

@@ -9,25 +9,20 @@ that only a call raises an error.
 
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
-_DECLARED: list[Any] = []  # keeps the torch.library.Library object and its declarations alive
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def declare_what_did_not_load() -> None:
     """Declare operators nms and qnms if torchvision is installed but its library does not load."""
     package = find_spec("torchvision")
-    if _DECLARED or package is None or hasattr(torch.ops.torchvision, "nms"):
+    if package is None or hasattr(torch.ops.torchvision, "nms"):
         return
     compiled = PathFinder.find_spec("_C", package.submodule_search_locations)
     try:
         torch.ops.load_library(compiled and compiled.origin)  # type: ignore[no-untyped-call]
     except (OSError, TypeError):
-        library: Any = torch.library.Library
-        _DECLARED.append(library("torchvision", "DEF"))
         for name in ("nms", "qnms"):
-            _DECLARED[0].define(
-                f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            )
+            torch.library.define(f"torchvision::{name}", _SCHEMA)

@@ -24,10 +24,9 @@ from .measuring import NotMeasured
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave
 from .profiler import profile
-from .record import LEARN, Item, task_of_process
+from .record import LEARN, Item
 from .steps import learn, train
-from .strategies import strategy
-from .strategies.refusals import DDP, EQUAL_TO_DDP, refuse_model, refuse_training, shares_out
+from .strategies.refusals import DDP, EQUAL_TO_DDP, SHARDED, refuse, refuse_model
 from .strategies.replicas import of_ranks
 from .switches import compiled_nothing, switch_on
 
@@ -42,8 +41,8 @@ def main() -> None:
     Exits with 0 when every run has a record. Otherwise, the last line of the log states the reason.
     """
     die_with_parent()
-    launch = Launch(*task_of_process())
-    go = launch.wait_for_go({"pairs": launch.pairs} if launch.rank == 0 else {})
+    launch = Launch()
+    go = launch.wait_for_go({"pairs": launch.pairs})
     try:
         launch.take_order(go)
     except RuntimeError as error:
@@ -54,8 +53,7 @@ def main() -> None:
         if together:
             launch.wait_for(*beside)
             beside = []
-        if launch.rank in launch.layout.ranks(item):
-            launch.begin(item)
+        if launch.rank in launch.plan.ranks_of(item):
             serve(launch, index, item)
         if together or (launch.node in item.nodes and not launch.leads(item)):
             launch.wait_for(index)
@@ -72,13 +70,13 @@ def serve(launch: Launch, index: int, item: Item) -> None:
     run's position in the plan.
     """
     reset_peak(launch.device)
-    started_unix = time.time()
+    launch.begin(item)
     built, problem = prepare(launch, item)
     try:
         problem = agree(launch, item, problem)
     except Exception as error:  # a rank died while building, or exceeded the timeout
-        abort(launch, index, item, error, started_unix)
-    build_s = time.time() - started_unix
+        abort(launch, index, item, error)
+    build_s = time.time() - launch.started_unix
     values: dict[str, Any] = {}
     if not problem:
         try:
@@ -91,18 +89,12 @@ def serve(launch: Launch, index: int, item: Item) -> None:
             with worker_deaths_ignored():
                 traceback.print_exc()
                 if launch.group(item) is not None:
-                    abort(launch, index, item, error, started_unix)
+                    abort(launch, index, item, error)
                 problem = explain(error, launch.plan.workload(item))
     if built is not None:
         built.close()
     if launch.leads(item):
-        launch.write_record(
-            item,
-            started_unix=started_unix,
-            problem=problem,
-            values=values,
-            devices=launch.used(item),
-        )
+        launch.write_record(item, problem, values)
         launch.store.set(f"item-{index}-done", "done")
     if problem and not usable(launch.device):
         leave(EXIT_ITEM_FAILED, f"{item.run_id} left {launch.label} unusable: {problem}")
@@ -118,13 +110,11 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         return None, ""
     built = None
     try:
-        strategy(item.strategy, item.switches, launch.device, machines=item.used)
-        refuse_training(item.strategy, item.precision, item.batches)
-        shared = shares_out(item.strategy)
-        built = launch.load(item, shared=shared)
+        refuse(item, launch.device)
+        built = launch.load(item, shared=item.strategy in SHARDED)
         refuse_model(item.strategy, built.model, item.used)
-        switch_on(built.model, item.switches, whole=not shared)
-        try_once(built, item.batches[item.nodes.index(launch.node)], shared=shared)
+        switch_on(built.model, item.switches, whole=not built.shared)
+        try_once(built, item.batches[item.nodes.index(launch.node)])
         return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()
@@ -139,11 +129,10 @@ def agree(launch: Launch, item: Item, problem: str) -> str:
     The result is "" if no rank has a problem. Equal problems are stated once. Raises RuntimeError
     if a rank is lost.
     """
-    problems = of_ranks(problem, launch.group(item))
-    ranks = launch.layout.sending_ranks(item)
-    by_rank = sorted(zip(ranks, problems, strict=True), reverse=True)
-    first_ranks = {reason: rank for rank, reason in by_rank if reason}
-    reasons = [f"{launch.layout.label(rank)}: {reason}" for reason, rank in first_ranks.items()]
+    problems = launch.by_rank(item, of_ranks(problem, launch.group(item)))
+    ranks = zip(launch.plan.ranks_of(item), problems, strict=True)
+    first_ranks = {reason: rank for rank, reason in sorted(ranks, reverse=True) if reason}
+    reasons = [f"{launch.plan.label(rank)}: {reason}" for reason, rank in first_ranks.items()]
     return "; ".join(sorted(reasons))
 
 
@@ -155,23 +144,22 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     raises the errors of the workload.
     """
     group, patience = launch.group(item), launch.patience
-    placed = launch.layout.placed(item)
-    place = placed.nodes.index(launch.node)
+    placed = launch.placed(item)
     patience.reset()
     if built is None:
         values = probe(placed, group, launch.device, patience)
     elif item.kind == "profile":
         values = profile(item, built, launch.groups[(launch.rank,)], patience)
     elif item.kind == LEARN:
-        values = learn(placed, built, group, place=place)
+        values = learn(placed, built, group)
     else:
         # once per workload, strategy, precision and layout
-        key = f"{item.workload} {item.strategy} {item.precision} {launch.layout.ranks(item)}"
+        key = f"{item.workload} {item.strategy} {item.precision} {launch.plan.ranks_of(item)}"
         if group is not None and item.strategy in EQUAL_TO_DDP and key not in launch.equal:
             compare(placed, partial(launch.load, item), group)
             launch.equal.add(key)
             reset_peak(launch.device)
-        values = train(placed, built, group, patience, place=place)
+        values = train(placed, built, group, patience)
         is_first = launch.rank == 0 and item.workload not in launch.written
         if is_first and item.strategy == DDP:
             launch.written.add(item.workload)
@@ -185,9 +173,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     return values if placed is item else values | {"rank_order": placed.nodes}
 
 
-def abort(
-    launch: Launch, index: int, item: Item, error: Exception, started_unix: float
-) -> NoReturn:
+def abort(launch: Launch, index: int, item: Item, error: Exception) -> NoReturn:
     """Exit, so that torchrun ends the other ranks. Write a failed record first.
 
     No record is written if `error` means that a peer was lost, because the cause is then a failure
@@ -200,8 +186,7 @@ def abort(
         launch.store.check([key])
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
-            devices = launch.used(item)
-            launch.write_record(item, started_unix=started_unix, problem=reason, devices=devices)
+            launch.write_record(item, reason)
         if launch.leads(item):
             launch.store.set(key, "abort")
     leave(code, f"{item.run_id} ended on {reason}")

@@ -169,7 +169,7 @@ def measured_wait(dataset: Dataset[Any], workers: int) -> float:
         run_id="r", kind="train", nodes=[0], batches=[BATCH], least_steps=_STEPS, most_steps=_STEPS
     )
     try:
-        values = train(item, built, None, Patience(), place=0)
+        values = train(item, built, None, Patience())
     finally:
         built.close()
     return float(values["input_s"]) * _STEPS

@@ -305,9 +305,12 @@ def steps_made(body: dict[str, Any]) -> dict[Setting, list[float]]:
     for start, end in zip(starts, ends, strict=True):
         micro, machines = start["micro_steps"], len(start["nodes"])
         setting = (body["workload"], machines, start["batches"][0] // micro, micro)
+        step, before_unix = start["step"], start["began_unix"]
         for one in body["checkpoints"]:
             if start["began_unix"] < one["ended_unix"] <= end:
-                found.setdefault(setting, []).append(one["steps_s"] / one["steps"])
+                spent_s = one["ended_unix"] - one["seconds"] - before_unix
+                found.setdefault(setting, []).append(spent_s / (one["step"] - step))
+                step, before_unix = one["step"], one["ended_unix"]
     return found
 
 

@@ -26,12 +26,12 @@ from tasks.node.checkpoint import write_checkpoint
 from tasks.node.device import reset_peak
 from tasks.node.entrypoint import build, try_once
 from tasks.node.measuring import Patience
-from tasks.node.precision import arithmetic
+from tasks.node.precision import Arithmetic
 from tasks.node.profiler import profile
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step, train
-from tasks.node.strategies import strategy
-from tasks.node.strategies.refusals import shares_out
+from tasks.node.strategies import apply_strategy
+from tasks.node.strategies.refusals import SHARDED
 from tasks.node.switches import switch_on
 from tasks.providers.local import network
 
@@ -91,17 +91,16 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
     group = dist.group.WORLD
     assert group is not None
     reset_peak(CPU)
-    shared = shares_out(item.strategy)
-    computing = arithmetic(item.precision, CPU)
+    shared = item.strategy in SHARDED
+    computing = Arithmetic(item.precision, CPU)
     built = build(
         WORKLOADS, workload, seed=item.seed, rank=rank, computing=computing, shared=shared
     )
     switch_on(built.model, item.switches, whole=not shared)
     batch = item.batches[0]
-    try_once(built, batch, shared=shared)
+    try_once(built, batch)
     if losses:
-        made = strategy(item.strategy, item.switches, machines=item.used)
-        module = made(built.model, built.optimizer, group)
+        module = apply_strategy(item, built.model, built.optimizer, group)
         step = partial(one_step, built, module, [batch], scale=1 / batch)
         summed = torch.tensor([step() for _ in range(losses)], dtype=torch.float64)
         dist.all_reduce(summed)
@@ -110,7 +109,7 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
         values = profile(item, built, group, Patience())
         values |= write_checkpoint(built)
     else:
-        values = train(item, built, group, Patience(), place=rank)
+        values = train(item, built, group, Patience())
     return values
 
 

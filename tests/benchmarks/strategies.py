@@ -30,7 +30,7 @@ from models.step_time.dataset import TrainingData
 from models.step_time.model import StepTimeModel, fit, with_compressed
 from models.step_time.setup_arrays import read_setups
 from tasks.node.entrypoint import build
-from tasks.node.precision import arithmetic
+from tasks.node.precision import Arithmetic
 from tasks.node.strategies.compression import DENSITY
 from tasks.node.strategies.mstopk import largest
 from tasks.workspace.workspace import Workspace
@@ -89,7 +89,7 @@ def selection() -> list[Claim]:
 def link_bytes() -> list[Claim]:
     """Bytes that one of two machines sends in a step."""
     built = build(
-        WORKLOADS, workload_file(CROSSING), seed=0, rank=0, computing=arithmetic("fp32", CPU)
+        WORKLOADS, workload_file(CROSSING), seed=0, rank=0, computing=Arithmetic("fp32", CPU)
     )
     size = 4.0 * built.parameters
     buffers = sum(one.numel() * one.element_size() for one in built.model.buffers()) / 2

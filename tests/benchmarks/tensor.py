@@ -23,7 +23,8 @@ import typer
 from torch import Tensor, nn
 
 from models.domain.workload import STRATEGIES, TENSOR_1D, TENSOR_2D, TENSOR_25D
-from tasks.node.strategies import strategy
+from tasks.node.record import Item
+from tasks.node.strategies import apply_strategy
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.ranks import bytes_on, join, on_hosts
 from tests.formulas import dense_elements, sent_elements
@@ -57,6 +58,11 @@ class Case:
     rows: int
     layers: int = 4
     exact: bool = False  # compare with the whole model instead of timing
+
+    def item(self, ranks: int) -> Item:
+        """The run of this training with a device on each machine."""
+        nodes, batches = [*range(ranks)], [self.rows] * ranks
+        return Item(run_id="", kind="train", strategy=self.strategy, nodes=nodes, batches=batches)
 
     def sent_bytes(self, ranks: int, rows: float) -> float:
         """Bytes of one rank in a step, by the formula."""
@@ -141,7 +147,7 @@ def _inputs(case: Case, rank: int) -> Tensor:
 def _timed(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     ranks, model = dist.get_world_size(group), _model(case)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    module = strategy(case.strategy, machines=(1,) * ranks)(model, optimizer, group)
+    module = apply_strategy(case.item(ranks), model, optimizer, group)
     inputs = _inputs(case, dist.get_rank(group))
     seconds, before = [], (0, 0)
     for step in range(_WARMUP + _STEPS):
@@ -167,7 +173,7 @@ def _compared(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     optimizer, reference = (
         torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, whole)
     )
-    module: Any = strategy(case.strategy, machines=(1,) * ranks)(model, optimizer, group)
+    module: Any = apply_strategy(case.item(ranks), model, optimizer, group)
     cuts = {block: (paths[one], cut) for one, (block, cut) in module.blocks.of.items()}
     every = torch.cat([_inputs(case, one) for one in range(ranks)])
     for _ in range(3):

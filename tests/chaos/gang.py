@@ -3,7 +3,6 @@
 from dataclasses import asdict
 
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER
-from tasks.node.record import RankLayout
 from tests.warehouse.builders import PROFILE, ROWS, record
 
 ARM_S, GO_S = 6.0, 300.0  # a torchrun starts in so many seconds, and waits so long for its go
@@ -21,7 +20,6 @@ class Gang:
 
     def __init__(self, plan, item_s):
         self.plan, self.item_s = plan, item_s
-        self.layout = RankLayout.of(plan)
         self.members = {}
         self.item = None
         self.over = self.armed = False
@@ -57,7 +55,7 @@ class Gang:
         controller's go file, the first item starts.
         """
         attempt, nodes = self.plan.attempt, list(self.members.values())
-        whole = set(self.members) == set(self.layout.devices) and all(map(self._works, nodes))
+        whole = set(self.members) == set(self.plan.rank_counts) and all(map(self._works, nodes))
         if not self.armed and whole and now_s >= self._since_s + ARM_S:
             self.armed = True
             for node in nodes:
@@ -70,7 +68,7 @@ class Gang:
 
     def _absent(self):
         """Return the lost ranks that the current item needs; after the last item, all lost."""
-        needed = {*self.item.nodes, self.layout.host} if self.item else set(self.members)
+        needed = {*self.item.nodes, self.plan.host} if self.item else set(self.members)
         return [rank for rank in needed if not self._works(self.members[rank])]
 
     def _works(self, node):

@@ -89,8 +89,6 @@ class Node:
         self._suffer(now_s)
         if self.hung or "mute" in self.kinds or not self.alive:
             return
-        if "booted.json" not in self.waiting and self.rank is None:
-            self.say("booted.json", {"booted_unix": self.clock_unix()})
         self._listen(now_s)
         if self.rank is not None and self.works and now_s >= self._beat_s + BEAT_S:
             self._beat_s = now_s
@@ -214,7 +212,7 @@ class Node:
             self.world.interrupt(self.instance.instance_id)
 
     def _warn(self, kind, at):
-        body = {"kind": kind, "action": "terminate", "at": at, "seen_unix": self.clock_unix()}
+        body = {"kind": kind, "at": at}
         self.waiting["notice.json"] = json.dumps(body).encode()
 
     def _carry(self, now_s):

@@ -118,7 +118,7 @@ class Agents:
         )
         write_json(self.mailbox / "plan.json", plan)
         self.wait_for_files(f"armed-{attempt}.json", ranks)
-        write_json(self.mailbox / f"go-{attempt}.json", {})
+        write_json(self.mailbox / f"go-{attempt}.json", {"order": []})
 
     def wait_for_files(self, name, nodes):
         paths = [self.mailbox / f"node-{node}" / name for node in nodes]

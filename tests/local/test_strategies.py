@@ -24,7 +24,7 @@ from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.equivalence import compare
 from tasks.node.measuring import NotMeasured
 from tasks.node.record import Item
-from tasks.node.strategies import strategy
+from tasks.node.strategies import apply_strategy
 from tasks.node.strategies.adasum import ADASUM, combine
 from tasks.node.strategies.compression import COMPRESSED, SparseExchange
 from tasks.node.strategies.grid import TENSOR
@@ -66,7 +66,9 @@ class Mixed(nn.Module):
         self.factor = 1.0
 
     def forward(self, inputs):
-        hidden = self.words(inputs[:, :3] % 50).sum(dim=1) + self.bag(inputs[:, 2:])
+        hidden = self.words(inputs[:, :3] % 50).sum(dim=1) + self.bag(inputs[:, 2:]).mul_(
+            1
+        )  # in place
         return self.run(hidden).mean(dim=1) * self.scale * self.factor
 
 
@@ -216,10 +218,12 @@ def is_on_all_ranks(values, group):
     return all(torch.equal(values, theirs) for theirs in every)
 
 
-def wrapped(name, model, optimizer, group):
-    ranks = dist.get_world_size(group)
-    machines = (2, 2) if name == "ddp-mstopk" else (1,) * ranks
-    return strategy(name, machines=machines)(model, optimizer, group)
+def wrapped(name, model, optimizer, group, samples=(BATCH,) * WORLD):
+    machines = (2, 2) if name == "ddp-mstopk" else (1,) * dist.get_world_size(group)
+    places = range(len(machines))
+    given = {"nodes": places, "devices": machines, "batches": samples[: len(machines)]}
+    item = Item(run_id="", kind="train", strategy=name, **given)
+    return apply_strategy(item, model, optimizer, group)
 
 
 def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
@@ -234,7 +238,7 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
     optimizer, reference = adagrad(model, clips=clips), adagrad(whole, clips=clips)
     begun = flat(weights_of(reference))
     pairs = list(zip(weights_of(optimizer), weights_of(reference), strict=True))
-    module = wrapped(name, model, optimizer, group)
+    module = wrapped(name, model, optimizer, group, samples)
 
     def step(number):
         optimizer.zero_grad()

@@ -133,7 +133,7 @@ def test_fixed_work_stands_beside_the_usual_of_its_type(defined):
 
 
 def test_a_loader_a_checkpoint_and_a_compilation_are_recorded(defined):
-    loading = {"loader_workers": 2, "load_s": 0.004, "load_wait_s": 0.0, "sample_bytes": 5e4}
+    loading = {"loader_workers": 2, "load_s": 0.004, "load_wait_s": 0.0}
     written = {"step_s": 0.5, "checkpoint_bytes": 1200, "checkpoint_s": 0.25, "input_s": 0.2}
     compiled = {"step_s": 0.5, "build_s": 30.0, "warmup_s": 12.0}
     load(

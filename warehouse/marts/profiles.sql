@@ -15,7 +15,6 @@ with lines as (
         stg_current.loader_workers,
         stg_current.load_s,
         stg_current.load_wait_s,
-        stg_current.sample_bytes,
         machine_speeds.reference_s,
         machine_speeds.usual_s
     from stg_current
@@ -38,8 +37,7 @@ select
     max(usual_s) as usual_reference_s,
     max(loader_workers) as loader_workers,
     median(load_s) as load_s,
-    median(load_wait_s) as load_wait_s,
-    median(sample_bytes) as sample_bytes
+    median(load_wait_s) as load_wait_s
 from lines
 group by all
 order by all;

@@ -10,9 +10,7 @@ always powers the machine off with the first program `shutdown` on PATH. Emulate
 
 import argparse
 import json
-import math
 import os
-import pwd
 import resource
 import signal
 import subprocess
@@ -20,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,34 +42,6 @@ _DATA_REPORTED_EVERY_S = 5.0
 _LOG = "agent.txt"  # the agent's output; the file belongs to root
 
 
-def start_agent(
-    user: pwd.struct_passwd,
-    python: str,
-    directory: Path,
-    address: str,
-    rank: int,
-    deadline_unix: float,
-) -> subprocess.Popen[bytes]:
-    """Start the agent (`python -m node`) as `user`."""
-    home = directory / f"node-{rank}"
-    command = [python, "-m", "node", "--mailbox", str(directory), "--node", str(rank)]
-    command += ["--address", address, "--deadline", str(deadline_unix)]
-    with (directory / _LOG).open("wb") as log:
-        agent = start_as(
-            user,
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=home,
-            env=clean_environment(home),
-            start_new_session=True,
-        )
-    _score(agent.pid, "0")
-    return agent
-
-
-@dataclass(kw_only=True)
 class Delivery:
     """Starts a machine's agent, and transfers files, notices and data while the agent runs.
 
@@ -83,31 +52,31 @@ class Delivery:
     ends: the machine's deadline on the clock time.monotonic().
     data: downloads the workloads' data. Its `mailbox` is the local folder for the machine's files.
     sent: the last uploaded content of each status file.
+    next_at: the time at which each of several regular tasks is due again.
     leaving: True if the machine is shutting down.
     grace_s: the agent must end this many seconds before the machine.
     """
 
-    store: MachineStore
-    start: Callable[[int, float], subprocess.Popen[bytes]]
-    notice: Callable[[], dict[str, str] | None]
-    owner: int
-    ends: float
-    data: Fetcher
-    next_inbox: float = -math.inf
-    next_notice: float = -math.inf
-    next_report: float = -math.inf
-    sent: dict[str, Any] = field(default_factory=dict)
-    last_message: str = ""
-    leaving: bool = False
-    inbox: Inbox = field(init=False)
-    outbox: Outbox = field(init=False)
-    grace_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.inbox = Inbox(self.data.mailbox, self.store.get)
+    def __init__(
+        self,
+        *,
+        store: MachineStore,
+        start: Callable[[int, float], subprocess.Popen[bytes]],
+        notice: Callable[[], dict[str, str] | None],
+        owner: int,
+        ends: float,
+        data: Fetcher,
+    ) -> None:
+        self.store, self.start, self.notice = store, start, notice
+        self.owner, self.ends, self.data = owner, ends, data
+        self.inbox = Inbox(data.mailbox, store.get)
         # nothing is there to upload until the rank decides the folder
-        self.outbox = Outbox(self.data.mailbox / "node", owner=self.owner, put=self.store.put)
-        self.grace_s = min(_GRACE_S, (self.ends - time.monotonic()) / 5)
+        self.outbox = Outbox(data.mailbox / "node", owner=owner, put=store.put)
+        self.grace_s = min(_GRACE_S, (ends - time.monotonic()) / 5)
+        self.sent: dict[str, Any] = {}
+        self.next_at: dict[str, float] = {}
+        self.last_message = ""
+        self.leaving = False
 
     def leave(self, *_: Any) -> None:
         """Note that the machine is shutting down. This is the handler of SIGTERM and SIGINT."""
@@ -119,8 +88,14 @@ class Delivery:
         Stops earlier if the deadline is near. Returns why the machine could not do its work; "" if
         it could. Raises OSError if the agent cannot be started.
         """
-        self._publish("booted.json", {"booted_unix": time.time()})
-        rank = self._wait_for_rank()
+        rank = None
+        while rank is None and not self._over(before_s=self.grace_s):
+            try:
+                rank = self.inbox.rank()
+            except FAULTS as error:  # the controller has assigned no rank yet
+                self._complain(str(error))
+                self._watch()
+                time.sleep(1.0)
         if rank is None:
             never = "the controller did not give this machine a rank before its deadline"
             return "" if self.leaving else never
@@ -146,51 +121,41 @@ class Delivery:
         output = (self.data.mailbox / _LOG).read_text(errors="replace").strip()[-1000:]
         return f"the agent ended with exit code {code}: {output}"
 
-    def _publish(self, name: str, body: dict[str, Any], **more: Any) -> None:
-        """Upload the file `name`: a JSON object with the entries of `body` and `more`.
+    def _publish(self, name: str, body: dict[str, Any]) -> None:
+        """Upload `body` as the JSON file `name`, unless it equals the last upload of this file.
 
-        Does nothing if `body` equals the `body` of the last upload of this file; `more` is not
-        compared. An error is only printed, and the next call tries again.
+        An error is only printed, and the next call tries again.
         """
         if self.sent.get(name) == body:
             return
         try:
-            self.store.put(name, json.dumps(body | more).encode())
+            self.store.put(name, json.dumps(body).encode())
             self.sent[name] = body
         except FAULTS as error:
             self._complain(f"{name} was not uploaded: {error}")
 
-    def _wait_for_rank(self) -> int | None:
-        """Wait for this machine's rank in the cluster, and return it.
-
-        Returns None if the machine shuts down or its deadline is near.
-        """
-        while not self._over(before_s=self.grace_s):
-            try:
-                return self.inbox.rank()
-            except FAULTS as error:
-                self._complain(str(error))
-                self._watch()
-                time.sleep(1.0)
-        return None
+    def _is_due(self, task: str, every_s: float) -> bool:
+        """Return True if the last call with the result True was at least `every_s` seconds ago."""
+        now = time.monotonic()
+        if now < self.next_at.get(task, now):
+            return False
+        self.next_at[task] = now + every_s
+        return True
 
     def _round(self) -> None:
         """Upload files, download files, and look for notices, each at most once.
 
         Uploads come first, because a record matters more than a new plan.
         """
-        now = time.monotonic()
         try:
             self.outbox.carry()
-            if now >= self.next_inbox:
-                self.next_inbox = now + _INBOX_EVERY_S
+            if self._is_due("inbox", _INBOX_EVERY_S):
                 self.inbox.fetch()
         except FAULTS as error:
             self._complain(str(error))
         with suppress(OSError):  # the controller has requested no data yet
             self.data.request(json.loads((self.data.mailbox / DATA_FILE).read_text())["data"])
-        if self.data.states and now >= self.next_report:
-            self.next_report = now + _DATA_REPORTED_EVERY_S
+        if self.data.states and self._is_due("data", _DATA_REPORTED_EVERY_S):
             self._publish(DATA_FILE, dict(self.data.states))
         self._watch()
 
@@ -200,13 +165,12 @@ class Delivery:
         EC2 is queried at most every _NOTICE_EVERY_S seconds. After a new notice, all files are
         uploaded too, because the machine may end soon.
         """
-        if time.monotonic() < self.next_notice:
+        if not self._is_due("notice", _NOTICE_EVERY_S):
             return
-        self.next_notice = time.monotonic() + _NOTICE_EVERY_S
         with suppress(OSError):
             notice = self.notice()
             if notice and notice != self.sent.get("notice.json"):
-                self._publish("notice.json", notice, seen_unix=time.time())
+                self._publish("notice.json", notice)
                 self._flush(self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, waiting: Callable[[], object], until: float) -> None:
@@ -276,9 +240,29 @@ def deliver(
     reason = fence(user, metadata.base, given.python)
     if reason:
         return reason
+
+    def start(rank: int, deadline_unix: float) -> subprocess.Popen[bytes]:
+        """Start the agent as `user`."""
+        home = given.directory / f"node-{rank}"
+        command = [given.python, "-m", "node", "--mailbox", str(given.directory)]
+        command += ["--node", str(rank), "--address", address, "--deadline", str(deadline_unix)]
+        with (given.directory / _LOG).open("wb") as log:
+            agent = start_as(
+                user,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=home,
+                env=clean_environment(home),
+                start_new_session=True,
+            )
+        _score(agent.pid, "0")
+        return agent
+
     delivery = Delivery(
         store=store,
-        start=partial(start_agent, user, given.python, given.directory, address),
+        start=start,
         notice=metadata.notice,
         owner=user.pw_uid,
         ends=ends,

@@ -66,14 +66,9 @@ class Metadata:
     def notice(self) -> dict[str, str] | None:
         """Return EC2's interruption notice for this spot machine; None if there is none.
 
-        The key `kind` is "interruption" or, if an interruption is only likely, "rebalance". For an
-        interruption, `action` and `at` say what happens and when. Raises MetadataError if the
-        service does not respond.
+        `at` is the time of the interruption. Raises MetadataError if the service does not respond.
         """
         action = self.get("spot/instance-action", attempts=2)
-        if action is not None:
-            body = json.loads(action)
-            return {"kind": "interruption", "action": body["action"], "at": body["time"]}
-        if self.get("events/recommendations/rebalance", attempts=2) is not None:
-            return {"kind": "rebalance"}
-        return None
+        if action is None:
+            return None
+        return {"kind": "interruption", "at": json.loads(action)["time"]}

@@ -76,7 +76,7 @@ _MOST_FILES = 1000
 _LARGEST_BYTES = 2**19
 # Minimum seconds between uploads of a changing file. A node without a heartbeat for 30 s counts as
 # silent.
-CHANGED_EVERY_S, STEADY_EVERY_S, LOG_EVERY_S = 2.0, 5.0, 10.0
+CHANGED_EVERY_S, LOG_EVERY_S = 5.0, 10.0
 _RETRY_S = 15.0  # after a failed upload
 # Uploads cost money, and user code decides how often it rewrites files. All uploads except
 # heartbeats therefore share this budget. Files above the budget wait, and records go first. The
@@ -184,8 +184,7 @@ class Outbox:
             self._put("refused.json", json.dumps({"reason": why}).encode())
         else:
             self._put(name, content)
-        every_s = STEADY_EVERY_S if name in (_HEARTBEAT, "progress.json") else CHANGED_EVERY_S
-        pause_s = LOG_EVERY_S if _is_log(name) else every_s
+        pause_s = LOG_EVERY_S if _is_log(name) else CHANGED_EVERY_S
         self._states[name] = UploadState(mark, time.monotonic() + pause_s)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
@@ -217,10 +216,9 @@ class Outbox:
             with os.fdopen(os.open(file, flags, dir_fd=descriptor), "rb") as opened:
                 status = os.fstat(opened.fileno())
                 if self._may_read(status):
-                    if _is_log(name):
+                    if is_log := _is_log(name):
                         opened.seek(max(0, status.st_size - _LARGEST_BYTES))
-                        return opened.read(_LARGEST_BYTES), _mark(status)
-                    return opened.read(_LARGEST_BYTES + 1), _mark(status)
+                    return opened.read(_LARGEST_BYTES + (not is_log)), _mark(status)
         return None
 
     @contextmanager

@@ -16,7 +16,7 @@ tensor-1d, tensor-2d, tensor-2.5d
         linear and transformer layers are divided; ranks exchange activations (tensor.py)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -32,98 +33,81 @@ from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..switches import NONE, OFFLOAD, blocks, on
+from ..record import Item
+from ..switches import OFFLOAD, blocks, on
 from .adasum import GRADIENTS, Changes, combine_gradients, leave_gradients
 from .compression import (
+    DENSE_STEPS,
     FP16,
     MSTOPK,
     POWERSGD,
+    POWERSGD_RANK,
     SparseExchange,
     powersgd_hook,
-    powersgd_state,
     sparse_hook,
 )
 from .grid import TENSOR
-from .refusals import DDP, FSDP, ZERO1, ZERO2, refuse, refuse_model, refuse_optimizer, shares_out
+from .refusals import DDP, FSDP, SHARDED, ZERO1, refuse, refuse_model, refuse_optimizer
 from .replicas import broadcast_model, retarget
 from .servers import SERVED, Servers, average_by_servers, first_devices
 from .tables import TABLES, distribute
 from .tensor import divide
 
-Strategy = Callable[[nn.Module, Optimizer, dist.ProcessGroup], nn.Module]
-
 _CPU = torch.device("cpu")
 
 
-def strategy(
-    name: str,
-    switches: str = NONE,
+def apply_strategy(
+    item: Item,
+    model: nn.Module,
+    optimizer: Optimizer,
+    group: dist.ProcessGroup,
     device: torch.device = _CPU,
-    *,
-    machines: Sequence[int] = (1, 1),
-) -> Strategy:
-    """Return a function (model, optimizer, group) -> module that applies strategy `name`.
+) -> nn.Module:
+    """Apply the strategy of the run `item` to `model`, and return the module to call.
 
-    The returned function wraps the model, and makes the optimizer train the wrapped parameters.
-    Every rank of the group must call it. It raises ValueError if the strategy does not support the
-    model or the optimizer.
-
-    machines: the number of devices of each machine, in rank order.
-    Raises ValueError if the name is unknown, or if the strategy does not support the machines, the
-    switches or the device.
+    Afterwards, `optimizer` trains the parameters of this module. Every rank of `group` must call
+    this function. Raises ValueError if the strategy does not support the run, the device, the model
+    or the optimizer.
     """
-    refuse(name, switches, device, machines)
-
-    def wrap(model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup) -> nn.Module:
-        refuse_model(name, model, machines)
-        refuse_optimizer(name, optimizer)
-        if name == TABLES:
-            return distribute(model, optimizer, group)
-        if name in TENSOR:
-            return divide(name, model, optimizer, group)
-        if shares_out(name):
-            broadcast_model(model, group)
-            shard(
-                model,
-                optimizer,
-                mesh=DeviceMesh.from_group(group, device.type),
-                reshard_after_forward=name == FSDP,
-                offload_policy=CPUOffloadPolicy() if OFFLOAD in on(switches) else OffloadPolicy(),
-            )
-            return model
-        module = DistributedDataParallel(model, process_group=group)
-        if name == ZERO1:
-            share_update(optimizer, group)
-        elif name != DDP:
-            module.register_comm_hook(*_hook(name, module, optimizer, group, machines))
-        return module
-
-    return wrap
-
-
-def communicates_always(name: str) -> bool:
-    """Return True if the strategy's steps communicate even inside `no_sync`.
-
-    They then send weights or activations, not only gradients.
-    """
-    return name in (FSDP, ZERO2, ZERO1, TABLES, *TENSOR)
+    name = item.strategy
+    refuse(item, device)
+    refuse_model(name, model, item.used)
+    refuse_optimizer(name, optimizer)
+    if name == TABLES:
+        return distribute(model, optimizer, group, item.batch_by_rank)
+    if name in TENSOR:
+        return divide(name, model, optimizer, group)
+    if name in SHARDED:
+        broadcast_model(model, group)
+        shard(
+            model,
+            optimizer,
+            mesh=DeviceMesh.from_group(group, device.type),
+            reshard_after_forward=name == FSDP,
+            offload_policy=CPUOffloadPolicy() if OFFLOAD in on(item.switches) else OffloadPolicy(),
+        )
+        return model
+    module = DistributedDataParallel(model, process_group=group)
+    if name == ZERO1:
+        share_update(optimizer, group)
+    elif name != DDP:
+        module.register_comm_hook(*_hook(item, module, optimizer, group))
+    return module
 
 
 def _hook(
-    name: str,
-    module: nn.Module,
-    optimizer: Optimizer,
-    group: dist.ProcessGroup,
-    machines: Sequence[int],
+    item: Item, module: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return (state, DDP communication hook) for strategy `name`.
+    """Return (state, DDP communication hook) for the strategy of the run `item`.
 
     For adasum-delta, also register step hooks on the optimizer.
     """
+    name, machines = item.strategy, item.used
     if name == FP16:
         return group, fp16_compress_hook
     if name == POWERSGD:
-        return powersgd_state(group), powersgd_hook
+        state = PowerSGDState(group, POWERSGD_RANK, start_powerSGD_iter=DENSE_STEPS)
+        return state, powersgd_hook
     if name == MSTOPK:
         return SparseExchange(group, tuple(machines)), sparse_hook
     if name in SERVED:

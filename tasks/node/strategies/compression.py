@@ -37,7 +37,7 @@ FP16, POWERSGD, MSTOPK = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 
 DENSITY = 0.01  # fraction of the entries that is sent, as in Shi et al. (2021)
 POWERSGD_RANK = 4  # loses no accuracy on the tasks of Vogels et al. (2019), who try 1, 2 and 4
-_DENSE_STEPS = 2  # the minimum of torch's PowerSGD, and the default number of warm-up steps
+DENSE_STEPS = 2  # the minimum of torch's PowerSGD, and the default number of warm-up steps
 
 
 def powersgd_hook(
@@ -51,12 +51,6 @@ def powersgd_hook(
     exchanged = powerSGD_hook(state, bucket)
     exchanged.wait()
     return exchanged
-
-
-def powersgd_state(group: dist.ProcessGroup) -> PowerSGDState:
-    return PowerSGDState(
-        group, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=_DENSE_STEPS
-    )
 
 
 @dataclass
@@ -86,9 +80,7 @@ class SparseExchange:
         machine, place = divmod(dist.get_rank(self.group), devices)
         inside = range(machine * devices, (machine + 1) * devices)
         across = range(place, len(self.machines) * devices, devices)
-        values = gradient.float()
-        if share * devices > len(values):
-            values = nn.functional.pad(values, (0, share * devices - len(values)))
+        values = nn.functional.pad(gradient.float(), (0, share * devices - len(gradient)))
         received = swap(values.view(devices, share).unbind(), inside, self.group)
         if index not in self.residuals:
             self.residuals[index] = torch.zeros_like(received[0])
@@ -112,10 +104,10 @@ def sparse_hook(
 ) -> Future[Tensor]:
     """Average a bucket's largest entries over ranks. This is the DDP hook of strategy ddp-mstopk.
 
-    In the first _DENSE_STEPS steps, all entries are averaged.
+    In the first DENSE_STEPS steps, all entries are averaged.
     """
     gradient = bucket.buffer()
-    is_dense = state.steps < _DENSE_STEPS
+    is_dense = state.steps < DENSE_STEPS
     state.steps += bucket.is_last()
     if is_dense:
         return allreduce_hook(state.group, bucket)

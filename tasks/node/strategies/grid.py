@@ -1,5 +1,8 @@
 """Arrange ranks in a grid for tensor parallelism, and exchange activations and weights in it.
 
+Autograd differentiates the exchanges: the gradient of an all-gather is a reduce-scatter, and that
+of an all-to-all is the inverse all-to-all.
+
 P ranks form a grid of `rows` x `columns` x `depth`. The ranks of a row hold different features of
 the same samples. The ranks of a column hold the blocks of a weight for the same outputs. The ranks
 along the depth hold copies of the same block of a weight.
@@ -8,13 +11,14 @@ along the depth hold copies of the same block of a weight.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from .messages import swap
 
@@ -78,14 +82,10 @@ class Grid:
 
     def gathered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
         """All-gather: concatenate the `values` of all peers along `dim`."""
-        if len(peers) == 1:
-            return values
-        return torch.cat(swap([values.contiguous()] * len(peers), peers, self.group), dim)
+        return torch.cat(swap([values] * len(peers), peers, self.group), dim)
 
     def scattered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
         """Reduce-scatter: sum `values` over peers, and return this rank's chunk along `dim`."""
-        if len(peers) == 1:
-            return values
         return torch.stack(swap(values.chunk(len(peers), dim), peers, self.group)).sum(dim=0)
 
     def turned(self, values: Tensor, split: int, joined: int) -> Tensor:
@@ -96,10 +96,6 @@ class Grid:
         """
         return torch.cat(swap(values.chunk(len(self.row), split), self.row, self.group), joined)
 
-    def turned_back(self, values: Tensor, split: int, joined: int) -> Tensor:
-        """Undo `turned` with the same arguments."""
-        return self.turned(values, joined, split)
-
     def summed(self, values: Tensor, peers: Peers) -> Tensor:
         """All-reduce: return the sum of `values` over `peers`, with the same bits on all peers.
 
@@ -108,68 +104,20 @@ class Grid:
         padded = functional.pad(values, (0, -len(values) % len(peers)))
         return self.gathered(self.scattered(padded, 0, peers), 0, peers)[: len(values)]
 
+    def summa(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the output of a linear layer on a q x q grid, computed by the SUMMA algorithm.
 
-def gather(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """All-gather `x` among this rank's row, along `dim`. The backward pass is a reduce-scatter."""
-    return _exchanged(x, grid.gathered, grid.scattered, dim, grid.row)
+        The layer has `in` inputs and `out` outputs. The input `x` of this rank has shape
+        (..., in / q), its block of the weight (out / q, in / q), and the result (..., out / q).
+        To save memory, the backward pass gathers `x` and `weight` again.
+        """
+        gather_weight = partial(self.gathered, weight, 1, self.column)
+        # The gathered weight is needed again only for the gradient of `x`.
+        gathered = None if x.requires_grad else gather_weight()
 
+        def product() -> Tensor:
+            inputs = self.gathered(x, -1, self.row)
+            return functional.linear(inputs, gather_weight() if gathered is None else gathered)
 
-def scatter(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """Reduce-scatter `x` among this rank's row, along `dim`. The backward pass is an all-gather."""
-    return _exchanged(x, grid.scattered, grid.gathered, dim, grid.row)
-
-
-def turn(x: Tensor, split: int, joined: int, grid: Grid) -> Tensor:
-    """All-to-all among this rank's row: split along `split`, and concatenate along `joined`.
-
-    `split` and `joined` are dimensions of `x`. The backward pass is the inverse all-to-all.
-    """
-    return _exchanged(x, grid.turned, grid.turned_back, split, joined)
-
-
-def _exchanged(x: Tensor, *exchange: Any) -> Tensor:
-    found: Tensor = _Exchange.apply(x, *exchange)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Exchange(torch.autograd.Function):
-    """An exchange of values between ranks that autograd can differentiate.
-
-    The backward pass applies the transposed exchange to the gradients.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Any, transposed: Any, *where: Any) -> Any:
-        ctx.transposed, ctx.where = transposed, where
-        return exchange(x, *where)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.transposed(gradients[0], *ctx.where), None, None, None, None
-
-
-class Summa(torch.autograd.Function):
-    """A linear layer on a q x q grid, computed by the SUMMA algorithm.
-
-    The layer has `in` inputs and `out` outputs. The input `x` of this rank has shape (..., in / q),
-    its block of the weight (out / q, in / q), and its result (..., out / q).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, grid: Grid) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.grid = grid
-        return functional.linear(
-            grid.gathered(x, -1, grid.row), grid.gathered(weight, 1, grid.column)
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), grid, gradient = ctx.saved_tensors, ctx.grid, gradients[0]
-        of_x = of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_x = grid.scattered(gradient @ grid.gathered(weight, 1, grid.column), -1, grid.row)
-        if ctx.needs_input_grad[1]:
-            inputs = grid.gathered(x, -1, grid.row).flatten(0, -2)
-            of_weight = grid.scattered(gradient.flatten(0, -2).T @ inputs, 1, grid.column)
-        return of_x, of_weight, None
+        found: Tensor = checkpoint(product, use_reentrant=False, preserve_rng_state=False)
+        return found

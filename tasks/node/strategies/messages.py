@@ -1,6 +1,8 @@
 """Send tensors between pairs of ranks."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,22 +34,35 @@ def swap(
     sends: Sequence[Tensor],
     peers: Sequence[int],
     group: dist.ProcessGroup,
-    received: list[Tensor] | None = None,
+    shapes: Sequence[Sequence[int]] | None = None,
 ) -> list[Tensor]:
     """Send `sends[i]` to `peers[i]`, and return the tensors that the peers send to this rank.
 
-    `peers` are ranks in the group and include this rank. If sent and received shapes differ, pass
-    the tensors to receive into as `received`. A rank exchanges with one peer at a time, because
-    simultaneous exchanges would overload its link.
+    `peers` are ranks in the group and include this rank. If the received shapes differ from the
+    sent shapes, pass the received shapes as `shapes`. A rank exchanges with one peer at a time,
+    because simultaneous exchanges would overload its link. Autograd can differentiate this
+    function: the backward pass sends each gradient back.
     """
-    sends = [tensor.contiguous() for tensor in sends]
-    received = [torch.empty_like(tensor) for tensor in sends] if received is None else received
-    own = peers.index(dist.get_rank(group))
-    received[own] = sends[own]
-    for distance in range(1, len(peers)):
-        to, source = (own + distance) % len(peers), (own - distance) % len(peers)
-        exchange([(sends[to], peers[to])], [(received[source], peers[source])], group)
-    return received
+    contiguous = [tensor.contiguous() for tensor in sends]
+    shapes = [tensor.shape for tensor in sends] if shapes is None else shapes
+    return list(_Swap.apply(peers, group, shapes, *contiguous))  # type: ignore[no-untyped-call]
+
+
+class _Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, peers: Any, group: Any, shapes: Any, *sends: Tensor) -> Any:
+        ctx.back = partial(swap, peers=peers, group=group, shapes=[each.shape for each in sends])
+        received = [sends[0].new_empty(shape) for shape in shapes]
+        own = peers.index(dist.get_rank(group))
+        received[own].copy_(sends[own])  # the caller may change it in place
+        for distance in range(1, len(peers)):
+            to, source = (own + distance) % len(peers), (own - distance) % len(peers)
+            exchange([(sends[to], peers[to])], [(received[source], peers[source])], group)
+        return tuple(received)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None, *ctx.back(gradients)
 
 
 def completed(values: Tensor) -> Future[Tensor]:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ..precision import SCALED
-from ..switches import NONE, OFFLOAD, on, uses_of
+from ..record import Item
+from ..switches import OFFLOAD, on, uses_of
 from .adasum import ADASUM, DELTAS
 from .compression import COMPRESSED, MSTOPK
 from .grid import TENSOR, shape_of
@@ -19,6 +20,9 @@ from .tensor import divisible_runs
 
 DDP, ZERO1, FSDP, ZERO2 = "ddp", "zero1", "fsdp", "zero2"
 STRATEGIES = sorted((DDP, ZERO1, FSDP, ZERO2, *COMPRESSED, *SERVED, TABLES, *ADASUM, *TENSOR))
+SHARDED = (FSDP, ZERO2)  # weights, gradients and optimizer states are sharded across ranks
+# strategies that send weights or activations too, and communicate even inside `no_sync`
+ALWAYS_COMMUNICATE = (*SHARDED, ZERO1, TABLES, *TENSOR)
 # strategies whose step equals a step of ddp up to rounding
 EQUAL_TO_DDP = {ZERO1, FSDP, ZERO2, TABLES, *SERVED, *TENSOR}
 # torch's optimizers that update each entry of a weight independently of the other entries
@@ -29,32 +33,36 @@ _BY_ENTRY = (
 )
 
 
-def shares_out(name: str) -> bool:
-    """Return True if the strategy shards weights, gradients and optimizer states across ranks."""
-    return name in (FSDP, ZERO2)
-
-
-def refuse(name: str, switches: str, device: torch.device, machines: Sequence[int]) -> None:
-    """Raise ValueError if the strategy is unknown, or cannot use the switches, device or machines.
-
-    `machines` lists the number of devices of each machine.
-    """
+def refuse(item: Item, device: torch.device) -> None:
+    """Raise ValueError if the strategy is unknown, or does not support this run on this device."""
+    name, switches = item.strategy, on(item.switches)
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
-    if not fits(name, machines):
-        layout = "+".join(map(str, machines))
+    if not fits(name, item.used):
+        layout = "+".join(map(str, item.used))
         raise ValueError(
             f"strategy {name} does not support {layout} devices per machine; use {DDP}"
         )
-    if switches != NONE and name in (*TENSOR, TABLES):
-        raise ValueError(f"strategy {name} does not support the switches {switches}; use {DDP}")
-    if OFFLOAD in on(switches) and not shares_out(name):
+    if switches and name in (*TENSOR, TABLES):
+        raise ValueError(
+            f"strategy {name} does not support the switches {item.switches}; use {DDP}"
+        )
+    if OFFLOAD in switches and name not in SHARDED:
         raise ValueError(
             f"switch {OFFLOAD} does not work with strategy {name}; use strategy {FSDP} or {ZERO2}"
         )
-    if OFFLOAD in on(switches) and device.type == "cpu":
+    if OFFLOAD in switches and device.type == "cpu":
         raise ValueError(
             f"switch {OFFLOAD} has no effect on a CPU, where all states are already in host memory"
+        )
+    if item.precision == SCALED and name not in (DDP, *SERVED):
+        raise ValueError(
+            f"strategy {name} does not support {SCALED}, which scales gradients; use bf16"
+        )
+    if name in (*TENSOR, DELTAS) and len(set(item.batches)) > 1:
+        raise ValueError(
+            f"strategy {name} needs the same batch size on all devices, not {item.batches};"
+            f" use {DDP}"
         )
 
 
@@ -70,22 +78,6 @@ def fits(name: str, machines: Sequence[int]) -> bool:
     if name == MSTOPK:
         return len(machines) > 1 and len(set(machines)) == 1
     return name != TABLES or ranks > 1
-
-
-def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
-    """Raise ValueError if the strategy does not support the precision or the batches.
-
-    `batches` lists the samples per device and micro-step on each machine. Some strategies do not
-    support the loss scaling of fp16, and some need the same batch size on all devices.
-    """
-    if precision == SCALED and name not in (DDP, *SERVED):
-        raise ValueError(
-            f"strategy {name} does not support {SCALED}, which scales gradients; use bf16"
-        )
-    if name in (*TENSOR, DELTAS) and len(set(batches)) > 1:
-        raise ValueError(
-            f"strategy {name} needs the same batch size on all devices, not {batches}; use {DDP}"
-        )
 
 
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:

@@ -53,7 +53,7 @@ class Servers:
 
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
-        """Replace `values`, a tensor of shape (n,), by its mean over ranks, and return it.
+        """Return the mean of `values` over ranks, which has the same shape (n,).
 
         Every rank must call this method.
         """
@@ -67,8 +67,8 @@ class Servers:
             exchange([(shares[server], server)], [(received, source)], self.group)
             own += received
         own /= ranks
-        swap([own] * ranks, range(ranks), self.group, shares)
-        return values
+        shapes = [share.shape for share in shares]
+        return torch.cat(swap([own] * ranks, range(ranks), self.group, shapes))
 
 
 def average_by_servers(

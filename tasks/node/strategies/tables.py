@@ -17,16 +17,14 @@ between steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
-from .messages import exchange
+from .messages import swap
 from .replicas import of_ranks
 
 TABLES = "tables"
@@ -43,71 +41,57 @@ def tables_of(model: nn.Module) -> dict[str, Table]:
 
 
 def distribute(
-    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    batch_by_rank: Sequence[int],
 ) -> nn.Module:
     """Move each embedding table of `model` to one rank, and return the module to call.
 
-    A `Lookup` replaces each table. Every rank of the group must call this function. The first
-    forward pass chooses the tables' ranks.
+    A `Lookup` replaces each table. Every rank of the group must call this function.
+    `batch_by_rank` has the samples of each rank.
     """
-    lookups = []
-    for path, table in tables_of(model).items():
+    least = min(batch_by_rank)
+    held = {rank: 0 for rank, batch in enumerate(batch_by_rank) if batch == least}
+    freed = set()
+    tables = tables_of(model).items()
+    for path, table in sorted(tables, key=lambda each: -each[1].weight.numel()):
+        owner = min(held, key=held.__getitem__)
+        held[owner] += table.weight.numel()
         dist.broadcast(table.weight.data, group=group, group_src=0)
-        lookups.append(Lookup(path, table, group))
+        lookup = Lookup(path, table, group, owner)
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, lookups[-1])
-    module = model
-    if any(weight.requires_grad for weight in model.parameters()):
-        module = DistributedDataParallel(model, process_group=group)
-    module.register_forward_pre_hook(
-        partial(_choose_owners, lookups, optimizer, group), with_kwargs=True
-    )
-    return module
-
-
-def _choose_owners(
-    lookups: list[Lookup],
-    optimizer: torch.optim.Optimizer,
-    group: dist.ProcessGroup,
-    _: nn.Module,
-    *inputs: Any,
-) -> None:
-    """Choose the owner of each table, and free the tables that other ranks own.
-
-    This is a forward pre-hook, which does nothing after the first forward pass.
-    """
-    if lookups[0].owner >= 0:
-        return
-    samples = next(len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-    by_rank = of_ranks(samples, group)
-    held = {rank: 0 for rank, count in enumerate(by_rank) if count == min(by_rank)}
-    for lookup in sorted(lookups, key=lambda lookup: -lookup.size):
-        lookup.owner = min(held, key=lambda rank: (held[rank], rank))
-        held[lookup.owner] += lookup.size
-    freed = {each.table[0].weight for each in lookups if each.owner != each.rank}
-    for held_by in optimizer.param_groups:
-        held_by["params"] = [weight for weight in held_by["params"] if weight not in freed]
+        setattr(model.get_submodule(parent), name, lookup)
+        if owner != lookup.rank:
+            freed.add(table.weight)
+    for groups in optimizer.param_groups:
+        groups["params"] = [weight for weight in groups["params"] if weight not in freed]
     for weight in freed:
         optimizer.state.pop(weight, None)
         weight.data = weight.data.new_empty(0)
+    if any(weight.requires_grad for weight in model.parameters()):
+        return DistributedDataParallel(model, process_group=group)
+    return model
 
 
 class Lookup(nn.Module):
     """A module that replaces an embedding table whose weights are on one rank, the table's owner.
 
-    It sends the indices to the owner, and returns the rows that the owner sends back. `owner`, the
-    owner's rank, is -1 until the first forward pass.
+    It sends the indices to the owner, and returns the rows that the owner sends back.
     """
 
-    def __init__(self, path: str, table: Table, group: dist.ProcessGroup) -> None:
+    def __init__(self, path: str, table: Table, group: dist.ProcessGroup, owner: int) -> None:
         super().__init__()
         # The table is in a tuple, so that it is no submodule.
         self.path, self.group, self.table = path, group, (table,)
-        self.rank = dist.get_rank(group)
-        self.owner, self.size = -1, table.weight.numel()
+        self.rank, self.owner = dist.get_rank(group), owner
         self.shapes: list[torch.Size] = []  # shape of each rank's indices
-        # An input that requires a gradient makes autograd call _Rows.backward on all ranks.
-        self.start = table.weight.new_zeros((), requires_grad=True)
+        # What ranks without the table send. It requires a gradient if the owner's rows do, so that
+        # the backward pass exchanges gradients on all ranks.
+        self.nothing = table.weight.new_empty(0, requires_grad=table.weight.requires_grad)
+        if table.weight.requires_grad:  # gradients are averaged, as in DDP
+            ranks = dist.get_world_size(group)
+            table.weight.register_hook(lambda gradient: gradient / ranks)  # type: ignore[no-untyped-call]
 
     def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
         """Return the table's rows, or sums of rows, for the indices `input`.
@@ -121,50 +105,14 @@ class Lookup(nn.Module):
                 f"strategy {TABLES}: the only input of {self.path} must be indices of the same"
                 f" shape as in the first step, {tuple(self.shapes[self.rank])}; use strategy ddp"
             )
-        indices = self.to_owner(input.to(torch.int32), self.shapes)
-        # Look up the indices of all ranks together, because each lookup makes a dense gradient.
-        answers = (
-            self.table[0](torch.cat(indices)).split(list(map(len, indices))) if indices else ()
-        )
-        rows: Tensor = _Rows.apply(self, self.start, *answers)  # type: ignore[no-untyped-call]
-        return rows
-
-    def to_owner(self, values: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send `values` to the table's owner.
-
-        Returns the values of all ranks if this rank is the owner, and [] on other ranks. `shapes`
-        has the shape of each rank's values.
-        """
-        mine = shapes if self.rank == self.owner else ()
-        received = [values.new_empty(shape) for shape in mine]
-        messages = [(tensor, rank) for rank, tensor in enumerate(received)]
-        exchange([(values.contiguous(), self.owner)], messages, self.group)
-        if received:
-            received[self.rank] = values
-        return received
-
-    def row_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shape of the tensor of rows that each rank receives, in rank order."""
-        is_bag, width = isinstance(self.table[0], nn.EmbeddingBag), self.table[0].embedding_dim
-        return [(*(shape[:1] if is_bag else shape), width) for shape in self.shapes]
-
-
-class _Rows(torch.autograd.Function):
-    """Sends rows from the table's owner to each rank. The backward pass returns their gradients.
-
-    `answers` are the rows for each rank, in rank order. Only the owner passes them. The owner
-    divides the gradients by the number of ranks, so that they are averaged as in DDP.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, lookup: Lookup, start: Tensor, *answers: Tensor) -> Tensor:
-        ctx.lookup = lookup
-        rows = start.new_empty(lookup.row_shapes()[lookup.rank])
-        sends = [(answer, rank) for rank, answer in enumerate(answers)]
-        exchange(sends, [(rows, lookup.owner)], lookup.group)
-        return rows.copy_(answers[lookup.rank]) if answers else rows
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        by_rank = ctx.lookup.to_owner(gradients[0], ctx.lookup.row_shapes())
-        return None, None, *(gradient / len(ctx.lookup.shapes) for gradient in by_rank)
+        ranks, is_mine = range(len(self.shapes)), self.rank == self.owner
+        indices = input.to(torch.int32)
+        sent = [indices if rank == self.owner else indices.new_empty(0) for rank in ranks]
+        lookups = swap(sent, ranks, self.group, self.shapes if is_mine else [(0,)] * len(ranks))
+        rows: Sequence[Tensor] = [self.nothing] * len(ranks)
+        if is_mine:  # all ranks' indices together, because each lookup makes a dense gradient
+            rows = self.table[0](torch.cat(lookups)).split(list(map(len, lookups)))
+        is_bag = isinstance(self.table[0], nn.EmbeddingBag)
+        shape = (*(input.shape[:1] if is_bag else input.shape), self.table[0].embedding_dim)
+        shapes = [shape if rank == self.owner else (0,) for rank in ranks]
+        return swap(rows, ranks, self.group, shapes)[self.owner]

@@ -31,13 +31,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from ..switches import uses_of
-from .grid import Grid, Peers, Summa, gather, scatter, turn
+from .grid import Grid, Peers
 from .replicas import Cut, broadcast_model, of_ranks, retarget
 
 _RUN = {
@@ -173,11 +174,10 @@ class Blocks:
                 if copies == peers and block.grad is not None
             ]
             if len(peers) > 1 and gradients:
-                flat = torch.cat([gradient.flatten() for gradient in gradients])
-                sizes = [gradient.numel() for gradient in gradients]
-                totals = torch.split(self.grid.summed(flat, peers), sizes)
-                for gradient, total in zip(gradients, totals, strict=True):
-                    gradient.copy_(total.view(gradient.shape))
+                flat = _flatten_dense_tensors(gradients)  # type: ignore[no-untyped-call]
+                total = self.grid.summed(flat, peers)
+                totals = _unflatten_dense_tensors(total, gradients)  # type: ignore[no-untyped-call]
+                torch._foreach_copy_(gradients, totals)
             for gradient in gradients:
                 gradient /= dist.get_world_size(self.grid.group)
 
@@ -226,16 +226,17 @@ class _Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor = self.weight
+        grid = self.grid
         if torch.is_autocast_enabled(x.device.type):  # so that messages have 16-bit numbers too
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         found: Tensor
-        if not self.grid.is_flat:
-            found = Summa.apply(x, weight, self.grid)  # type: ignore[no-untyped-call]
+        if not grid.is_flat:
+            found = grid.summa(x, weight)
         elif self.opens:
-            found = functional.linear(gather(x, self.dim, self.grid), weight)
+            found = functional.linear(grid.gathered(x, self.dim, grid.row), weight)
         else:
-            found = scatter(functional.linear(x, weight), self.dim, self.grid)
+            found = grid.scattered(functional.linear(x, weight), self.dim, grid.row)
         return found if self.bias is None else found + self.bias.to(found.dtype)
 
 
@@ -259,9 +260,9 @@ class _Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.float() if x.dtype.itemsize < 4 else x
         pair = torch.stack([x.mean(dim=-1), x.var(dim=-1, correction=0)])
-        means, variances = gather(pair[None], 0, self.grid).unbind(dim=1)
+        means, variances = self.grid.gathered(pair[None], 0, self.grid.row).unbind(dim=1)
         mean = means.mean(dim=0)
-        variance = variances.mean(dim=0) + (means - mean).square().mean(dim=0)
+        variance = variances.mean(dim=0) + means.var(dim=0, correction=0)
         found = (x - mean[..., None]) * (variance + self.eps).rsqrt()[..., None]
         found = found if self.weight is None else found * self.weight
         return found if self.bias is None else found + self.bias
@@ -348,22 +349,21 @@ def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
             for linear in (layer.linear1, layer.linear2):
                 first = linear is layer.linear1
                 new[linear] = _Linear(blocks, linear.weight, linear.bias, opens=first, dim=dim)
-            for norm in (layer.norm1, layer.norm2) if is_divided else ():
-                new[norm] = _Norm(blocks, norm) if isinstance(norm, nn.LayerNorm) else norm
         elif layer in opens:
             weights: Any = layer.weight, layer.bias
             arrange = torch.t if is_conv1d(layer) else _unchanged
             new[layer] = _Linear(blocks, *weights, opens=opens[layer], arrange=arrange)
             is_divided = not grid.is_flat or opens[layer]
-        elif isinstance(layer, nn.LayerNorm) and is_divided:
-            new[layer] = _Norm(blocks, layer)
+        for part in layer.modules() if is_divided else ():
+            if isinstance(part, nn.LayerNorm):
+                new[part] = _Norm(blocks, part)
     last = new.get(run.layers[-1], run.layers[-1])
     for layer in () if grid.is_flat else (list(opens) or run.layers)[: run.inlets]:
         new.get(layer, layer).register_forward_pre_hook(
-            lambda _, given: (turn(given[0], -1, dim, grid), *given[1:])
+            lambda _, given: (grid.turned(given[0], -1, dim), *given[1:])
         )
     if is_divided:
-        last.register_forward_hook(lambda _, __, found: turn(found, dim, -1, grid))
+        last.register_forward_hook(lambda _, __, found: grid.turned(found, dim, -1))
     for parent in list(model.modules()):
         is_indexed = _is_sequence(parent) and not isinstance(parent, _Sequence)
         if is_indexed and any(leaf in new for leaf in _leaves(parent)):

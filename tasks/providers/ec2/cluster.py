@@ -437,8 +437,8 @@ class Ec2Cluster(RunningCluster):
         """Return the seconds until a spot interruption; None if the machine has uploaded no notice.
 
         The machine reads the spot interruption notice from its metadata service and uploads it as
-        notice.json. A rebalance recommendation, or any other content of this file, does not count
-        as a notice. The seconds are counted from the current time on S3's clock.
+        notice.json. Any other content of this file does not count as a notice. The seconds are
+        counted from the current time on S3's clock.
         """
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}

@@ -23,7 +23,7 @@ def written(tmp_path):
     assert one.newest(CPU) is None
     for step in (10, 20):
         one.write(step, state(step), loss=0.5)
-        manifest = one.manifests()[-1]
+        manifest = one.read("step")[-1]
         assert manifest["step"] == step and manifest["bytes"] > 1200 and manifest["seconds"] > 0
     return one
 
@@ -33,7 +33,7 @@ def test_the_newest_whole_one_is_taken_and_states_of_old_ones_go(written):
     assert value_of(found) == 20 and found[0]["loss"] == 0.5
     written.write(30, state(30))
     newest, before = sorted(written.folder.glob("*.pt"), reverse=True)
-    assert [one["step"] for one in written.manifests()] == [10, 20, 30]
+    assert [one["step"] for one in written.read("step")] == [10, 20, 30]
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(bytes(content))

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,7 +173,7 @@ def refusing(*_):
     [
         ("os.pwrite", refusing),
         ("fcntl.lockf", refusing),
-        ("tasks.node.data_cache._free", lambda _: data_cache._MIN_FREE),
+        ("shutil.disk_usage", lambda _: SimpleNamespace(free=data_cache._MIN_FREE)),
     ],
 )
 def test_a_disk_that_keeps_no_more_is_warned_of_once(

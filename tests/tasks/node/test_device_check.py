@@ -79,7 +79,6 @@ def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or
     monkeypatch, expected, there, rank, found
 ):
     current = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(there))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(there))
     monkeypatch.setattr(
         torch.cuda, "get_device_name", lambda one: there[one if isinstance(one, int) else one.index]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tasks.node.elastic import ElasticRun, shares
 from tasks.node.record import Item
 from tasks.node.worker import lost_peer
-from tests.tasks.node.conftest import plan
+from tests.tasks.node.conftest import give, plan
 
 BATCHES = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
@@ -48,7 +48,8 @@ def test_after_a_restart_a_machine_that_was_lost_before_they_met_is_not_waited_f
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr("tasks.node.elastic.seconds_since_start", lambda: 0.5)
     monkeypatch.setattr("tasks.node.elastic._LATE_S", 0.5)
-    run = ElasticRun(tmp_path, plan(item, checkpoints=str(tmp_path / "checkpoints")), item, 0)
+    give(plan(item, checkpoints=str(tmp_path / "checkpoints")), tmp_path, 0, monkeypatch)
+    run = ElasticRun()
     assert run.patience_s() == run.plan.timeout_s
     run.checkpoints.note_start({"began_unix": 1.0})
     began = time.monotonic()

@@ -271,8 +271,8 @@ def test_waiting_is_told_from_computing(tmp_path):
     before = profiler.thread_counters()
     time.sleep(0.2)
     file.read_bytes()
-    load_s, wait_s, size = profiler._loading(before, profiler.thread_counters(), 2)
-    assert load_s < 0.05 < wait_s and 150_000 <= size < 200_000
+    load_s, wait_s = profiler._loading(before, profiler.thread_counters(), 2)
+    assert load_s < 0.05 < wait_s
 
 
 QUICK = Item(
@@ -283,7 +283,7 @@ QUICK = Item(
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_wait_for_a_batch_is_a_part_of_the_step(built, workers):
     made = built(f"DataLoader(Slow(50), batch_size=2, num_workers={workers})")
-    values = train(QUICK, made, None, Patience(), place=0)
+    values = train(QUICK, made, None, Patience())
     assert values["loader_workers"] == workers and values["sync_s"] == 0.0
     ahead = 6 * workers  # of 32 samples: two batches in stock, and one under way
     assert values["step_s"] > 0.08 * (1 - ahead / 32)
@@ -292,5 +292,5 @@ def test_the_wait_for_a_batch_is_a_part_of_the_step(built, workers):
 
 
 def test_steps_are_measured_over_whole_rounds_of_the_workers(built):
-    values = train(QUICK, built("DataLoader(Rows(50), num_workers=3)"), None, Patience(), place=0)
+    values = train(QUICK, built("DataLoader(Rows(50), num_workers=3)"), None, Patience())
     assert values["steps"] % 3 == 0 and values["steps"] >= 4

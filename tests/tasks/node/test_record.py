@@ -8,7 +8,6 @@ import pytest
 
 from tasks.node.record import (
     Item,
-    RankLayout,
     write_file,
     write_json,
 )
@@ -47,10 +46,10 @@ def test_a_node_has_the_ranks_of_its_largest_item_and_smaller_ones_use_the_first
         Item(run_id=name, kind="train", nodes=nodes, batches=[1, 1], devices=devices)
         for name, (nodes, devices) in sizes.items()
     )
-    found = RankLayout.of(plan(small, large))
-    assert found.devices == {0: 1, 1: 4, 2: 1}
-    assert found.ranks(small) == (0, 1, 2)
-    assert found.ranks(large) == (1, 2, 3, 4, 5)
+    found = plan(small, large)
+    assert found.rank_counts == {0: 1, 1: 4, 2: 1}
+    assert found.ranks_of(small) == (0, 1, 2)
+    assert found.ranks_of(large) == (1, 2, 3, 4, 5)
     assert found.label(2) == "node 1 device 1" and found.label(5) == "node 2"
     with pytest.raises(ValueError, match="node 0"):
-        RankLayout.of(plan(small, ranks=[1, 2]))
+        assert plan(small, ranks=[1, 2]).host

@@ -10,7 +10,7 @@ import torch
 from tasks.node import checkpoint, profiler, steps
 from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.measuring import NotMeasured, Patience
-from tasks.node.precision import NoSuchPrecision, arithmetic
+from tasks.node.precision import Arithmetic, NoSuchPrecision
 from tasks.node.record import Item
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -19,7 +19,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def plain_products():
     yield
-    arithmetic("fp32", CPU)
+    Arithmetic("fp32", CPU)
 
 
 def regression(how="fp32", *, factor=1.0):
@@ -37,7 +37,7 @@ def regression(how="fp32", *, factor=1.0):
         loss=lambda made, target: factor * torch.nn.functional.mse_loss(made.float(), target),
         make_batch=make_batch,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05 / factor),
-        arithmetic=arithmetic(how, CPU),
+        arithmetic=Arithmetic(how, CPU),
     )
 
 
@@ -51,7 +51,7 @@ def item(**changes):
 
 
 def measured(built, item):
-    return steps.train(item, built, None, Patience(left_s=1000.0), place=0)
+    return steps.train(item, built, None, Patience(left_s=1000.0))
 
 
 def test_sharded_gradients_are_exchanged_in_every_micro_step(monkeypatch):
@@ -124,18 +124,18 @@ def test_fp16_is_measured_once_its_updates_are_made(monkeypatch):
 def test_precisions_that_a_device_lacks_are_refused(monkeypatch):
     for how in ("fp8", "tf32"):
         with pytest.raises(NoSuchPrecision, match=how):
-            arithmetic(how, CPU)
+            Arithmetic(how, CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     for how in ("tf32", "bf16"):
         with pytest.raises(NoSuchPrecision, match="Tesla T4"):
-            arithmetic(how, GPU)
+            Arithmetic(how, GPU)
 
 
 def test_tf32_is_off_unless_it_is_the_precision(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     for how in ("tf32", "fp32", "tf32", "bf16"):
-        arithmetic(how, GPU)
+        Arithmetic(how, GPU)
         is_on = how == "tf32"
         assert torch.backends.cudnn.allow_tf32 is is_on
         assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from tasks.node import launch, worker
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER
-from tasks.node.record import CPU, Devices, Item, RankLayout
+from tasks.node.record import CPU, Devices, Item
 from tests.tasks.node.conftest import Left, plan, records
 
 pytestmark = pytest.mark.usefixtures("ends")
@@ -29,11 +29,11 @@ class Store(dict[str, str]):
 
 def aborted(number, mailbox, store, error):
     mine = object.__new__(launch.Launch)  # without its peers
-    mine.mailbox, mine.plan, mine.layout = mailbox, plan(ITEM), RankLayout(devices={0: 2, 1: 1})
-    mine.rank, mine.node, mine.store = number, number // 2, store
+    mine.mailbox, mine.plan = mailbox, plan(ITEM, ranks=[0, 1])
+    mine.rank, mine.node, mine.store, mine.started_unix = number, number // 2, store, 0.0
     mine.devices = [Devices(name=name, count=1) for name in ("NVIDIA L4", "NVIDIA L4", CPU)]
     with pytest.raises(Left) as left:
-        worker.abort(mine, 0, ITEM, error, 0.0)
+        worker.abort(mine, 0, ITEM, error)
     return int(left.value.args[0])
 
 

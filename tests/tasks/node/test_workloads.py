@@ -10,7 +10,7 @@ import torch
 from tasks import node
 from tasks.node.device import to_device
 from tasks.node.entrypoint import WorkloadError, build
-from tasks.node.precision import arithmetic
+from tasks.node.precision import Arithmetic
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
 
@@ -33,7 +33,7 @@ def build():
 
 def load(folder, name, *, rank=0, device="cpu", shared=False, **given):
     file = WorkloadFile(name=name, digest="d", file=f"{name}.py", function="build", arguments=given)
-    computing = arithmetic("fp32", torch.device(device))
+    computing = Arithmetic("fp32", torch.device(device))
     return build(folder, file, seed=0, rank=rank, computing=computing, shared=shared)
 
 

@@ -6,16 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.node.strategies import strategy
+from tasks.node.record import Item
 from tasks.node.strategies.refusals import (
     STRATEGIES,
+    refuse,
     refuse_model,
     refuse_optimizer,
-    refuse_training,
 )
 from tasks.node.workloads.transformer_lm import LanguageModel
 
-CUDA = torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def run(name, machines=(1, 1), **changes):
+    given = {"kind": "train", "nodes": range(len(machines)), "devices": machines}
+    return Item(run_id="", strategy=name, **given, **changes)
 
 
 def pair(features=4):
@@ -64,26 +69,26 @@ def clipping():
 )
 def test_machines_that_do_not_fit_are_refused(name, machines):
     with pytest.raises(ValueError, match=f"{name} .*use ddp"):
-        strategy(name, machines=machines)
+        refuse(run(name, machines), CPU)
 
 
 def test_each_strategy_can_be_named():
     for name in STRATEGIES:
-        assert callable(strategy(name, machines=(1,) * 16))
+        refuse(run(name, (1,) * 16), CPU)
     with pytest.raises(ValueError, match="ddp, ddp-fp16"):
-        strategy("dpp", machines=(1,) * 16)
+        refuse(run("dpp"), CPU)
 
 
 @pytest.mark.parametrize(
     ("act", "named"),
     [
-        (partial(strategy, "tensor-1d", "compile"), "compile"),
-        (partial(strategy, "fsdp", "offload"), "offload"),
-        (partial(strategy, "ddp", "offload", CUDA), "offload"),
-        (partial(strategy, "fsdp", "offloaded", CUDA), "offloaded"),
-        (partial(refuse_training, "zero1", "fp16", [4, 4]), "zero1"),
-        (partial(refuse_training, "adasum-delta", "fp32", [6, 2]), "adasum-delta"),
-        (partial(refuse_training, "tensor-1d", "bf16", [6, 2]), "tensor-1d"),
+        (partial(refuse, run("tensor-1d", switches="compile"), CPU), "compile"),
+        (partial(refuse, run("fsdp", switches="offload"), CPU), "offload"),
+        (partial(refuse, run("ddp", switches="offload"), CUDA), "offload"),
+        (partial(refuse, run("fsdp", switches="offloaded"), CUDA), "offloaded"),
+        (partial(refuse, run("zero1", precision="fp16"), CPU), "zero1"),
+        (partial(refuse, run("adasum-delta", batches=[6, 2]), CPU), "adasum-delta"),
+        (partial(refuse, run("tensor-1d", batches=[6, 2]), CPU), "tensor-1d"),
         (partial(refuse_model, "tensor-1d", nn.Linear(4, 4), (2,)), "to divide"),
         (partial(refuse_model, "tensor-1d", hooked(), (2,)), "to divide"),
         (partial(refuse_model, "tensor-1d", tied(), (2,)), "to divide"),
@@ -104,7 +109,7 @@ def test_what_a_strategy_would_train_as_something_else_is_refused(act, named):
 
 
 def test_what_a_strategy_can_train_is_not_refused():
-    strategy("zero2", "offload", CUDA)
-    refuse_training("ps-1", "fp16", [6, 2])
+    refuse(run("zero2", switches="offload"), CUDA)
+    refuse(run("ps-1", precision="fp16", batches=[6, 2]), CPU)
     refuse_optimizer("fsdp", clipping())
     refuse_model("tensor-1d", nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5)), (2,))

@@ -11,10 +11,10 @@ from torch import nn
 
 from tasks.node.check import checked
 from tasks.node.entrypoint import build
-from tasks.node.precision import arithmetic
-from tasks.node.record import WorkloadFile
+from tasks.node.precision import Arithmetic
+from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step
-from tasks.node.strategies import strategy
+from tasks.node.strategies import apply_strategy
 from tasks.node.strategies.tensor import divisible_runs
 from tasks.node.switches import switch_on
 from tasks.workspace.settings import load_settings
@@ -55,7 +55,7 @@ def file_of(settings, name):
 
 def load(settings, name, device="cpu", switches="none"):
     folder, file = file_of(settings, name)
-    built = build(folder, file, seed=0, rank=0, computing=arithmetic("fp32", torch.device(device)))
+    built = build(folder, file, seed=0, rank=0, computing=Arithmetic("fp32", torch.device(device)))
     for module in built.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # so that losses can be compared
@@ -113,7 +113,8 @@ def test_in_small_it_trains_the_same_in_every_mode(settings, name, alone):
     expected = losses(plain, plain.model)
     for named, switches in (("ddp", "checkpointing"), ("fsdp", "none"), ("fsdp", "checkpointing")):
         built = load(settings, name, switches=switches)
-        module = strategy(named, switches)(built.model, built.optimizer, alone)
+        item = Item(run_id="", kind="train", nodes=[0], strategy=named, switches=switches)
+        module = apply_strategy(item, built.model, built.optimizer, alone)
         assert losses(built, module) == pytest.approx(expected, rel=1e-4), (named, switches)
         for weight in built.model.parameters():
             assert bool(weight.grad.any())
