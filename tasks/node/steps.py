@@ -224,8 +224,8 @@ def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
 def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -> dict[str, Any]:
     """Time training steps, and return the values for the run's record.
 
-    The nodes of `item` have the order of the ranks in `group`. Raises NotMeasured if the first or the last
-    loss is not finite, or if gradients in fp16 overflow at every loss scale.
+    The nodes of `item` have the order of the ranks in `group`. Raises NotMeasured if the first or
+    the last loss is not finite, or if gradients in fp16 overflow at every loss scale.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()

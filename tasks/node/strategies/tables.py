@@ -90,8 +90,8 @@ class Lookup(nn.Module):
         # the backward pass exchanges gradients on all ranks.
         self.nothing = table.weight.new_empty(0, requires_grad=table.weight.requires_grad)
         if table.weight.requires_grad:  # gradients are averaged, as in DDP
-            ranks = dist.get_world_size(group)
-            table.weight.register_hook(lambda gradient: gradient / ranks)  # type: ignore[no-untyped-call]
+            weight: Any = table.weight
+            weight.register_hook(lambda gradient: gradient / dist.get_world_size(group))
 
     def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
         """Return the table's rows, or sums of rows, for the indices `input`.
