@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from tasks.providers.base import NoCapacity
-from tasks.providers.local.processes import Process, end, hosts, identify
+from tasks.providers.local.processes import end, hosts
 
 _PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
@@ -74,10 +76,13 @@ class CpuShares:
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(int(thread.name), usable)
 
-    def members(self, name: str) -> list[Process]:
+    def members(self, name: str) -> list[psutil.Process]:
         """Return the processes in a host's cgroup; [] if the host has no cgroup."""
-        pids = map(int, _words(self.base / name / "cgroup.procs"))
-        return [process for pid in pids if (process := identify(pid)) is not None]
+        members = []
+        for pid in _words(self.base / name / "cgroup.procs"):
+            with suppress(psutil.NoSuchProcess):
+                members.append(psutil.Process(int(pid)))
+        return members
 
     def names(self, prefix: str) -> list[str]:
         return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
@@ -166,6 +171,14 @@ def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
                     group.rmdir()
     none = "no cgroup hierarchy with a cpu controller is mounted"
     return CpuShares(why_not="; ".join(reasons) or none)
+
+
+def usable_cores() -> float:
+    """Return the number of cores that this process may use.
+
+    The CPU affinity of the process (set by taskset or a cpuset) and its cgroup quota limit it.
+    """
+    return min(len(os.sched_getaffinity(0)), quota_cores())
 
 
 @cache

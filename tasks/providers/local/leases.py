@@ -14,10 +14,12 @@ from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
+import psutil
+
 from tasks.providers.base import ProviderError
 from tasks.providers.leases import NAME, HeldLease, LeaseFolder
 from tasks.providers.local.cpu_shares import CpuShares
-from tasks.providers.local.processes import Process, end, started_from
+from tasks.providers.local.processes import end, started_from
 
 _ROUNDS = 5  # repeated searches, because processes may start while others are killed
 
@@ -41,7 +43,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
         Returns the number of killed processes and the number of removed cgroups. Raises
         ProviderError if a cgroup is still in use.
         """
-        killed: set[Process] = set()
+        killed: set[psutil.Process] = set()
         code = self.directory(lease_id) / "code"
         for _ in range(_ROUNDS):
             left = {process for process, _ in started_from(code)}
